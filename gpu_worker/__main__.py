@@ -37,6 +37,8 @@ from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
 
+
+
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
 
@@ -107,7 +109,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
 def check_before_imports(settings: WorkerSettings) -> Path:
     """The model's folder, after every check that needs no torch.
 
-    Raises SettingError for settings, ModelRefused for the model, OSError for what the system refuses.
+    Raises SettingError for settings, ModelRefused for the model, OSError for what may be there at the next start.
     """
     try:
         _check_numbers(settings)
@@ -115,11 +117,9 @@ def check_before_imports(settings: WorkerSettings) -> Path:
         if settings.connect:
             check_address(settings.connect)
             read_keys(settings.keys, settings.connect)
-        own_runtime_dir(settings.runtime_dir)
-        if not settings.connect:
-            KeyFile(settings.runtime_dir).read()
     except ValueError as error:
         raise SettingError(str(error)) from error
+    _check_runtime_dir(settings)
     return find_model(settings.model)
 
 
@@ -132,6 +132,18 @@ def find_model(name: str) -> Path:
     except PermissionError as error:
         raise ModelRefused(explain(error)) from error
     return folder
+
+
+def _check_runtime_dir(settings: WorkerSettings) -> None:
+    """Makes the folder and reads its key. A folder that another start would not help is a wrong setting."""
+    try:
+        own_runtime_dir(settings.runtime_dir)
+        if not settings.connect:
+            KeyFile(settings.runtime_dir).read()
+    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
+        raise SettingError(f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingError(str(error)) from error
 
 
 def check_threads(threads: int | None) -> None:

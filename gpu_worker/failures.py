@@ -13,6 +13,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from tandem_contract.version import how_to_install
+
 _MEMORY_SETTINGS = "a smaller pool_bytes, max_rows or token_budget needs less"
 # Messages of torch's other exceptions: its allocator on a CPU, the CUDA runtime and libraries, C++.
 _OF_DEVICE = ("OutOfMemoryError", "AcceleratorError")
@@ -22,10 +24,6 @@ _OUT_OF_MEMORY_TEXTS = (
 # Inductor's message, and Triton's.
 _NO_COMPILER = ("No working C++ compiler", "Failed to find C compiler")
 _C_COMPILER = re.compile(r"\b(g?cc|[gc]\+\+|clang(\+\+)?)(?!\w)")
-_INSTALL = (
-    "make install in the checkout brings what the worker needs, as does "
-    "pip install 'dist/tandem_inference-….whl[worker]'"
-)
 # Hints by the operating system's error number.
 _OF_FILES = {
     errno.EACCES: "it must be readable by the user that runs the worker",
@@ -57,7 +55,7 @@ def explain(error: BaseException) -> str:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
     if isinstance(error, ImportError):
-        return f"{reason}; {_INSTALL}"
+        return f"{reason}; install what the worker needs with: {how_to_install('worker')}"
     if needed := _needed_to_compile(error):
         return f"a kernel cannot be compiled: {reason}; {needed}"
     if kind in ("AcceleratorError", "DeviceLost"):

@@ -43,6 +43,7 @@ from tandem_contract import logs
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
+from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 
 log = logging.getLogger("gpu_worker.holder")
@@ -223,7 +224,10 @@ def _listen(path: Path) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
         else:
-            raise HolderRuns(f"another holder serves {path}")
+            pid, _, _ = _PEER_CREDENTIALS.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+            )
+            raise HolderRuns(f"another holder (process {pid}) serves {path}")
     listener = new_socket()
     try:
         listener.bind(str(path))
@@ -258,7 +262,7 @@ def _user_of(connection: socket.socket) -> User | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 after a signal, 1 if another holder serves or the folder is wrong, 2 for flags."""
+    """Returns the exit code: 0 after a signal, 1 if another holder serves, 2 for settings."""
     logs.open_closed_streams()
     try:
         settings = PROGRAM.read(arguments, os.environ)
@@ -281,7 +285,7 @@ def _serve(settings: "HolderSettings") -> int:
         holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
     except (HolderRuns, ValueError, OSError) as error:
         log.error("%s", error)
-        return 1
+        return WRONG_SETTINGS if isinstance(error, ValueError | PermissionError | NotADirectoryError) else 1
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: holder.stop())
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)

@@ -63,7 +63,8 @@ def main() -> int:
                 die_with_parent()
             service = _Service(settings, stack)
         except (SettingError, ListenError) as error:
-            return refused("scheduler_svc: listen" if isinstance(error, ListenError) else "scheduler_svc", error)
+            setting = f": {error.setting}" if isinstance(error, ListenError) else ""
+            return refused(f"scheduler_svc{setting}", error)
         logs.start("core", level=settings.log_level, log_format=settings.log_format, package="scheduler_svc")
         for line in PROGRAM.warnings(os.environ):
             log.warning("%s", line)

@@ -16,12 +16,19 @@ from tandem.v1 import inference_pb2
 from tandem_client import calls
 from tandem_client.calls import Rpc, asynchronous, asynchronous_pages, asynchronous_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, StreamBase
-from tandem_client.connection import ABORT_SECONDS
+from tandem_client.connection import ABORT_SECONDS, Access
+from tandem_client.errors import OtherProtocol, TandemError
+from tandem_client.peer import explained
 from tandem_client.types import Delta
 from tandem_client.wire.request import abort_request, to_service
 from tandem_client.wire.rpc_errors import ErrorReader
 
 _Value = TypeVar("_Value")
+
+
+async def _explained(error: TandemError, access: Access) -> TandemError:
+    """As `explained`; its connection does not hold up the loop."""
+    return await asyncio.to_thread(explained, error, access) if isinstance(error, OtherProtocol) else error
 
 
 class AsyncGenerateStream(StreamBase[asyncio.Event]):
@@ -71,6 +78,8 @@ class AsyncGenerateStream(StreamBase[asyncio.Event]):
 
     async def _next_message(self) -> inference_pb2.GenerateResponse | None:
         while not self._closed.is_set():
+            if self._client._is_of_parent:
+                self._client._check_open()
             try:
                 message = await anext(self._messages)
                 if self.accepted is None:
@@ -80,10 +89,13 @@ class AsyncGenerateStream(StreamBase[asyncio.Event]):
             except StopAsyncIteration:
                 self._end()
             except asyncio.CancelledError:
-                # Either the reading task is cancelled, or another one closed the stream meanwhile.
+                # Either the reading task is cancelled, or another one closed the stream or the client meanwhile.
                 if self._closed.is_set():
                     break
                 self.close()
+                task = asyncio.current_task()
+                if task is None or not task.cancelling():
+                    self._client._check_open()
                 raise
             except grpc.RpcError as rpc_error:
                 if self._closed.is_set():
@@ -91,7 +103,11 @@ class AsyncGenerateStream(StreamBase[asyncio.Event]):
                 if self.summary is not None:
                     self._end()
                     break
-                await self._pause(self._pause_seconds(rpc_error))
+                try:
+                    pause_seconds = self._pause_seconds(rpc_error)
+                except TandemError as error:
+                    raise await _explained(error, self._client._access) from None
+                await self._pause(pause_seconds)
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -158,19 +174,26 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
-                waiting.note(error)
+                suspect = waiting.note(error)
+                if suspect is not None and (found := await _explained(suspect, self._access)) is not suspect:
+                    raise found from None
             waiting.check_time()
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        """Cancels every call and closes the connection."""
+        """Cancels every call and closes the connection. A child that fork made leaves it to its parent."""
+        if self._is_of_parent:
+            return
+        if self._aborting:
+            await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
+        self._is_closed = True
         if self._opened is not None:
-            if self._aborting:
-                await asyncio.wait(self._aborting, timeout=ABORT_SECONDS)
             await self._opened.channel.close()
             self._opened = None
 
     async def __aenter__(self) -> Self:
+        # A client may serve one loop after another, each in a block of its own.
+        self._is_closed = False
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -201,10 +224,10 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
                 own = (*self._metadata, *call.more)
                 return call.read(await method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
+                error = errors.read(rpc_error, is_late=tries.remaining() == 0)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
-                    raise error from None
+                    raise await _explained(error, self._access) from None
             await asyncio.sleep(pause_seconds)
 
     async def _progress(self, call: Rpc[_Value]) -> AsyncIterator[_Value]:
@@ -212,4 +235,5 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
             async for answer in call.method(self._stubs)(call.request, timeout=call.timeout, metadata=self._metadata):
                 yield call.read(answer)
         except grpc.RpcError as error:
-            raise ErrorReader(address=self.address, timeout=call.timeout).read(error) from None
+            read = ErrorReader(address=self.address, timeout=call.timeout).read(error)
+            raise await _explained(read, self._access) from None

@@ -6,6 +6,7 @@ their messages are read.
 """
 
 import asyncio
+import os
 import random
 import re
 import threading
@@ -22,9 +23,12 @@ from tandem_client.calls import Stubs
 from tandem_client.connection import DEFAULT_ADDRESS, Access, Metadata, TlsSettings, Tries
 from tandem_client.errors import (
     AlreadyExists,
+    ClientClosed,
+    ClientForked,
     DeadlineExceeded,
     NotFound,
     NothingAnswers,
+    OtherProtocol,
     QueueFull,
     TandemError,
     Unavailable,
@@ -163,11 +167,13 @@ class StreamBase(Transcript, Generic[_Event]):
 
     def _cancel(self) -> object:
         """Cancels the call. Returns the Abort under way if the request would go on without its reader, else None."""
+        if self._client._is_of_parent:
+            return None
         was_open = not self._closed.is_set()
         self._closed.set()
         self._call.cancel()
         lingers = self._resumption is not None or self._request.resume.linger_seconds > 0
-        return self._send_abort() if was_open and lingers else None
+        return self._send_abort() if was_open and lingers and not self._client._is_closed else None
 
     def _send_abort(self) -> object:
         return self._client._abort_later(self._request.request_id, self.service)
@@ -199,8 +205,12 @@ class StreamBase(Transcript, Generic[_Event]):
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
         """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""
+        if self._client._is_closed:
+            self._closed.set()
+            self._client._check_open()
         why = "" if self.waiting is None else f"; it was waiting: {self.waiting.message}"
-        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, why_late=why)
+        is_late = self._tries.remaining() == 0
+        error = self._errors.read(rpc_error, stream_began=self.accepted is not None, is_late=is_late, why_late=why)
         pause_seconds = None if error.stream_began else self._tries.pause_seconds(error)
         if pause_seconds is None and self._recovery is not None:
             pause_seconds = self._recovery.pause_seconds(error)
@@ -239,6 +249,9 @@ class ClientBase(Generic[_Stream]):
         self._max_retries = max_retries
         # A channel of a loop is made at first use.
         self._opened: Stubs | None = None if self._is_of_loop else Stubs(self._access.channel())
+        self._is_closed = False
+        # The process of the channel. A child that fork made has no threads of gRPC, and the parent's connection.
+        self._pid = os.getpid()
         # Aborts of requests that linger and whose streams were closed. What is dropped is cancelled.
         self._aborting: set[Any] = set()
 
@@ -296,10 +309,26 @@ class ClientBase(Generic[_Stream]):
 
     @property
     def _stubs(self) -> Stubs:
-        """The calls on the client's channel."""
+        """The calls on the client's channel. Raises ClientClosed."""
+        self._check_open()
         if self._opened is None:
+            self._pid = os.getpid()
             self._opened = Stubs(cast(Any, self._access.aio_channel()))
         return self._opened
+
+    @property
+    def _is_of_parent(self) -> bool:
+        return self._opened is not None and self._pid != os.getpid()
+
+    def _check_open(self) -> None:
+        """Raises ClientClosed if calls are not possible any more; every call and every read of a stream asks."""
+        if self._is_of_parent:
+            raise ClientForked(
+                f"the client of {self.address} was made in process {self._pid}, and this is its child {os.getpid()}; "
+                "make a new client after the fork"
+            )
+        if self._is_closed:
+            raise ClientClosed(f"the client of {self.address} is closed; make a new one")
 
     def _abort_later(self, request_id: str, service: str | None) -> object:
         """Sends an Abort without waiting; what is returned can be waited for."""
@@ -341,20 +370,28 @@ class ReadyWait:
         self.remaining = Tries(retries_left=0, timeout=timeout).remaining
         self._errors = ErrorReader(address=address, timeout=timeout)
         self._reason = "it has not answered"
+        self._is_checked = False
 
     def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
         """Reads one answer of the health service."""
         self._reason = "it answers, but does not serve yet"
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    def note(self, rpc_error: grpc.RpcError) -> None:
-        """Reads the error that ended a watch. Raises it unless the service may still become ready."""
+    def note(self, rpc_error: grpc.RpcError) -> OtherProtocol | None:
+        """Reads the error that ended a watch. Raises it unless the service may still become ready.
+
+        Returns the first one that comes of a failed handshake. If its cause is found, waiting does not change it.
+        """
         error = self._errors.read(rpc_error)
         if isinstance(error, DeadlineExceeded):
             raise self._errors.not_ready(self._reason) from None
         if not isinstance(error, Unavailable):
             raise error from None
         self._reason = error.message
+        if not isinstance(error, OtherProtocol) or self._is_checked:
+            return None
+        self._is_checked = True
+        return error
 
     def check_time(self) -> None:
         """Raises DeadlineExceeded if no time is left."""

@@ -4,19 +4,22 @@ Owns the options of a channel, the TLS settings, and the rule that a token is se
 Knows nothing of the methods that are called.
 """
 
-import ipaddress
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import getproxies
 
 import grpc
 import grpc.aio
 
-from tandem_client.errors import TandemError, Unavailable
+from tandem_client.address import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from tandem_client.address import dialled as dialled
+from tandem_client.address import is_local as is_local
+from tandem_client.address import problem_of
+from tandem_client.errors import ClientForked, TandemError, Unavailable
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 # The limit of one message in each direction. The service's own limit (4 MiB by default) is lower, and its error gives
 # the number.
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -36,30 +39,6 @@ ABORT_SECONDS = 1.0
 _TARGETS_OF_SEVERAL = ("dns:", "ipv4:", "ipv6:")
 
 Metadata = tuple[tuple[str, str], ...]
-
-
-def is_local(address: str) -> bool:
-    """Whether the address is of this machine. A name is not, except localhost: 127.example.org is anywhere."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def dialled(address: str) -> str:
-    """Where to call a service that listens at `host:port`: for a wildcard, all addresses of this machine, loopback."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return address
-    if not found.is_unspecified:
-        return address
-    # A service at [::] may be reached by IPv4 alone.
-    return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
 
 
 def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int | str]]:
@@ -149,7 +128,9 @@ class Access:
     proxy: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the token would be sent in plaintext to another machine, or is no header's value."""
+        """Raises ValueError for a malformed address or token, and for a token in plaintext to another machine."""
+        if problem := problem_of(self.address):
+            raise ValueError(f"address {problem}")
         if self.token is None:
             return
         if not self.token or not self.token.isascii() or not self.token.isprintable() or " " in self.token:
@@ -166,6 +147,13 @@ class Access:
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     @property
+    def is_direct(self) -> bool:
+        """Whether the address is one host and port, which is called without a proxy."""
+        if self.address.startswith(("unix", *_TARGETS_OF_SEVERAL, "vsock:", "xds:")):
+            return False
+        return is_local(self._target) or not (self.proxy and getproxies().keys() & {"http", "https", "grpc"})
+
+    @property
     def _target(self) -> str:
         return dialled(self.address)
 
@@ -176,7 +164,8 @@ class Access:
         return grpc.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def aio_channel(self) -> grpc.aio.Channel:
-        """Makes the channel of an asynchronous client. Raises OSError, ValueError for files of TLS."""
+        """Makes the channel of an asynchronous client. Raises OSError, ValueError for files of TLS; ClientForked."""
+        _check_fork()
         if self.tls is None:
             return grpc.aio.insecure_channel(self._target, options=self._options())
         return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
@@ -186,6 +175,21 @@ class Access:
         if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
         return options
+
+
+# The process that made a channel for an event loop. The thread of gRPC behind them all does not survive a fork, and
+# calls on a new channel would hang in the child. Channels of blocking clients have no such thread.
+_process_of_loops: int | None = None
+
+
+def _check_fork() -> None:
+    global _process_of_loops
+    if _process_of_loops not in (None, os.getpid()):
+        raise ClientForked(
+            f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork; use "
+            "Client here, or start the process with multiprocessing's spawn or forkserver"
+        )
+    _process_of_loops = os.getpid()
 
 
 def _read(path: str | os.PathLike[str] | None) -> bytes | None:

@@ -1,11 +1,14 @@
 """The client's exceptions, one class for each kind of failure.
 
-Owns the classes and their attributes. `rpc_errors` makes them from gRPC's errors.
+Owns the classes and their attributes. `rpc_errors` makes them from gRPC's errors. Imports gRPC with the first error
+only, because commands that call nothing import this module too.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class TandemError(Exception):
         self,
         message: str,
         *,
-        code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+        code: "grpc.StatusCode | None" = None,
         violations: tuple[FieldViolation, ...] = (),
         retry_after_seconds: float | None = None,
         keyword: str | None = None,
@@ -37,7 +40,7 @@ class TandemError(Exception):
         self.message = message
         # The service's own text, which names fields by their paths: `stop.max_new_tokens is 0; …`.
         self.service_message = message if service_message is None else service_message
-        self.code = code
+        self.code = _unknown() if code is None else code
         self.violations = violations
         # The pause that the service asks for before another try; None if it asks for no other try.
         self.retry_after_seconds = retry_after_seconds
@@ -54,6 +57,12 @@ class TandemError(Exception):
     def field(self) -> str | None:
         """The path of the wrong field in the protos (`sampling.top_p`); None if no single field is wrong."""
         return self.violations[0].field if self.violations else None
+
+
+def _unknown() -> "grpc.StatusCode":
+    from grpc import StatusCode
+
+    return StatusCode.UNKNOWN
 
 
 class InvalidArgument(TandemError):
@@ -100,6 +109,10 @@ class NothingAnswers(Unavailable):
     """No process listens at the address, or what listens there does not speak gRPC."""
 
 
+class OtherProtocol(NothingAnswers):
+    """What listens at the address does not connect so: with or without TLS, with its certificate, or it is no gRPC."""
+
+
 class AnswersTooSlowly(Unavailable):
     """The host did not complete the connection within the client's limit of 20 s."""
 
@@ -118,6 +131,14 @@ class Quarantined(TandemError):
 
 class Internal(TandemError):
     """The service failed, or failed on this request."""
+
+
+class ClientClosed(TandemError):
+    """The client was closed before or during the call. Make a new one."""
+
+
+class ClientForked(ClientClosed):
+    """The client or the stream belongs to the parent of this process, and its connection too. Make a new client."""
 
 
 class ProtocolError(TandemError):

@@ -18,6 +18,8 @@ from tandem_client import calls
 from tandem_client.calls import Rpc, blocking, blocking_pages, blocking_progress
 from tandem_client.client_base import POLL_SECONDS, ClientBase, ReadyWait, StreamBase
 from tandem_client.connection import ABORT_SECONDS
+from tandem_client.errors import TandemError
+from tandem_client.peer import explained
 from tandem_client.types import Delta
 from tandem_client.wire.request import abort_request, to_service
 from tandem_client.wire.rpc_errors import ErrorReader
@@ -90,6 +92,8 @@ class GenerateStream(StreamBase[threading.Event]):
 
     def _next_message(self) -> inference_pb2.GenerateResponse | None:
         while not self._closed.is_set():
+            if self._client._is_of_parent:
+                self._client._check_open()
             try:
                 message = next(self._messages)
                 if self.accepted is None:
@@ -104,7 +108,11 @@ class GenerateStream(StreamBase[threading.Event]):
                 if self.summary is not None:
                     self._end()
                     break
-                if not self._closed.wait(self._pause_seconds(rpc_error)):
+                try:
+                    pause_seconds = self._pause_seconds(rpc_error)
+                except TandemError as error:
+                    raise explained(error, self._client._access) from None
+                if not self._closed.wait(pause_seconds):
                     self._begin()
         return None
 
@@ -144,15 +152,24 @@ class Client(ClientBase[GenerateStream]):
                     if waiting.is_ready(response):
                         return
             except grpc.RpcError as error:
-                waiting.note(error)
+                suspect = waiting.note(error)
+                if suspect is not None and (found := explained(suspect, self._access)) is not suspect:
+                    raise found from None
             waiting.check_time()
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Cancels every call and closes the connection, after the Aborts of closed streams."""
+        """Cancels every call and closes the connection, after the Aborts of closed streams.
+
+        A child that fork made leaves the connection to its parent.
+        """
+        if self._is_closed or self._is_of_parent:
+            return
         for aborting in list(self._aborting):
             _wait_for(aborting)
-        self._stubs.channel.close()
+        channel = self._stubs.channel
+        self._is_closed = True
+        channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +193,10 @@ class Client(ClientBase[GenerateStream]):
                 own = (*self._metadata, *call.more)
                 return call.read(method(call.request, timeout=tries.remaining(), metadata=own))
             except grpc.RpcError as rpc_error:
-                error = errors.read(rpc_error)
+                error = errors.read(rpc_error, is_late=tries.remaining() == 0)
                 pause_seconds = tries.pause_seconds(error)
                 if pause_seconds is None:
-                    raise error from None
+                    raise explained(error, self._access) from None
             time.sleep(pause_seconds)
 
     def _progress(self, call: Rpc[_Value]) -> Iterator[_Value]:
@@ -187,6 +204,7 @@ class Client(ClientBase[GenerateStream]):
         try:
             yield from map(call.read, answers)
         except grpc.RpcError as error:
-            raise ErrorReader(address=self.address, timeout=call.timeout).read(error) from None
+            read = ErrorReader(address=self.address, timeout=call.timeout).read(error)
+            raise explained(read, self._access) from None
         finally:
             answers.cancel()

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 
 from gpu_worker.cluster.fleet import ClusterFailed, Fleet, Named, Sized
 from tandem_contract.settings import Program, SettingError, number
+from tandem_contract.version import how_to_install
 
 _PROGRAM = "python -m gpu_worker.cluster"
 _HELP = f"""\
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         command, settings = parse(arguments)
         if importlib.util.find_spec("ray") is None:
-            raise ClusterFailed("it needs Ray: pip install 'tandem-inference[ray]', on every node of the cluster")
+            raise ClusterFailed(f"it needs Ray: {how_to_install('ray')}, on every node of the cluster")
         if isinstance(settings, _Head):
             return start_head(settings.port, os.environ)
         use_token(os.environ)

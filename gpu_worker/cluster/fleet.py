@@ -23,6 +23,7 @@ from gpu_worker.link.remote import HOW_TO_MAKE, check_address
 from gpu_worker.settings import PROGRAM
 from tandem_contract.child import Program, python
 from tandem_contract.logs import may_have_cause
+from tandem_contract.plural import numbered
 from tandem_contract.processes import Heard, Policy, State, Supervisor, run
 from tandem_contract.settings import SettingError, number
 
@@ -179,5 +180,5 @@ def why_not_placed(placed: int, count: int, one: _Resources, nodes: Iterable[tup
     """Why only `placed` of `count` workers found a node. nodes: the name and all resources of each, in use or not."""
     amounts = "{GPU:g} GPU and {CPU:g} CPU".format_map
     held = ", ".join(f"{name} has {amounts({'GPU': 0, 'CPU': 0, **each})}" for name, each in nodes) or "none is there"
-    found = f"{placed} of {count} workers found {amounts(one)} free on a node; nodes: {held}"
+    found = f"{placed} of {numbered(count, 'worker')} found {amounts(one)} free on a node; nodes: {held}"
     return f"{found}; add nodes, or place fewer; workers without a GPU need --device cpu"

@@ -9,6 +9,7 @@ or in a log, except for public ones.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -31,6 +32,8 @@ SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "schedul
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
+# The locks of all processes.
+_LOCKS = Path("/proc/locks")
 _FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
 
 
@@ -56,6 +59,39 @@ def cache_dir(name: str) -> Path:
         return (shared if is_private(shared) else Path(tempfile.mkdtemp(prefix="tandem-cache-"))) / name
     except OSError:
         return shared / name
+
+
+def lock_file(descriptor: int) -> None:
+    """Locks an open file for this process. Raises Locked if another has it; OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked(_lock_holder(os.fstat(descriptor))) from None
+
+
+class Locked(Exception):
+    """Another process has locked the file. The message says which one, in parentheses; empty if that is not known."""
+
+    def __init__(self, pid: int | None) -> None:
+        super().__init__(f" (process {pid})" if pid else "")
+
+
+def _lock_holder(status: os.stat_result) -> int | None:
+    """The process with the file's lock, as Linux lists it; None elsewhere, and for one of another container."""
+    try:
+        lines = _LOCKS.read_text("ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    found: dict[str, int] = {}
+    for line in lines:
+        # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[4].isdecimal():
+            found[words[5]] = int(words[4])
+    whole = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    # Some file systems have another number there than stat says; then one file of that number is enough.
+    same = [name for name in found if name.rpartition(":")[2] == str(status.st_ino)]
+    return found.get(whole) or (found[same[0]] if len(same) == 1 else None)
 
 
 def is_private(path: Path) -> bool:

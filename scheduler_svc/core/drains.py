@@ -25,6 +25,7 @@ from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.status import Watchers
+from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
 """A worker that was told to end ends within this time, or its lane is closed."""
@@ -68,12 +69,12 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     if leaving.is_dismissed:
         return "the worker was told to end"
     if leaving.is_paused:
-        return f"{rows} requests go to a standby worker when the worker's present steps are done"
+        return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
     requests = lane.rows.requests_at(lane.rows.seated())
     bound = sum(request.total_length > longest for request in requests)
     if bound == rows:
-        return f"{rows} requests end on this worker, because no other one can hold them"
+        return f"{numbered(rows, 'request', 'end')} on this worker, because no other one can hold them"
     return f"{rows - bound} requests move when other workers have room; {bound} end here"
 
 
@@ -292,7 +293,7 @@ class Drains:
         if is_late:
             rows = lane.rows.num_seated
             drain.state = DrainState.TIME_LIMIT
-            drain.detail = f"the time was over; {rows} requests wait for another worker"
+            drain.detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
             closed = self._lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)
             return [fx.DismissWorker(worker=lane.worker), *closed]
         drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]

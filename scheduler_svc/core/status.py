@@ -18,6 +18,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 from scheduler_svc.core.state.worker_infos import Served
+from tandem_contract.plural import numbered
 
 # From the nearest to serving to the farthest: the reason if no worker is nearer.
 _REASONS = {
@@ -166,10 +167,12 @@ class Announcer:
         if queue.accounts.is_shared:
             return ""
         if queue.num_waiting >= config.max_waiting:
-            return f"{queue.num_waiting} requests are waiting; the limit is {config.max_waiting} (max_waiting)"
+            waiting = numbered(queue.num_waiting, "request", "are")
+            return f"{waiting} waiting; the limit is {config.max_waiting} (max_waiting)"
         limit = config.max_waiting_tokens
         if queue.waiting_tokens >= limit:
-            return f"{queue.waiting_tokens} tokens are waiting; the limit is {limit} (max_waiting_tokens)"
+            waiting = numbered(queue.waiting_tokens, "token", "are")
+            return f"{waiting} waiting; the limit is {limit} (max_waiting_tokens)"
         return ""
 
     def _status(self, frontend: str, now: float) -> CoreStatus:

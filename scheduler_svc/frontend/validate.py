@@ -30,6 +30,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sampling_limits import LIMITS
 from scheduler_svc.frontend.sizes import check_count, refuse, wrong
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tandem_contract.plural import numbered
 
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
@@ -157,7 +158,10 @@ def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
 def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set[int], model: Model) -> None:
     """Refuses lists that leave no token to sample, also before min_new_tokens, while stop tokens are banned."""
     if allowed:
-        field, many = "sampling.allowed_token_ids", f"sampling.allowed_token_ids has {len(allowed)} tokens"
+        field, many = (
+            "sampling.allowed_token_ids",
+            f"sampling.allowed_token_ids has {numbered(len(allowed), 'token')}",
+        )
         num_drawable, num_at_first = len(allowed - banned), len(allowed - banned - silent_at_first)
     else:
         field, many = "sampling.banned_token_ids", f"the vocabulary has {model.info.vocab_size} tokens"

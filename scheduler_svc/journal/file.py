@@ -21,7 +21,6 @@ because an old journal would bring requests back without tokens that their calle
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -34,6 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from zlib import crc32
 
+from tandem_contract.files import Locked, lock_file
 from tandem_contract.settings import SettingError
 
 VERSION = 1
@@ -146,13 +146,14 @@ class JournalFolder:
         except OSError as error:
             raise SettingError(f"journal: {self.path} cannot be used: {error.strerror}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock)
         except OSError as error:
             os.close(self._lock)
-            if not isinstance(error, BlockingIOError):
-                raise SettingError(f"journal: {self.path} cannot be locked: {error.strerror}") from None
+            raise SettingError(f"journal: {self.path} cannot be locked: {error.strerror}") from None
+        except Locked as holder:
+            os.close(self._lock)
             raise SettingError(
-                f"journal: another scheduler holds {self.path}; choose another folder with --journal"
+                f"journal: another scheduler{holder} holds {self.path}; choose another folder with --journal"
             ) from None
         self.has_requests = _REQUESTS in self._notes()
         """Whether the journal had requests when `mark_requests` was called last, also by an earlier scheduler."""

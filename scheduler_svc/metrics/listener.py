@@ -73,12 +73,12 @@ class MetricsListener:
         from scheduler_svc.metrics.page import CONTENT_TYPE, Page
 
         missing = address.missing_flags(has_tls=tls is not None, has_tokens=tokens is not None)
-        host, port = address.split(listen, missing=missing)
+        host, port = address.split(listen, missing=missing, flag=FLAG)
         self.meter = CoreMeter()
         try:
             context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
         except TlsFileError as error:
-            raise address.ListenError(str(error)) from None
+            raise address.ListenError(str(error), flag=FLAG) from None
         self._tokens = tokens
         try:
             sockets = _bind(host, port)

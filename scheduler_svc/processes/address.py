@@ -23,7 +23,11 @@ _REASONS = {
 
 
 class ListenError(Exception):
-    """The address cannot be used. The message has the cause first and the address last."""
+    """The address cannot be used. The message has the cause first and the address last; `setting` named the address."""
+
+    def __init__(self, message: str, *, flag: str = "--listen") -> None:
+        super().__init__(message)
+        self.setting = flag.removeprefix("--").replace("-", "_")
 
 
 def missing_flags(*, has_tls: bool, has_tokens: bool) -> tuple[str, ...]:
@@ -34,20 +38,23 @@ def missing_flags(*, has_tls: bool, has_tokens: bool) -> tuple[str, ...]:
 NOTHING_GIVEN = missing_flags(has_tls=False, has_tokens=False)
 
 
-def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN) -> tuple[str, int]:
-    """Returns host and port of `host:port`. Raises ListenError if it is malformed.
+def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen") -> tuple[str, int]:
+    """Returns host and port of `host:port`. Raises ListenError if it is malformed; `flag` named it.
 
     So it does if `missing` names flags and the address is not a loopback address: without TLS and tokens, every program
     that reaches the port could read all traffic and use the service.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ListenError(f"listen is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051")
+        raise ListenError(
+            f"it is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051", flag=flag
+        )
     if missing and not is_loopback(listen):
         flags = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
         raise ListenError(
             f"{flags} missing: without TLS and tokens the service listens on loopback addresses only (127.0.0.1, [::1] "
-            f"or localhost); it cannot listen on {listen}"
+            f"or localhost); it cannot listen on {listen}",
+            flag=flag,
         )
     return host, int(port)
 
@@ -58,7 +65,7 @@ def taken(listen: str, error: OSError | None = None, *, flag: str = "--listen") 
     if error is not None and error.errno is not None:
         reason = _REASONS.get(error.errno) or error.strerror or reason
     return ListenError(
-        f"{reason}; choose another with {flag} (127.0.0.1:0 takes a free port): cannot listen on {listen}"
+        f"{reason}; choose another with {flag} (127.0.0.1:0 takes a free port): cannot listen on {listen}", flag=flag
     )
 
 
@@ -72,8 +79,9 @@ def hold(
     if sys.platform == "linux":
         return HeldAddress(listen, missing=missing, flag=flag)
     if num_sharing > 1:
-        raise ListenError(f"several front ends can share an address on Linux only: cannot listen on {listen}")
-    host, port = split(listen, missing=missing)
+        said = f"several front ends can share an address on Linux only: cannot listen on {listen}"
+        raise ListenError(said, flag=flag)
+    host, port = split(listen, missing=missing, flag=flag)
     try:
         for one in _hold_all(host, port) if port else []:
             one.close()
@@ -108,7 +116,7 @@ class HeldAddress:
 
     def __init__(self, listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen") -> None:
         """`listen` is `host:port`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
-        host, port = split(listen, missing=missing)
+        host, port = split(listen, missing=missing, flag=flag)
         self._sockets: list[socket.socket] = []
         for attempt in range(_TRIES):
             try:

@@ -4,14 +4,13 @@ Owns the folder's lock, and makes the folder, a socket, the key or the lock agai
 machine can neither connect nor create a socket in the folder.
 """
 
-import fcntl
 import logging
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem_contract.files import SOCKETS, KeyFile, endpoint_of, own_runtime_dir
+from tandem_contract.files import SOCKETS, KeyFile, Locked, endpoint_of, lock_file, own_runtime_dir
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
@@ -104,11 +103,11 @@ class RuntimeDir:
             os.close(lock)
             return
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock_file(lock)
+        except Locked as holder:
             os.close(lock)
             raise SettingError(
-                f"another scheduler holds runtime_dir {self.path}; choose another folder with --runtime-dir"
+                f"another scheduler{holder} holds runtime_dir {self.path}; choose another folder with --runtime-dir"
             ) from None
         if self._lock is not None:
             os.close(self._lock)

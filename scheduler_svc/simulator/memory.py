@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings, draw
 from tandem_contract.settings import Program
+from tandem_contract.version import how_to_install
 
 _OUTPUT = ["memory", "png"]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -205,8 +206,7 @@ def run(program: str, arguments: abc.Sequence[str]) -> int:
         try:
             import matplotlib.figure  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ModuleNotFoundError as error:
-            # This program is part of a checkout, never of the wheel.
-            return _fail(f"{error.name} is missing: make install")
+            return _fail(f"{error.name} is missing: install it with: {how_to_install('plot')}")
     clients, arrivals = draw(options)
     chosen = LAYOUTS if options.memory == "all" else {options.memory: LAYOUTS[options.memory]}
     runs = {name: Run(layout(options), clients, arrivals).to_end() for name, layout in chosen.items()}

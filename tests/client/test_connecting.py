@@ -94,11 +94,33 @@ TEXTS = [
     ),
     (
         f"{REFUSED}Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))",
-        errors.NothingAnswers,
-        "a:1 does not speak gRPC; is it the address of a gateway?",
+        errors.OtherProtocol,
+        "a:1 speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port",
     ),
     ("failed to connect to all addresses", errors.NothingAnswers, "nothing answers at a:1"),
-    ("Socket closed", errors.Unavailable, "Socket closed"),
+    (
+        f"{REFUSED}Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK",
+        errors.OtherProtocol,
+        "a:1 takes the connection and ends it: OK",
+    ),
+    (f"{REFUSED}Socket closed", errors.OtherProtocol, "a:1 takes the connection and ends it: Socket closed"),
+    *(
+        (text, errors.Unavailable, f"a:1 closed the connection: {text}")
+        for text in (
+            "Socket closed",
+            "recvmsg:Connection reset by peer",
+            "sendmsg: Broken pipe",
+            "GOAWAY received; Error code: 2; Debug Text: Cancelling all calls",
+            "Stream removed",
+            "EOF",
+        )
+    ),
+    ("keepalive timeout", errors.Unavailable, "a:1 does not answer any more: keepalive timeout"),
+    (
+        "GOAWAY received; Error code: 11; Debug Text: too_many_pings",
+        errors.Unavailable,
+        "a:1 closed the connection because of its pings: GOAWAY received; Error code: 11; Debug Text: too_many_pings",
+    ),
     ("ping timeout", errors.Unavailable, "a:1 does not answer any more: ping timeout"),
 ]
 
@@ -107,6 +129,52 @@ TEXTS = [
 def test_each_grpc_error_text_raises_its_error_class(said: str, kind: type[errors.TandemError], message: str) -> None:
     error = ErrorReader(address="a:1", timeout=None).read(GrpcError(grpc.StatusCode.UNAVAILABLE, said))
     assert (type(error), str(error)) == (kind, message)
+
+
+OF_OTHER_STATUSES = [
+    (
+        grpc.StatusCode.INTERNAL,
+        "Received RST_STREAM with error code 2",
+        errors.Unavailable,
+        "a:1 lost the connection to the service: Received RST_STREAM with error code 2",
+    ),
+    (
+        grpc.StatusCode.INTERNAL,
+        "Stream removed (RST_STREAM (Received RST_STREAM with error code 8))",
+        errors.Unavailable,
+        "a:1 ended the call without a status: Stream removed (RST_STREAM (Received RST_STREAM with error code 8))",
+    ),
+    (
+        grpc.StatusCode.UNKNOWN,
+        "Stream removed",
+        errors.Unavailable,
+        "a:1 ended the call without a status: Stream removed",
+    ),
+    (grpc.StatusCode.CANCELLED, "Channel closed!", errors.ClientClosed, "the client was closed during the call"),
+    (grpc.StatusCode.CANCELLED, "CANCELLED", errors.Cancelled, "CANCELLED"),
+]
+
+
+@pytest.mark.parametrize(("code", "said", "kind", "message"), OF_OTHER_STATUSES)
+def test_a_status_that_the_library_made_for_a_broken_call_is_told_in_words(
+    code: grpc.StatusCode, said: str, kind: type[errors.TandemError], message: str
+) -> None:
+    error = ErrorReader(address="a:1", timeout=None).read(GrpcError(code, said))
+    assert (type(error), str(error), error.code) == (kind, message, code)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE])
+def test_a_stream_that_is_removed_at_its_deadline_is_late(code: grpc.StatusCode) -> None:
+    """The service counts the time too, and ends the stream; that may come before the client's own status."""
+    reader, removed = ErrorReader(address="a:1", timeout=2.0), GrpcError(code, "Stream removed")
+    why = "; it was waiting: no worker is here"
+    error = reader.read(removed, stream_began=True, is_late=True, why_late=why)
+    assert type(error) is errors.DeadlineExceeded
+    assert str(error) == f"the stream did not end within 2 s{why}"
+    assert str(reader.read(removed, is_late=True)) == "a:1 answers too slowly: no answer within 2 s"
+    assert type(reader.read(removed)) is errors.Unavailable
+    refused = GrpcError(grpc.StatusCode.UNAVAILABLE, "no worker")
+    assert str(reader.read(refused, is_late=True)) == "no worker"
 
 
 def test_a_refusal_by_a_reachable_service_raises_unavailable(service: FakeService, client: Client) -> None:

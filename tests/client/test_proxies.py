@@ -11,7 +11,7 @@ import pytest
 from tandem_client import AsyncClient, Client
 from tandem_client.connection import Access, dialled
 from tandem_client.gateway.service import Service
-from tandem_client.services.handshake import is_plaintext
+from tandem_client.handshake import is_plaintext
 from tandem_client.services.probe import Probe, gateway_flags
 from tests.client.cli.test_serve import READY, Programs, run_serve
 from tests.client.fake_programs import STAYS, Output

@@ -335,10 +335,10 @@ def of_two(
             [fake_service.finished(0), fake_service.summary(0)],
             "ended without the Finished of sample 1$",
         ),
-        ([fake_service.delta(0, [5], "R")], "a delta of 1 tokens has 0 logprobs; expected 1$"),
+        ([fake_service.delta(0, [5], "R")], "a delta of 1 token has 0 logprobs; expected 1$"),
         (
             [fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1, -2))],
-            "a delta of 1 tokens has 2 logprobs; expected 1$",
+            "a delta of 1 token has 2 logprobs; expected 1$",
         ),
         (
             [fake_service.prompt_info(1, inference_pb2.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],

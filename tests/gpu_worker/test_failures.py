@@ -13,6 +13,7 @@ import torch
 from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.failures import explain, is_expected
+from tandem_contract.version import how_to_install
 from tests.gpu_worker.saved_model import changed, save_model
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -56,7 +57,10 @@ def file_error(number: int) -> OSError:
         (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
         (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
         (file_error(errno.ENOSPC), "/models/a/model.safetensors: as the system says; TORCHINDUCTOR_CACHE_DIR"),
-        (ImportError("No module named 'torch'"), "No module named 'torch'; make install in the checkout"),
+        (
+            ImportError("No module named 'torch'"),
+            "No module named 'torch'; install what the worker needs with: make",
+        ),
         (
             torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
             "the GPU failed: CUDA error: unspecified",
@@ -187,8 +191,7 @@ def test_failed_imports_are_explained(
     monkeypatch.setattr(builtins, "__import__", fails)
     line = last_line(monkeypatch, capfd, tmp_path / "run")
     assert line == (
-        "gpu_worker: No module named 'torch'; make install in the checkout brings what the worker needs, as does "
-        "pip install 'dist/tandem_inference-….whl[worker]'"
+        f"gpu_worker: No module named 'torch'; install what the worker needs with: {how_to_install('worker')}"
     )
 
 

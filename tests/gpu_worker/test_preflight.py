@@ -65,6 +65,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
         (["--nope", "3"], 2, "there is no flag --nope; did you mean --nnodes?"),
         (["--model", "/no/such/model"], 2, "model folder /no/such/model does not exist; model is a folder or a hub"),
         (["--model", "/etc"], 2, "/etc has neither config.json nor model.safetensors; give the folder of a model"),
+        (["--runtime-dir", "/etc/passwd/run"], 2, "runtime_dir /etc/passwd/run cannot be used: Not a directory"),
         (["--runtime-dir", "/etc/passwd"], 2, "runtime_dir /etc/passwd is not a folder"),
     ],
 )

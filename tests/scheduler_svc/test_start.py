@@ -49,7 +49,7 @@ def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path)
     folder = RuntimeDir(tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     assert folder.worker_endpoint == f"ipc://{tmp_path}/run/worker.sock"
-    with pytest.raises(SettingError, match="another scheduler holds"):
+    with pytest.raises(SettingError, match=rf"another scheduler \(process {os.getpid()}\) holds"):
         RuntimeDir(tmp_path / "run")
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(SettingError, match="has mode 0755; it must be 0700"):
@@ -76,8 +76,12 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
+        taken_words, free = "the port is taken; choose another with", "(127.0.0.1:0 takes a free port)"
         refused = [
-            (["--listen", address], f"cannot listen on {address}"),
+            (
+                ["--listen", address],
+                f"listen: {taken_words} --listen {free}: cannot listen on {address}",
+            ),
             (["--listen", address, "--frontends", "2"], f"cannot listen on {address}"),
             (
                 ["--listen", "0.0.0.0:0"],
@@ -87,11 +91,20 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--tls-client-ca", "c.pem"], "--tls-client-ca is set, and --tls-cert and --tls-key missing"),
             (["--tls-cert", "c.pem", "--tls-key", "k.pem"], "--tls-cert: c.pem cannot be read: No such file"),
             (["--tokens", "none.toml"], "none.toml cannot be read: No such file or directory"),
-            (["--listen", "127.0.0.1:0", "--health-listen", address], "choose another with --health-listen"),
-            (["--listen", "127.0.0.1:0", "--metrics-listen", address], "choose another with --metrics-listen"),
-            (["--metrics-listen", "0.0.0.0:0"], "--tls-cert, --tls-key and --tokens are missing: without TLS"),
-            (["--metrics-listen", "9100"], "it must be HOST:PORT"),
-            (["--listen", "here"], "listen is here; it must be HOST:PORT"),
+            (
+                ["--listen", "127.0.0.1:0", "--health-listen", address],
+                f"scheduler_svc: health_listen: {taken_words} --health-listen {free}: cannot listen on {address}",
+            ),
+            (
+                ["--listen", "127.0.0.1:0", "--metrics-listen", address],
+                f"scheduler_svc: metrics_listen: {taken_words} --metrics-listen {free}: cannot listen on {address}",
+            ),
+            (
+                ["--metrics-listen", "0.0.0.0:0"],
+                "metrics_listen: --tls-cert, --tls-key and --tokens are missing",
+            ),
+            (["--metrics-listen", "9100"], "scheduler_svc: metrics_listen: it is 9100; it must be HOST:PORT"),
+            (["--listen", "here"], "scheduler_svc: listen: it is here; it must be HOST:PORT"),
             (["--max-waiting", "lots"], "--max-waiting is 'lots'"),
             (["--record", str(tmp_path)], "existing files are not overwritten, choose another name"),
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),

@@ -154,12 +154,14 @@ def test_a_file_of_another_kind_ends_the_start_with_a_sentence(rig: Rig, content
 
 
 def test_a_second_scheduler_does_not_get_the_same_journal(rig: Rig) -> None:
-    rig.scheduler(*journal_flags(rig))
+    first = rig.scheduler(*journal_flags(rig))
     with Rig() as other:
         second = other.launch_scheduler("--journal", str(rig.runtime_dir / "journal"))
         assert second.wait() == 2
         second.join_output()
-        assert f"journal: another scheduler holds {rig.runtime_dir / 'journal'}" in second.output()
+        assert (
+            f"journal: another scheduler (process {first.pid}) holds {rig.runtime_dir / 'journal'}" in second.output()
+        )
         other.children.remove(second)
 
 

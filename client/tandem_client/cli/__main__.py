@@ -1,23 +1,13 @@
 """The `tandem` command: its subcommands, put together."""
 
 import os
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from tandem_client.cli.commands import queries
-from tandem_client.cli.commands.chat import EXAMPLES as CHAT_EXAMPLES
-from tandem_client.cli.commands.chat import chat
-from tandem_client.cli.commands.generate import EXAMPLES, generate
-from tandem_client.cli.commands.local import keys, plot, simulate
-from tandem_client.cli.commands.serve import serve
-from tandem_client.cli.commands.token import new
-from tandem_client.cli.reporting import CheckoutCommand, Exit, TandemGroup
+from tandem_client.cli.later import HELP, Entry, Later
+from tandem_client.cli.reporting import Exit, TandemGroup
 
-_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-_TEXT, _SERVICE, _LOCAL = "Generate", "Look at a service", "Run and analyse"
 _END = """
 Examples:
   tandem health --wait 60
@@ -27,10 +17,80 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 the request is wrong, 3 not available or full, 4 timed out, 130 interrupted, \
 141 the output was closed by its reader."""
 
+# In the order of the help, below their headings.
+_PANELS: dict[str, dict[str, Entry]] = {
+    "Generate": {
+        "chat": Entry(module="chat", summary="Talk with the model; with MESSAGE or piped input, print one answer."),
+        "generate": Entry(module="generate", summary="Complete a text and print the output as it is generated."),
+        "tokenize": Entry(module="queries", summary="Print the token ids of a text or of a chat."),
+        "detokenize": Entry(module="queries", summary="Print the text of token ids."),
+        "abort": Entry(
+            module="queries", summary="Cancel running or waiting requests; exit code 1 if an id is unknown."
+        ),
+    },
+    "Look at a service": {
+        "health": Entry(
+            module="queries",
+            summary="Check whether the service computes a request that arrives now; exit code 3 if not.",
+        ),
+        "load": Entry(module="queries", summary="Show the current load: requests, pages, workers."),
+        "requests": Entry(
+            module="queries",
+            summary="List the requests that wait or run, the oldest first, with the ids that abort takes.",
+        ),
+        "info": Entry(module="queries", summary="Show the served model, its limits and default settings."),
+        "flush": Entry(module="queries", summary="Empty the prefix cache and print how many pages were freed."),
+        "quarantine": Entry(
+            module="queries",
+            summary="List the requests that are refused because they killed their workers, or clear the list.",
+        ),
+        "drain": Entry(
+            module="queries",
+            summary=(
+                "Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."
+            ),
+        ),
+        "update-weights": Entry(
+            module="queries",
+            summary="Let all workers load new weights of the same model; exit code 1 if not all of them have.",
+        ),
+    },
+    "Run and analyse": {
+        "serve": Entry(
+            module="serve",
+            summary="Run the scheduler service and a worker until Ctrl-C, and restart them when they die.",
+            of_checkout=True,
+        ),
+        "simulate": Entry(
+            module="local",
+            summary="Predict speed and latency for a machine, model and workload, with the real scheduler on virtual"
+            " time.",
+            of_checkout=True,
+            passes_on=True,
+        ),
+        "keys": Entry(
+            module="local",
+            summary="Make the keys with which workers on other hosts join.",
+            of_checkout=True,
+            passes_on=True,
+        ),
+        "plot": Entry(module="local", summary="Plot a step log: running and waiting requests, step types and times."),
+        "token": Entry(module="token", attribute="tokens", summary="Make tokens for a service."),
+    },
+}
+
+
+class _Group(TandemGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for panel, entries in _PANELS.items():
+            self.commands.update((name, Later(name, panel, entry)) for name, entry in entries.items())
+
+
 app = typer.Typer(
     name="tandem",
-    cls=TandemGroup,
-    context_settings=_HELP,
+    cls=_Group,
+    context_settings=HELP,
     invoke_without_command=True,
     epilog=_END,
     add_completion=False,
@@ -60,57 +120,10 @@ def tandem(
         raise typer.Exit(Exit.USAGE)
 
 
-def _add(
-    command: Callable[..., Any],
-    panel: str,
-    cls: type[TyperCommand] = TyperCommand,
-    *,
-    epilog: str | None = None,
-    context_settings: dict[str, Any] = _HELP,
-) -> None:
-    app.command(cls=cls, rich_help_panel=panel, epilog=epilog, context_settings=context_settings)(command)
-
-
-_add(chat, _TEXT, epilog=CHAT_EXAMPLES)
-_add(generate, _TEXT, epilog=EXAMPLES)
-for each in (queries.tokenize, queries.detokenize, queries.abort):
-    _add(each, _TEXT)
-for each in (
-    queries.health,
-    queries.load,
-    queries.requests,
-    queries.info,
-    queries.flush,
-    queries.quarantine,
-    queries.drain,
-    queries.update_weights,
-):
-    _add(each, _SERVICE)
-_add(serve, _LOCAL, CheckoutCommand)
-# Their arguments are the service's to read, --help too.
-_PASS_ON: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
-_add(simulate, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
-_add(keys, _LOCAL, CheckoutCommand, context_settings=_PASS_ON)
-_add(plot, _LOCAL)
-_tokens = typer.Typer(cls=TandemGroup, context_settings=_HELP, invoke_without_command=True, add_completion=False)
-_tokens.command(rich_help_panel=_LOCAL, context_settings=_HELP)(new)
-
-
-@_tokens.callback()
-def _token(context: typer.Context) -> None:
-    """Make tokens for a service."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(Exit.USAGE)
-
-
-app.add_typer(_tokens, name="token", rich_help_panel=_LOCAL)
-
-
 def main() -> None:
     """Runs the command that the arguments name."""
-    # gRPC's library would log to stderr, between the lines for people, that a server closed a connection.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC's library would log to stderr, between the lines for people; an error has all that these lines tell.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 
 

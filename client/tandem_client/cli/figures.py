@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from tandem_client import types
 from tandem_client.cli.show import plain
-from tandem_client.plural import counted
+from tandem_contract.plural import counted
 
 
 class State(StrEnum):
@@ -45,7 +45,7 @@ def of_health(health: Health) -> str:
     """Returns one line: "serving; 2 workers, 3 requests wait" or "not serving for 12 s: ..., 3 requests wait"."""
     waiting = ""
     if health.waiting:
-        waiting = f"{counted(health.waiting, 'request')} wait{'s' if health.waiting == 1 else ''}"
+        waiting = counted(health.waiting, "request", "wait")
     if health.state != State.SERVING:
         return f"not serving{_since(health.not_serving_since)}: {health.reason}{'; ' if waiting else ''}{waiting}"
     if health.workers is None:
@@ -129,6 +129,10 @@ def of_load(load: types.Load) -> Iterator[str]:
         on_standby = f", and {load.standby_workers:,} on standby" if load.standby_workers else ""
         yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
+    if load.weights_version:
+        others = {each.weights_version for each in load.per_worker} - {load.weights_version}
+        partly = "; workers have others, as tandem load --json shows" if others else ""
+        yield f"weights   version {load.weights_version}{partly}"
     yield from _held_pools(load.held_pools)
     yield from _incidents(load.incidents)
     if load.worker_lost_seconds is not None:
@@ -204,7 +208,7 @@ def of_drain(progress: types.DrainProgress) -> str:
 
 def of_update(progress: types.UpdateProgress) -> str:
     """Returns one line: time, state, workers, requests, what happens."""
-    workers = f"{progress.workers_updated} of {progress.workers} workers updated"
+    workers = f"{progress.workers_updated} of {counted(progress.workers, 'worker')} updated"
     requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
     state = progress.state.replace("_", " ")
     return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])

@@ -1,9 +1,8 @@
 """How the flags of commands are declared and read: a command's flags as a table, and those that several commands share.
 
-Owns the flags of `tandem generate` by the fields of a GenerateRequest that they set (a test compares the table with the
-flags) and the wording of messages that name fields; the flags that say which service a command talks to and how it
-proves who it is; and the syntax of prompts, token ids, biases and JSON, for which typer has no type. A token comes from
-a file or from a variable, never from the command line, which other users of the machine can read.
+Owns the flags that say which service a command talks to and how it proves who it is; and the syntax of prompts, token
+ids, biases and JSON, for which typer has no type. A token comes from a file or from a variable, never from the command
+line, which other users of the machine can read. Imports no gRPC, which no help needs.
 """
 
 import functools
@@ -11,27 +10,34 @@ import inspect
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import typer
 
-from tandem_client.async_client import AsyncClient
-from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings
-from tandem_client.errors import TandemError
-from tandem_client.sync_client import Client
-from tandem_client.wire.request import FIELD_KEYWORDS, Prompt
-from tandem_client.wire.rpc_errors import with_names
+from tandem_client.address import DEFAULT_ADDRESS, problem_of
 
-_PROMPT = "the prompt"
+if TYPE_CHECKING:
+    from tandem_client.async_client import AsyncClient
+    from tandem_client.connection import TlsSettings
+    from tandem_client.sync_client import Client
+    from tandem_client.wire.request import Prompt
+
+PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
+    "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
+)  # fmt: skip
+
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+THE_PROMPT = "the prompt"
 # Keywords of `generate` that have a flag of another name.
-_FLAGS = {
-    "prompt": _PROMPT,
+OTHER_NAMES = {
+    "prompt": THE_PROMPT,
     "allowed_token_ids": "--allow",
     "banned_token_ids": "--ban",
     "stop_token_ids": "--stop-token-id",
@@ -44,53 +50,14 @@ _FLAGS = {
     "linger_seconds": "--linger",
     "choices": "--choice",
 }
-# Keywords that the command never sets.
-_WITHOUT_FLAG = frozenset({"parallel_tool_calls", "continue_final_message", "add_generation_prompt"})
-_OF_KEYWORD = {
-    keyword: _FLAGS.get(keyword, f"--{keyword.replace('_', '-')}")
-    for keyword in FIELD_KEYWORDS.values()
-    if keyword not in _WITHOUT_FLAG
-}
-FLAGS: Mapping[str, str] = {
-    path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
-}
-KEYWORDS: Mapping[str, str] = {flag: keyword for keyword, flag in _OF_KEYWORD.items()}
-_KEYWORDS_FIRST = re.compile(r"\A\w+(?: and \w+)*(?= )")
-_INDEXED = re.compile(rf"({_PROMPT}|--[a-z-]+)\[(\d+)\]")
-
-PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
-    "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
-)  # fmt: skip
-
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_KEYWORDS = {flag: keyword for keyword, flag in OTHER_NAMES.items()}
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 _MAX_TOKEN_BYTES = 4096
+# As much as a client sends (`connection`): nothing longer is read into memory. The service's own limit is lower.
+_MAX_TEXT_BYTES = 64 * 2**20
 
 _JSON_NAMES: Mapping[Any, str] = {list: "a JSON list", dict: "a JSON object", (dict, bool): "a JSON schema"}
-
-
-def refusal_in_flags(error: TandemError) -> str:
-    """Returns the service's message with flags in place of fields, and the wrong flag before it if it names none."""
-    message = with_names(error.service_message, FLAGS, field=error.field)
-    flag = with_names(error.field, FLAGS, field=error.field) if error.field else ""
-    names_one = flag in message or message.startswith("--")
-    return _INDEXED.sub(_without_index, message if names_one else f"{flag}: {message}")
-
-
-def keyword_in_flags(message: str) -> str:
-    """Returns a message of `request`, which begins with keywords, with the flags in their places."""
-    return _KEYWORDS_FIRST.sub(
-        lambda found: " and ".join(_OF_KEYWORD.get(each, each) for each in found[0].split(" and ")), message, count=1
-    )
-
-
-def _without_index(found: re.Match[str]) -> str:
-    """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
-    if found[1] == _PROMPT:
-        return f"token {found[2]} of the prompt"
-    return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
 
 
 def option(panel: str | None, usage: str, description: str, **settings: Any) -> Any:
@@ -111,7 +78,7 @@ def flag(panel: str | None, kind: Any, usage: str, description: str, default: An
     The parameter has the name of the keyword that the flag sets; a flag that sets no keyword gives its own name.
     """
     flag_name = usage.split()[0].partition("/")[0]
-    name = KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
+    name = _KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
     wanted = kind | None if default is None else kind
     return parameter(name, Annotated[wanted, option(panel, usage, description, **settings)], default)
 
@@ -126,18 +93,15 @@ def takes(parameters: Sequence[Parameter]) -> Callable[[_Command], _Command]:
     return declared
 
 
-def _with_port(address: str) -> str:
-    # Without a port, gRPC would use 443 and report a refused connection.
-    if ":" not in address:
-        raise typer.BadParameter(f"is {address[:40]!r}; it must be HOST:PORT, like {DEFAULT_ADDRESS}")
+def _checked(address: str) -> str:
+    if problem := problem_of(address):
+        raise typer.BadParameter(problem)
     return address
 
 
 Address = Annotated[
     str,
-    option(
-        CONNECTION, "--address -a HOST:PORT", "Address of the service.", envvar="TANDEM_ADDRESS", callback=_with_port
-    ),
+    option(CONNECTION, "--address -a HOST:PORT", "Address of the service.", envvar="TANDEM_ADDRESS", callback=_checked),
 ]
 Json = Annotated[bool, option(OUTPUT, "--json", "Print JSON, for programs.")]
 Model = Annotated[str | None, option(PROMPT, "--model NAME", "Fail unless this model is served.")]
@@ -170,15 +134,21 @@ class Service:
     tls_key: str | None
     tls_server_name: str | None
 
-    def client(self, *, max_retries: int = 3) -> Client:
+    def client(self, *, max_retries: int = 3) -> "Client":
         """Returns a client. Raises OSError, and ValueError if the flags do not fit together."""
+        from tandem_client.sync_client import Client
+
         return Client(self.address, max_retries=max_retries, token=self._token(), tls=self._tls())
 
-    def async_client(self) -> AsyncClient:
+    def async_client(self) -> "AsyncClient":
         """Returns a client for an event loop. Raises as `client` does."""
+        from tandem_client.async_client import AsyncClient
+
         return AsyncClient(self.address, token=self._token(), tls=self._tls())
 
-    def _tls(self) -> TlsSettings | None:
+    def _tls(self) -> "TlsSettings | None":
+        from tandem_client.connection import TlsSettings
+
         names = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
         if not self.tls and not any(names):
             return None
@@ -250,16 +220,30 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def read_prompt(argument: str, *, token_ids: bool) -> Prompt:
-    """Returns the prompt of the argument, or standard input if the argument is -. Raises ValueError."""
-    # The shell's last line break is not part of the text.
-    text = read_text().removesuffix("\n") if argument == "-" else argument
+def given_or_piped(argument: str | None, placeholder: str, example: str) -> str:
+    """Returns the argument, or standard input if it is - or if there is none and a pipe or a file is on it.
+
+    Raises ValueError: there is neither, or the text is empty.
+    """
+    if argument is None and (sys.stdin is None or sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
+        raise ValueError(f"{placeholder} is missing: {example}, or pipe it to standard input")
+    if argument not in (None, "-"):
+        text, name = argument, placeholder
+    else:
+        # The shell's last line break is not part of the text.
+        text, name = read_text().removesuffix("\n"), "standard input"
     if not text:
-        raise ValueError("the prompt is empty; at least 1 character is needed")
+        raise ValueError(f"{name} is empty; at least 1 character is needed")
+    return text
+
+
+def read_prompt(argument: str | None, *, token_ids: bool) -> "Prompt":
+    """Returns the prompt of the argument or of standard input. Raises ValueError."""
+    text = given_or_piped(argument, "PROMPT", 'tandem generate "Return the"')
     return parse_token_ids(text) if token_ids else text
 
 
-def read_chat(prompt: Prompt, system: str | None) -> list[dict[str, str]]:
+def read_chat(prompt: "Prompt", system: str | None) -> list[dict[str, str]]:
     """Returns the conversation of one message of the user. Raises ValueError."""
     if not isinstance(prompt, str):
         raise ValueError("--chat and --token-ids exclude each other; a chat is text")
@@ -290,17 +274,25 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
 def read_file(path: str, flag: str) -> str:
     """Returns the text of the file that a flag names. Raises ValueError if it cannot be read or is not UTF-8."""
     try:
-        return Path(path).read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{flag}: {path} is not UTF-8 (byte {error.start})") from None
+        with Path(path).open("rb") as file:
+            return _decoded(file, f"{flag}: {path}")
     except OSError as error:
         raise ValueError(f"{flag}: {path[:200]}: {error.strerror}") from None
 
 
 def read_text() -> str:
-    """Reads all of standard input, with \\n as line break. Raises ValueError if it is not UTF-8, in every locale."""
+    """Reads all of standard input, with \\n as line break. Raises ValueError if it is too long or not UTF-8.
+
+    So in every locale.
+    """
+    return io.StringIO(_decoded(sys.stdin.buffer, "standard input"), newline=None).read()
+
+
+def _decoded(file: BinaryIO, name: str) -> str:
+    raw = file.read(_MAX_TEXT_BYTES + 1)
+    if len(raw) > _MAX_TEXT_BYTES:
+        raise ValueError(f"{name} has more than {_MAX_TEXT_BYTES:,} bytes, the most that one request can have")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"standard input is not UTF-8 (byte {error.start})") from None
-    return io.StringIO(text, newline=None).read()
+        raise ValueError(f"{name} is not UTF-8 (byte {error.start})") from None

@@ -12,11 +12,10 @@ from enum import IntEnum
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from tandem_client import errors
-from tandem_client.cli.flags import keyword_in_flags, refusal_in_flags
-from tandem_client.services.programs import PROGRAMS, missing_programs
+from tandem_client.cli.later import no_such_command
 
 _NAME = "tandem"
 
@@ -64,7 +63,10 @@ def reported(timeout: float | None = None, *, of_generate: bool = False) -> Gene
     except errors.TandemError as error:
         raise fail(describe(error, timeout, of_generate=of_generate), exit_code(error)) from None
     except (TypeError, ValueError) as error:
-        raise fail(keyword_in_flags(str(error)) if of_generate else str(error), Exit.USAGE) from None
+        from tandem_client.cli.names import client_in_flags, keyword_in_flags
+
+        message = client_in_flags(keyword_in_flags(str(error), of_generate=of_generate))
+        raise fail(message, Exit.USAGE) from None
 
 
 def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
@@ -75,6 +77,8 @@ def fail(message: str, code: Exit = Exit.ERROR) -> typer.Exit:
 
 def require_programs(programs: Sequence[str], command: str) -> None:
     """Ends the command with an error if a program of a checkout is not installed."""
+    from tandem_client.services.programs import missing_programs
+
     missing = missing_programs(programs)
     if missing:
         raise fail(
@@ -88,7 +92,7 @@ def exit_code(error: errors.TandemError) -> Exit:
     match error:
         case errors.InvalidArgument() | errors.NotFound() | errors.AlreadyExists():
             return Exit.USAGE
-        case errors.Unauthenticated() | errors.PermissionDenied():
+        case errors.Unauthenticated() | errors.PermissionDenied() | errors.OtherProtocol():
             return Exit.USAGE
         case errors.Unavailable() | errors.QueueFull():
             return Exit.UNAVAILABLE
@@ -98,16 +102,20 @@ def exit_code(error: errors.TandemError) -> Exit:
             return Exit.ERROR
 
 
-def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool = False) -> str:
-    """Returns the error and a hint in one line."""
-    message = refusal_in_flags(error) if of_generate else error.message
-    message = " ".join(message.split())
+def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool | None = False) -> str:
+    """Returns the error and a hint in one line. `of_generate`: None names keywords, as the settings of a chat do."""
+    from tandem_client.cli.names import client_in_flags, refusal_in_flags
+
+    message = error.message if of_generate is None else refusal_in_flags(error, of_generate=of_generate)
+    message = client_in_flags(" ".join(message.split()))
     hint = _hint(error, timeout)
     return f"{message} ({hint})" if hint else message
 
 
 def _hint(error: errors.TandemError, timeout: float | None) -> str:
     match error:
+        case errors.OtherProtocol() | errors.ClientClosed():
+            return ""
         case errors.NothingAnswers():
             return "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
         case errors.AnswersTooSlowly():
@@ -120,7 +128,7 @@ def _hint(error: errors.TandemError, timeout: float | None) -> str:
             return f"try again in {seconds:g} s"
         case errors.Unauthenticated():
             return "set --token-file or TANDEM_TOKEN"
-        case errors.NotFound() if error.message.startswith("worker: "):
+        case errors.NotFound() if error.service_message.startswith("worker: "):
             return "tandem load shows the workers"
         case errors.NotFound():
             return "tandem info shows what is served"
@@ -137,18 +145,22 @@ def _is_limit_in_info(error: errors.InvalidArgument) -> bool:
     return (error.field or "").startswith(_LIMITS_IN_INFO) and not is_fixed
 
 
-class CheckoutCommand(TyperCommand):
-    """A command that starts programs of a checkout. The help lists it only if these are installed."""
-
-    programs = PROGRAMS
-
-
 class TandemGroup(TyperGroup):
     """All commands. An error is one line, and every exit code is one of `Exit`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands whose programs are installed; the others explain what is missing."""
-        return [name for name, each in self.commands.items() if not missing_programs(getattr(each, "programs", ()))]
+        from tandem_client.services.programs import PROGRAMS, missing_programs
+
+        are_missing = bool(missing_programs(PROGRAMS))
+        entries = {name: getattr(each, "entry", None) for name, each in self.commands.items()}
+        return [name for name, entry in entries.items() if not (are_missing and entry and entry.of_checkout)]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command. Raises UsageError with what is there instead."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(no_such_command(args[0], self.commands))
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
         """Runs the command that the arguments name, and exits."""

@@ -18,9 +18,10 @@ from rich.text import Text
 from tandem.v1 import inference_pb2
 
 from tandem_client.async_client import AsyncGenerateStream
-from tandem_client.plural import counted
+from tandem_client.rates import rate_of
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, Summary, TokenLogprob, Waiting
+from tandem_contract.plural import counted
 
 # C0 without tab and line feed, DEL, C1, the line and paragraph separators, and the marks that change the direction of
 # text, by which a line could show something else than it says.
@@ -42,17 +43,21 @@ def _shown(found: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"<U+{code:04X}>"
 
 
-def closing_line(stream: GenerateStream | AsyncGenerateStream, first_seconds: float, decode_seconds: float) -> str:
+def closing_line(
+    stream: GenerateStream | AsyncGenerateStream, first_seconds: float, first_tokens: int, decode_seconds: float
+) -> str:
     """Returns tokens, reasons and rates, and what the summary tells of cache, preemptions and workers.
 
-    `first_seconds`: the time to the first token as the caller saw it; `decode_seconds`: from there to the last.
+    `first_seconds`: the time to the first delta, with `first_tokens`, as the caller saw it; `decode_seconds`: from
+    there to the last one.
     """
     ends = [sample.finished for sample in stream.samples if sample.finished is not None]
     num_tokens = sum(end.output_tokens for end in ends)
-    rate = (num_tokens - 1) / decode_seconds if num_tokens > 1 and decode_seconds > 0 else 0.0
+    rate = rate_of(num_tokens - first_tokens, decode_seconds)
     reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
     line = f"{counted(num_tokens, 'token')}, ended by {reasons}"
-    parts = [f"{line}; first after {first_seconds:.3f} s, then {rate:.1f} tokens/s"]
+    then = "" if rate is None else f", then {rate:.1f} tokens/s"
+    parts = [f"{line}; first after {first_seconds:.3f} s{then}"]
     return "; ".join([*parts, *(_events(stream.summary) if stream.summary is not None else ())])
 
 
@@ -85,21 +90,44 @@ def print_json(stream: GenerateStream) -> None:
         print(json_line(message, **named), flush=True)
 
 
-def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True) -> None:
-    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a line of figures."""
+def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, asked: int | None = None) -> None:
+    """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a line of figures.
+
+    `asked` is the maximum of new tokens that the request names; a lower one in force is told before the text.
+    """
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)
     stream.on_waiting = samples.waits
     try:
         for delta in stream:
+            if told := lowered(stream, asked, "--max-new-tokens"):
+                print(told, file=sys.stderr, flush=True)
+            asked = None
             samples.show(delta)
     finally:
         samples.end()
     for line in _tables(stream):
         print(line, flush=True)
     if with_figures and sys.stderr.isatty() and samples.first is not None:
-        line = closing_line(stream, samples.first - started, time.monotonic() - samples.first)
+        line = closing_line(stream, samples.first - started, samples.first_tokens, samples.last - samples.first)
         Console(stderr=True, highlight=False).print(line, style="dim")
+
+
+def lowered(stream: GenerateStream | AsyncGenerateStream, asked: int | None, name: str) -> str:
+    """What is said if the service has cut the maximum to what the model's length leaves; empty if it has not.
+
+    `asked`: the maximum of new tokens that the request names, `name` what set it.
+    """
+    accepted = stream.accepted
+    if accepted is None or asked is None or asked <= accepted.max_new_tokens:
+        return ""
+    behind = f"behind a prompt of {counted(accepted.prompt_tokens, 'token')}"
+    return f"{name} is {asked:,}; the model's length leaves {accepted.max_new_tokens:,} {behind}"
+
+
+def delta_tokens(delta: Delta | inference_pb2.Delta) -> int:
+    """The tokens of a delta; without their ids it counts as one."""
+    return len(delta.token_ids) or 1
 
 
 class _Samples:
@@ -115,12 +143,16 @@ class _Samples:
         is_terminal = sys.stdout.isatty()
         self._console = Console(highlight=False, markup=False, emoji=False) if is_terminal else None
         self._is_reasoning = False
-        # When the first delta arrived.
+        # When the first delta arrived, and how many tokens it had; when the last one did.
         self.first: float | None = None
+        self.first_tokens = 0
+        self.last = 0.0
 
     def show(self, delta: Delta) -> None:
         """Prints the delta if its sample is the current one, or becomes it now."""
-        self.first = self.first or time.monotonic()
+        self.last = time.monotonic()
+        if self.first is None:
+            self.first, self.first_tokens = self.last, delta_tokens(delta)
         is_shown = False
         while self._has_next() and self._stream.samples[self._idx].finished is not None:
             self._next()

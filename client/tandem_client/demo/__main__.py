@@ -146,7 +146,7 @@ def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int])
         table.add_row(
             str(len(one.token_ids)),
             f"{one.first_token_seconds:.3f} s",
-            f"{one.tokens_per_second:.0f}",
+            "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.0f}",
             str(other.summary.timing.worker_changes),
             str(other.summary.usage.recomputed_tokens),
             "NO" if index in differing else "yes",
@@ -168,7 +168,7 @@ def main(
 ) -> None:
     """Serve, stream, kill the worker, compare."""
     # Otherwise gRPC's library logs between the demo's lines.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     missing = missing_programs(PROGRAMS)
     if missing:
         print(f"error: {' and '.join(missing)} cannot be found: the demo runs in a checkout", file=sys.stderr)

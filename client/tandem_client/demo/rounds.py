@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem_client.async_client import AsyncClient
+from tandem_client.rates import rate_of
 from tandem_client.types import Delta, Summary
 from tandem_client.wire.request import GenerateOptions
 
@@ -54,16 +55,16 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     ended_by: str
-    # The time from the call to the first delta, and from there to the end.
+    # The time from the call to the first delta, from there to the end, and the tokens of that delta.
     first_token_seconds: float
     decode_seconds: float
+    first_tokens: int
     summary: Summary
 
     @property
-    def tokens_per_second(self) -> float:
-        """The rate after the first token; 0 if there is only one token."""
-        num_after = len(self.token_ids) - 1
-        return num_after / self.decode_seconds if num_after > 0 and self.decode_seconds > 0 else 0.0
+    def tokens_per_second(self) -> float | None:
+        """The rate after the first delta; None if all came at once."""
+        return rate_of(len(self.token_ids) - self.first_tokens, self.decode_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +148,13 @@ async def _ask(
     client: AsyncClient, index: int, question: Question, arrivals: Arrivals, on_delta: OnDelta, on_done: OnDone
 ) -> Completion:
     started = time.monotonic()
-    first: float | None = None
+    first, first_tokens = None, 0
     token_ids: list[int] = []
     texts: list[str] = []
     async with client.generate(question.prompt, **question.options) as stream:
         async for delta in stream:
-            first = first or time.monotonic()
+            if first is None:
+                first, first_tokens = time.monotonic(), len(delta.token_ids)
             token_ids += delta.token_ids
             texts.append(delta.text)
             on_delta(index, delta)
@@ -167,6 +169,7 @@ async def _ask(
         ended_by=stream.finished.reason,
         first_token_seconds=(first or ended) - started,
         decode_seconds=ended - (first or ended),
+        first_tokens=first_tokens,
         summary=stream.summary,
     )
     on_done(index, completion)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from tandem_contract import logs
 from tandem_contract.child import die_with_parent
+from tandem_contract.version import how_to_install
 
 log = logging.getLogger("tandem.gateway")
 
@@ -18,9 +19,10 @@ log = logging.getLogger("tandem.gateway")
 def main() -> int:
     """Runs the gateway."""
     logs.open_closed_streams()
+    # gRPC's library would write lines of its own form between those of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if missing := [name for name in ("pydantic", "starlette", "uvicorn") if find_spec(name) is None]:
-        how = "install the extra `gateway`: pip install 'tandem-inference[gateway]'"
-        print(f"gateway: {missing[0]} is missing; {how}", file=sys.stderr)
+        print(f"gateway: {missing[0]} is missing; install it with: {how_to_install('gateway')}", file=sys.stderr)
         return 2
     # The modules that need them.
     from tandem_client.gateway.settings import PROGRAM

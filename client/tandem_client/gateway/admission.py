@@ -21,6 +21,7 @@ from tandem_client.gateway.errors import HttpError, overloaded, unauthenticated,
 from tandem_client.gateway.exchange import Places, header, read
 from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
+from tandem_contract.plural import numbered
 
 # A revoked token is noticed by the service in less than two seconds; these come on top, for what the gateway decides.
 KNOWN_SECONDS, REFUSED_SECONDS = 0.5, 0.25
@@ -62,7 +63,7 @@ class Callers:
         task = self._asked.get(key)
         if task is None:
             if len(self._asked) >= _MAX_ASKED:
-                raise unavailable(f"{len(self._asked)} tokens are looked up; the limit is {_MAX_ASKED}")
+                raise unavailable(f"{numbered(len(self._asked), 'token', 'are')} looked up; the limit is {_MAX_ASKED}")
             task = self._asked[key] = asyncio.create_task(self._ask(key, token))
             # Retrieves the exception, because every caller may have left.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -148,7 +149,9 @@ class Admission:
         if self._places.is_shared:
             # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
             await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
-        message = f"{limit} requests of this key are in work, which is its share of {self._settings.max_requests}"
+        message = (
+            f"{numbered(limit, 'request')} of this key are in work, which is its share of {self._settings.max_requests}"
+        )
         raise overloaded(message, seconds=_FULL_SECONDS, code="too_many_requests")
 
     async def _read(self, request: Request, caller: str) -> None:

@@ -68,7 +68,10 @@ def bind(settings: Settings) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         bound.close()
-        raise SettingError(f"the gateway cannot listen on {settings.listen}: {error.strerror or error}") from None
+        raise SettingError(
+            f"listen: the gateway cannot listen on {settings.listen}: {error.strerror or error}; choose another with"
+            " --listen (127.0.0.1:0 takes a free port)"
+        ) from None
     return bound
 
 

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tandem_client.plot import data
 from tandem_client.plot.summary import Summary
-from tandem_client.plural import counted
+from tandem_contract.plural import counted
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 KIND_COLOURS = {"prefill": "#E69F00", "decode": "#56B4E9", "mixed": "#CC79A7"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem_client.plot.data import RESET, STEP_KINDS, WORKER_LOST, Bools, StepsLog, stepping_seconds, without_worker
-from tandem_client.plural import counted
+from tandem_contract.plural import counted
 
 # Of more lanes, only those with the most steps are listed.
 _MOST_LANES = 8

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tandem_client.async_client import AsyncClient
 from tandem_client.connection import Access, dialled
-from tandem_client.services.handshake import own_names
+from tandem_client.handshake import own_names
 from tandem_client.services.programs import RESTARTED, OnLine, kept
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard

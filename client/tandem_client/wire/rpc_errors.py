@@ -17,6 +17,8 @@ from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMi
 from tandem_client import errors
 
 _INDEX = re.compile(r"\[\d+\]")
+# A field that would help: "set force to let its requests end there".
+_TO_SET = re.compile(r"(?<=\bset )[a-z_]+\b")
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _PUSHBACK_KEY = "grpc-retry-pushback-ms"
@@ -44,11 +46,41 @@ _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses|connections to all backends failing|errors resolving|DNS resolution failed"
 )
 _SLOW_CONNECTION = re.compile(r"(failed to connect|connections to all backends).*(timed out|timeout)", re.I | re.DOTALL)
-_OTHER_PROTOCOL = re.compile(r"Failed parsing HTTP/2|Trying to connect an http1")
-# A connection on which nothing came any more.
-_SILENT = re.compile(r"(ping|keepalive) timeout")
-# A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
-_CUT_BY_PROXY = re.compile(r"RST_STREAM with error code 2\b")
+_HTTP_1 = re.compile(r"Trying to connect an http1")
+NO_GRPC = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
+# Somebody accepted the connection and the handshake failed. `peer` finds out what listens there.
+_OTHER_PROTOCOL = re.compile(
+    r"Failed parsing HTTP/2|handshake failed|verification check failed|Socket closed"
+    r"|[Cc]onnection reset|Broken pipe|\bEOF\b|GOAWAY",
+)
+# The channel was closed while the call was on its way.
+_CLOSED = re.compile(r"Channel closed!|Cannot invoke RPC on closed channel")
+_UNAVAILABLE, _INTERNAL, _UNKNOWN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+# What gRPC's library says of a connection that breaks during a call: status, text, class, and our words before it.
+_RAW = (
+    # Nothing came any more.
+    (_UNAVAILABLE, re.compile(r"(ping|keepalive) timeout"), errors.Unavailable, "does not answer any more"),
+    (_UNAVAILABLE, re.compile(r"too_many_pings"), errors.Unavailable, "closed the connection because of its pings"),
+    (
+        _UNAVAILABLE,
+        re.compile(r"GOAWAY|[Ss]ocket closed|[Cc]onnection (reset|aborted)|Broken pipe|\bEOF\b|Stream removed"),
+        errors.Unavailable,
+        "closed the connection",
+    ),
+    # A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
+    (
+        _INTERNAL,
+        re.compile(r"RST_STREAM with error code 2\b"),
+        errors.Unavailable,
+        "lost the connection to the service",
+    ),
+    (_INTERNAL, re.compile(r"RST_STREAM"), errors.Unavailable, "ended the call without a status"),
+    (_UNKNOWN, re.compile(r"Stream removed"), errors.Unavailable, "ended the call without a status"),
+)
 # The last part of the text is the cause:
 # "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
 _CAUSE = re.compile(r".*: (?P<cause>[^\[\]]+)\]?$", re.DOTALL)
@@ -74,11 +106,12 @@ def name_of(field: str, names: Mapping[str, str]) -> str:
 def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:
     """Returns the message with each path replaced by its name.
 
-    A path without a dot may be an ordinary word. It is replaced only at the message's start, and only if `field`, the
-    field at fault, is that path.
+    A path without a dot may be an ordinary word. It is replaced behind "set", and at the message's start if `field`,
+    the field at fault, is that path.
     """
     if field is not None and message.startswith(field):
         message = name_of(field, names) + message[len(field) :]
+    message = _TO_SET.sub(lambda found: names.get(found[0], found[0]), message)
     dotted = sorted((path for path in names if "." in path and "[" not in path), key=len, reverse=True)
     if not dotted:
         return message
@@ -96,10 +129,13 @@ class ErrorReader:
     # The path of an API field, to the keyword that sets the field.
     keywords: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def read(self, error: grpc.RpcError, *, stream_began: bool = False, why_late: str = "") -> errors.TandemError:
+    def read(
+        self, error: grpc.RpcError, *, stream_began: bool = False, is_late: bool = False, why_late: str = ""
+    ) -> errors.TandemError:
         """Returns the exception for a gRPC error. `stream_began`: the service had accepted the request.
 
-        `why_late` ends the message of a deadline that passed in the client.
+        `is_late`: the time of the call is over, and `why_late` ends the message of that. The service knows the deadline
+        too, and a stream that it removes then may come before the client's own status.
         """
         code = error.code()
         metadata = _metadata(error)
@@ -112,7 +148,12 @@ class ErrorReader:
         if kind is errors.QueueFull and is_rate:
             kind = errors.RateLimited
         if not violations and retry_after_seconds is None:
-            kind, message = self._own_words(kind, message, stream_began=stream_began, why_late=why_late)
+            if is_late and _of_connection(code, said) is not None:
+                kind, said = errors.DeadlineExceeded, _CLIENT_DEADLINE
+            if kind is errors.DeadlineExceeded and _CLIENT_DEADLINE in said:
+                message = self._deadline_message(stream_began=stream_began) + why_late
+            else:
+                kind, message = self._own_words(kind, code, message)
         return kind(
             message,
             code=code,
@@ -131,25 +172,25 @@ class ErrorReader:
         return errors.DeadlineExceeded(message, code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     def _own_words(
-        self, kind: type[errors.TandemError], said: str, *, stream_began: bool, why_late: str
+        self, kind: type[errors.TandemError], status: grpc.StatusCode, said: str
     ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
         if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
             return errors.MessageTooLarge, _size_message(found)
-        if kind is errors.DeadlineExceeded and _CLIENT_DEADLINE in said:
-            return kind, self._deadline_message(stream_began=stream_began) + why_late
+        if kind is errors.Cancelled and _CLOSED.search(said):
+            return errors.ClientClosed, "the client was closed during the call"
         if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"
+            if _HTTP_1.search(said):
+                return errors.OtherProtocol, f"{self.address} {NO_GRPC}"
             if _OTHER_PROTOCOL.search(said):
-                return errors.NothingAnswers, f"{self.address} does not speak gRPC; is it the address of a gateway?"
+                return errors.OtherProtocol, f"{self.address} takes the connection and ends it{why}"
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
-        if kind is errors.Unavailable and _SILENT.search(said):
-            return kind, f"{self.address} does not answer any more: {said}"
-        if kind is errors.Internal and _CUT_BY_PROXY.search(said):
-            return errors.Unavailable, f"{self.address} lost the connection to the service: {said}"
+        if (found := _of_connection(status, said)) is not None:
+            return found[0], f"{self.address} {found[1]}: {said}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
@@ -157,6 +198,11 @@ class ErrorReader:
         if stream_began:
             return f"the stream did not end {within}"
         return f"{self.address} answers too slowly: no answer {within}"
+
+
+def _of_connection(status: grpc.StatusCode, said: str) -> tuple[type[errors.TandemError], str] | None:
+    """Class and words for a connection that broke during a call; None for any other error."""
+    return next((row[2:] for row in _RAW if row[0] is status and row[1].search(said)), None)
 
 
 def _size_message(found: re.Match[str]) -> str:

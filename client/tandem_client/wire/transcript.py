@@ -10,9 +10,9 @@ from tandem.v1 import inference_pb2
 
 from tandem_client import types
 from tandem_client.errors import ProtocolError
-from tandem_client.plural import counted
 from tandem_client.wire import messages
 from tandem_client.wire.request import resume_request
+from tandem_contract.plural import counted, numbered
 
 NOTHING = types.SampleOffset()
 
@@ -233,7 +233,7 @@ class Transcript:
             num_logprobs = len(delta.token_ids) if self._with_logprobs else 0
             if len(delta.logprobs) != num_logprobs:
                 raise ProtocolError(
-                    f"a delta of {len(delta.token_ids)} tokens has {len(delta.logprobs)} logprobs;"
+                    f"a delta of {numbered(len(delta.token_ids), 'token')} has {len(delta.logprobs)} logprobs;"
                     f" expected {num_logprobs}"
                 )
         sample.add(delta)

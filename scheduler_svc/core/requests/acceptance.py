@@ -18,6 +18,7 @@ from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
 from scheduler_svc.core.schedule.endings import End, Ending, restored_ending
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import Waits
+from tandem_contract.plural import numbered
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ class Acceptance:
             return
         takes = " and took constraints" if request.constraint else ""
         message = (
-            f"for {now - since:.0f} s no worker could hold its {request.total_length} tokens (prompt and "
+            f"for {now - since:.0f} s no worker could hold its {numbered(request.total_length, 'token')} (prompt and "
             f"max_new_tokens){takes}; the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         message += self._waits.named(request, now)

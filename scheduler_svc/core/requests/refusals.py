@@ -16,6 +16,7 @@ from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.status import Availability
+from tandem_contract.plural import numbered
 
 # Code, field, message.
 Refusal = tuple[RejectCode, str, str]
@@ -61,8 +62,8 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
         return None
     if total:
         reason = (
-            f"prompt ({prompt} tokens) and max_new_tokens make {total} tokens; the present workers hold at "
-            f"most {worker_infos.longest_present}; a larger one left a short while ago"
+            f"prompt ({numbered(prompt, 'token')}) and max_new_tokens make {numbered(total, 'token')}; the present "
+            f"workers hold at most {worker_infos.longest_present}; a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
     # The message gives the limits of the present workers, if there are any.
@@ -71,8 +72,9 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
         reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
         return RejectCode.INVALID, "token_ids", reason
     new = min(max_new_tokens, info.max_length - prompt)
+    pages = info.pages_at_once(prompt + new - 1)
     reason = (
-        f"prompt ({prompt} tokens) and max_new_tokens ({new}) take {info.pages_at_once(prompt + new - 1)} pages of "
+        f"prompt ({numbered(prompt, 'token')}) and max_new_tokens ({new}) take {numbered(pages, 'page')} of "
         f"{info.page_size} tokens; the pool has {info.usable_pages}"
     )
     return RejectCode.INVALID, "stop.max_new_tokens", reason
@@ -85,10 +87,11 @@ def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Re
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
     if samples * prompt > config.max_waiting_tokens:
-        limit = f"at most {config.max_waiting_tokens} tokens may wait (max_waiting_tokens)"
+        limit = f"at most {numbered(config.max_waiting_tokens, 'token')} may wait (max_waiting_tokens)"
         if samples == 1:
-            return RejectCode.INVALID, "token_ids", f"the prompt has {prompt} tokens; {limit}"
-        message = f"num_samples is {samples} and the prompt has {prompt} tokens, {samples * prompt} together; {limit}"
+            return RejectCode.INVALID, "token_ids", f"the prompt has {numbered(prompt, 'token')}; {limit}"
+        of_each = f"num_samples is {samples} and the prompt has {numbered(prompt, 'token')}"
+        message = f"{of_each}, {samples * prompt} together; {limit}"
         return RejectCode.INVALID, "sampling.num_samples", message
     if not is_within(event.prompt, info.vocab_size):
         return RejectCode.INVALID, "token_ids", f"a token id is outside 0 to {info.vocab_size - 1}"
@@ -102,7 +105,11 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
         return None
     if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
-        return RejectCode.QUEUE_FULL, "", f"{queue.num_waiting} requests are waiting{more}; the limit is {limit}"
+        return (
+            RejectCode.QUEUE_FULL,
+            "",
+            f"{numbered(queue.num_waiting, 'request', 'are')} waiting{more}; the limit is {limit}",
+        )
     limit = config.max_waiting_tokens
     if queue.waiting_tokens + samples * prompt > limit:
         each = f" for each of {samples} samples" if samples > 1 else ""

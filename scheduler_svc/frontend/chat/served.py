@@ -22,11 +22,11 @@ from scheduler_svc.frontend.chat.calls import argument_types, compact
 from scheduler_svc.frontend.chat.conversation import Calls, Conversation
 from scheduler_svc.frontend.chat.forms import AnswerForm, ReasoningFormat, choose_form
 from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
+from tandem_contract.version import how_to_install
 
 if TYPE_CHECKING:
     import tokenizers
 
-EXTRA = "pip install 'tandem-inference[chat]'"
 # Transformers has sanitize_control_tokens from this version on; older versions of jinja2 have holes in the sandbox.
 LEAST = {"transformers": (5, 23), "jinja2": (3, 1, 6)}
 logger = logging.getLogger(__name__)
@@ -41,13 +41,13 @@ _MARKER = re.compile(f"[{MARKERS}]")
 def missing_libraries() -> str:
     """Why chats cannot be served here, in one sentence; empty if they can. Imports neither library."""
     for name, least in LEAST.items():
-        needed = ".".join(map(str, least))
+        said = f"chats need {name} {'.'.join(map(str, least))} or newer on the scheduler's machine, and"
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            return f"chats need {name} {needed} or newer on the scheduler's machine, and it is not installed: {EXTRA}"
+            return f"{said} it is not installed: {how_to_install('chat')}"
         if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < least:
-            return f"chats need {name} {needed} or newer on the scheduler's machine, and {found} is installed: {EXTRA}"
+            return f"{said} {found} is installed: {how_to_install('chat')}"
     return ""
 
 

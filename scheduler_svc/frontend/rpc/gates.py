@@ -35,6 +35,7 @@ import grpc
 
 from scheduler_svc.frontend.grpc_tuning.sockets import network_of
 from scheduler_svc.frontend.rpc import status
+from tandem_contract.plural import numbered
 
 
 def share(num_places: int, num_of_others: int, *, is_shared: bool) -> int:
@@ -201,7 +202,7 @@ class ReadSlots:
                 slow.pop(context).is_ending = True
                 message = (
                     f"the message was not here after {YIELD_SECONDS:g} s, and other calls wait to be read;"
-                    f" {self._num_slots} messages are read at once"
+                    f" {numbered(self._num_slots, 'message', 'are')} read at once"
                 )
                 found.append((context, status.overloaded(message)))
         return found
@@ -218,8 +219,9 @@ class ReadSlots:
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise status.overloaded(
-                f"the call's message could not be read for {self._seconds:g} s: {self._num_slots} messages are read at"
-                f" once, and {self._places.of(tenant)} of the same caller are not complete"
+                f"the call's message could not be read for {self._seconds:g} s:"
+                f" {numbered(self._num_slots, 'message', 'are')} read at once, and {self._places.of(tenant)} of the"
+                " same caller are not complete"
             ) from None
 
     def _free(self, tenant: str) -> None:

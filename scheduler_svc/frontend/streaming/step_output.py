@@ -29,6 +29,7 @@ from scheduler_svc.frontend.streaming.stream import (
     read_logprobs,
     read_step_logprobs,
 )
+from tandem_contract.plural import numbered
 
 TOKEN_BYTES = 4
 # The id of a sample, the offset of its first token, the number of tokens, whether their offsets are consecutive, and
@@ -195,8 +196,8 @@ class StepOutputReader:
             return None
         stream = sample.stream
         if first != sample.num_received or not is_complete or first + count > stream.max_new_tokens:
-            expected = f"{count} tokens from {sample.num_received} on, of {stream.max_new_tokens}"
-            self._fail_broken(stream, f"{count} tokens from {first} on came instead of {expected}")
+            expected = f"{numbered(count, 'token')} from {sample.num_received} on, of {stream.max_new_tokens}"
+            self._fail_broken(stream, f"{numbered(count, 'token')} from {first} on came instead of {expected}")
             return None
         if sample.logprobs is not None:
             self._fail_broken(stream, f"token {first} came without the requested logprobs")

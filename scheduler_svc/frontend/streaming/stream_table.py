@@ -30,6 +30,7 @@ from scheduler_svc.frontend.rpc.gates import Places, share
 from scheduler_svc.frontend.sizes import MAX_ABORT_IDS, MAX_LINGER_SECONDS
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream, StreamLimits
+from tandem_contract.plural import numbered
 
 BELIEVED_SECONDS = 0.1
 # More tenants than that are not remembered; their requests are refused by the core.
@@ -221,7 +222,7 @@ class StreamTable:
         limit = share(self._limits.max_streams, num_of_others, is_shared=self._is_shared)
         if num_open + num_unread + num_samples > limit:
             unread = f", {num_unread} finished answers are unread" if num_unread else ""
-            message = f"{num_open} samples of requests are open{unread} and the request adds {num_samples}"
+            message = f"{numbered(num_open, 'sample')} of requests are open{unread} and the request adds {num_samples}"
             raise status.overloaded(f"{message}; the limit is {limit}")
 
     def fail(self, stream: RequestStream, failure: status.Refusal) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from tandem.v1 import inference_pb2
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from tandem_client import Client
+from tandem_client import Client, connection
+from tandem_client.cli import flags
 from tandem_client.cli.__main__ import app
 from tandem_client.cli.commands import serve
-from tandem_client.cli.flags import FLAGS, parse_token_ids
+from tandem_client.cli.flags import parse_token_ids
+from tandem_client.cli.names import FLAGS
 from tandem_client.cli.show import closing_line
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
+from tests.client.listeners import closed_address
 from tests.client.proxied import NAME, Proxied
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,7 +126,7 @@ def test_the_closing_line_counts_cached_prompt_tokens(service: FakeService) -> N
     with Client(service.address) as client, client.generate("hi") as stream:
         for _ in stream:
             pass
-        line = closing_line(stream, 0.5, 2.0)
+        line = closing_line(stream, 0.5, 1, 2.0)
     figures = "3 tokens, ended by length; first after 0.500 s, then 1.0 tokens/s"
     assert line == f"{figures}; 2 of 3 prompt tokens cached; 1 worker change"
 
@@ -311,7 +315,7 @@ def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
 
 
 def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
-    flags = {name for parameter in get_command(app).commands["generate"].params for name in parameter.opts}
+    flags = {name for parameter in get_command(app).commands["generate"].loaded.params for name in parameter.opts}
     assert {"--max-new-tokens", "--stop", "--ban"} <= flags
     assert set(fields_of(inference_pb2.GenerateRequest.DESCRIPTOR)) - WITHOUT_FLAG <= set(FLAGS)
     assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= flags
@@ -355,19 +359,81 @@ def test_wrong_flags_and_numbers_are_usage_errors(tandem) -> None:
     assert result.stderr == "error: --max-new-tokens is -1; it must be 1 to 4294967295\n"
 
 
-@pytest.mark.parametrize("arguments", [("generate",), ("generate", "--token-ids")])
-def test_generate_without_a_prompt_names_standard_input(
-    tandem, service: FakeService, arguments: tuple[str, ...]
+@pytest.mark.parametrize("before", [(), ("-",)])
+def test_what_is_piped_is_the_text_of_a_command_without_one(
+    tandem, service: FakeService, before: tuple[str, ...]
 ) -> None:
-    result = tandem(*arguments, stdin="x\n")
-    assert (result.exit_code, "PROMPT is missing" in result.stderr) == (2, True)
-    assert result.stderr.endswith("or - to read it from standard input\n")
+    assert tandem("generate", *before, stdin="two\nlines\n").stdout == "Réturn\n"
+    assert tandem("generate", *before, "--token-ids", stdin="[1, 2,3]\n").exit_code == 0
+    assert tandem("chat", stdin="hi\n").stdout == "Réturn\n"
+    one, two, chat = service.requests
+    assert (one.text, list(two.token_ids.ids)) == ("two\nlines", [1, 2, 3])
+    assert list(chat.chat.messages[0].content) == ["hi"]
+    assert tandem("tokenize", *before, stdin="hi\n").stdout == "104 105\n"
+    assert tandem("detokenize", *before, stdin="104,105\n").stdout == "hi\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "placeholder", "example"),
+    [
+        ("generate", "PROMPT", 'tandem generate "Return the"'),
+        ("tokenize", "TEXT", 'tandem tokenize "Return the"'),
+        ("detokenize", "ID", "tandem detokenize 17 4"),
+    ],
+)
+def test_a_terminal_is_not_read_and_what_is_empty_is_named(
+    tandem, service: FakeService, monkeypatch: pytest.MonkeyPatch, command: str, placeholder: str, example: str
+) -> None:
+    empty = "is empty; at least 1 character is needed\n"
+    for result in (tandem(command, "-", stdin="\n"), tandem(command, stdin="")):
+        assert (result.exit_code, result.stderr) == (2, f"error: standard input {empty}")
+    result = tandem(command, "")
+    assert (result.exit_code, result.stderr) == (2, f"error: {placeholder} {empty}")
+    # Closed, as by a service manager; the runner of the tests gives a file.
+    monkeypatch.setattr("tandem_client.cli.flags.sys", types.SimpleNamespace(stdin=None))
+    result = tandem(command)
+    line = f"error: {placeholder} is missing: {example}, or pipe it to standard input\n"
+    assert (result.exit_code, result.stderr) == (2, line)
+    terminal = types.SimpleNamespace(stdin=types.SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("tandem_client.cli.flags.sys", terminal)
+    assert tandem(command).stderr == line
     assert service.requests == []
 
 
-def test_the_error_of_an_empty_prompt_names_the_prompt(tandem) -> None:
-    for result in (tandem("generate", ""), tandem("generate", "-", stdin="\n")):
-        assert (result.exit_code, result.stderr) == (2, "error: the prompt is empty; at least 1 character is needed\n")
+def test_no_more_is_read_than_one_request_can_have(
+    tandem, service: FakeService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert flags._MAX_TEXT_BYTES == connection.MAX_MESSAGE_BYTES
+    monkeypatch.setattr(flags, "_MAX_TEXT_BYTES", 1000)
+    (tmp_path / "long").write_text("x" * 1001)
+    most = "has more than 1,000 bytes, the most that one request can have\n"
+    for command in ("generate", "tokenize", "detokenize", "chat"):
+        assert tandem(command, stdin="x" * 1001).stderr == f"error: standard input {most}"
+    for flag in ("--lark", "--json-schema", "--tools"):
+        result = tandem("generate", "x", flag, str(tmp_path / "long"))
+        assert (result.exit_code, result.stderr) == (2, f"error: {flag}: {tmp_path}/long {most}")
+    assert tandem("generate", stdin="x" * 1000).exit_code == 0
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_maximum_that_the_model_has_no_room_for_is_told(tandem, service: FakeService, command: str) -> None:
+    """The service cuts it to what is left behind the prompt; the fake one to 256."""
+    told = tandem(command, "hi", "-n", "99999")
+    line = "--max-new-tokens is 99,999; the model's length leaves 256 behind a prompt of 3 tokens\n"
+    assert (told.exit_code, told.stdout, told.stderr) == (0, "Réturn\n", line)
+    assert tandem(command, "hi", "-n", "256").stderr == "" == tandem(command, "hi").stderr
+
+
+@pytest.mark.parametrize(
+    ("first_tokens", "seconds", "then"),
+    [(1, 2.0, ", then 1.0 tokens/s"), (3, 2.0, ""), (1, 0.0004, ""), (1, 0.0, ""), (2, 0.05, ", then 20.0 tokens/s")],
+)
+def test_a_rate_needs_two_deltas_and_a_time(service: FakeService, first_tokens: int, seconds: float, then: str) -> None:
+    with Client(service.address) as client, client.generate("hi") as stream:
+        assert len(list(stream)) == 2
+        line = closing_line(stream, 0.5, first_tokens, seconds)
+    assert line.partition("; 2 of 3")[0] == f"3 tokens, ended by length; first after 0.500 s{then}"
 
 
 @pytest.mark.parametrize("command", ["generate", "tokenize", "detokenize"])
@@ -399,10 +465,12 @@ def test_only_a_begun_stream_reports_that_the_service_went_away(tandem, service:
 
     service.behaviour = lost
     hint = "the service went away and the output is incomplete: try again"
-    assert tandem("generate", "hi").stderr == f"error: Socket closed ({hint})\n"
-    # A malformed address, so that no name server is queried.
-    result = tandem("generate", "hi", "--address", "127.0.0.1:99999")
-    assert (result.exit_code, "nothing answers at 127.0.0.1:99999" in result.stderr) == (3, True)
+    assert (
+        tandem("generate", "hi").stderr == f"error: {service.address} closed the connection: Socket closed ({hint})\n"
+    )
+    address = closed_address()
+    result = tandem("generate", "hi", "--address", address)
+    assert (result.exit_code, f"nothing answers at {address}" in result.stderr) == (3, True)
 
 
 def test_an_address_without_a_service_is_an_error_with_a_hint(tandem, service: FakeService) -> None:

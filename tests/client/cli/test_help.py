@@ -1,6 +1,7 @@
 """Help, version and wrong arguments: the output for a user who types a command for the first time."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from tandem_client.cli import later
 from tandem_client.cli.__main__ import app
 from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -26,7 +28,7 @@ def tandem(*arguments: str, columns: int = 80) -> Result:
 def test_help_describes_every_flag(name: str) -> None:
     result = tandem(name, "--help", columns=120)
     assert result.exit_code == 0 and "…" not in result.stdout
-    for parameter in get_command(app).commands[name].params:
+    for parameter in get_command(app).commands[name].loaded.params:
         for flag in parameter.opts if parameter.param_type_name == "option" else ():
             assert f" {flag} " in result.stdout, flag
         assert "help" in parameter.opts[0] or getattr(parameter, "help", None), f"{parameter.opts} says nothing"
@@ -62,16 +64,77 @@ def test_the_version_is_printed_alone() -> None:
         (("generate", "x", "--temprature", "1"), "no such option: --temprature; similar: --temperature"),
         (("tokenize", "Return", "the", "sum"), "unexpected: the sum; put quotes around a text of several words"),
         (("generate", "x", "--bypass-cache", "both"), "--bypass-cache is wrong: 'both' is not one of 'read', 'write'"),
-        (("generat", "x"), "no such command 'generat'; did you mean 'generate'?"),
-        (("tokenize",), "TEXT is missing"),
-        (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, like 127.0.0.1:50051"),
+        (("generat", "x"), "there is no command 'generat'; did you mean tandem generate?"),
+        (("xyzzy",), "there is no command 'xyzzy'"),
+        (
+            ("run", "llama"),
+            "there is no command 'run'; tandem serve starts a service, and tandem chat or tandem generate asks it",
+        ),
+        (
+            ("PS",),
+            "there is no command 'PS'; tandem load shows requests, pages and workers, tandem health whether it serves",
+        ),
+        (("update-weights",), "FOLDER is missing"),
+        (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, such as localhost:50051"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_prints_one_line_that_names_the_help_command(arguments: tuple[str, ...], line: str) -> None:
     result = tandem(*arguments)
-    name = "" if arguments[0] == "generat" else f"{arguments[0]} "
+    name = f"{arguments[0]} " if arguments[0] in get_command(app).commands else ""
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"error: {line} (tandem {name}--help)\n"
+
+
+def test_a_word_of_another_tool_is_no_command_and_names_commands_that_there_are() -> None:
+    commands = get_command(app).commands
+    for word, said in later._WORDS.items():
+        assert word not in commands and word == word.lower()
+        named = re.findall(r"tandem ([a-z][a-z-]*|--[a-z]+)", said) + re.findall(r"drain|generate$", said)
+        assert named and {name for name in named if not name.startswith("--")} <= set(commands), word
+    assert {"run", "ps", "models", "logs", "stop", "top", "list", "pull", "status", "start", "kill"} <= set(
+        later._WORDS
+    )
+
+
+def test_each_summary_is_that_of_its_function() -> None:
+    for name, command in get_command(app).commands.items():
+        if name != "token":
+            assert command.loaded.callback.__doc__ == command.entry.summary
+
+
+def imported(*calls: tuple[str, ...]) -> set[str]:
+    """The packages that a process has imported after these calls of the command."""
+    code = (
+        "import contextlib, os, sys\n"
+        "from tandem_client.cli.__main__ import app\n"
+        f"for words in {calls!r}:\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(open(os.devnull, 'w')):\n"
+        "        app(words)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
+    )
+    return set(done.stdout.split())
+
+
+# What takes long to import: gRPC, protobuf and its messages, an event loop, a terminal's library.
+CALLS = {"asyncio", "google", "grpc", "tandem"}
+
+
+def test_the_version_and_a_wrong_word_import_nothing_that_calls_or_draws() -> None:
+    found = imported(("--version",), ("run",), ("lod",))
+    assert "typer" in found
+    assert not found & {*CALLS, "rich", "logging"}
+
+
+def test_no_help_imports_what_calls_a_service() -> None:
+    # The programs that `tandem serve` runs are called by this one.
+    helps = [(name, "--help") for name in get_command(app).commands if name not in ("serve", "simulate", "keys")]
+    found = imported((), ("--help",), *helps)
+    assert "rich" in found
+    assert not found & CALLS
 
 
 def test_serve_and_simulate_are_listed_only_if_their_programs_are_installed(tmp_path: Path) -> None:

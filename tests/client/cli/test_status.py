@@ -232,3 +232,14 @@ def test_info_gives_limits_with_units_and_the_defaults_that_are_not_neutral(tand
     assert "temperature 0.5" in lines["defaults"] and "repetition penalty 1.25" in lines["defaults"]
     info = json.loads(tandem("info", "--json").stdout)
     assert (info["max_length"], info["sampling_defaults"]["repetition_penalty"]) == (1024, 1.25)
+
+
+def test_load_shows_the_version_of_updated_weights(tandem, service: FakeService) -> None:
+    assert "weights" not in tandem("load").stdout
+    load = control_pb2.GetLoadResponse(weights_version="v2", workers=2)
+    for version in ("v2", "v2"):
+        load.per_worker.add(pid=1, weights_version=version)
+    service.load = load
+    assert "weights   version v2\n" in tandem("load").stdout
+    load.per_worker[1].weights_version = "v1"
+    assert "weights   version v2; workers have others, as tandem load --json shows\n" in tandem("load").stdout

@@ -42,6 +42,7 @@ def completion(*token_ids: int, ended_by: str = "length") -> Completion:
         ended_by=ended_by,
         first_token_seconds=0.5,
         decode_seconds=2.0,
+        first_tokens=1,
         summary=SUMMARY,
     )
 
@@ -57,9 +58,9 @@ def test_rounds_are_equal_token_for_token() -> None:
     assert differing(one, a_round(completion(1, 2), completion(3, ended_by="eos"), completion(4, 5))) == [1]
 
 
-def test_rates_count_the_tokens_after_the_first() -> None:
+def test_rates_count_the_tokens_after_the_first_delta() -> None:
     assert completion(1, 2, 3).tokens_per_second == 1.0
-    assert completion(1).tokens_per_second == 0.0
+    assert completion(1).tokens_per_second is None
 
 
 def test_one_prompt_is_sampled_with_a_seed_and_the_others_are_greedy() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gpu_worker.cluster import __main__ as program
 from gpu_worker.cluster.__main__ import environment, parse, start_head, use_token
 from gpu_worker.cluster.fleet import ClusterFailed, Fleet, Sized
+from tandem_contract.version import how_to_install
 from tests.architecture.source import ROOT
 
 UP = ("up", "--connect", "tcp://scheduler:50060", "--keys", "/etc/tandem/gpu")
@@ -113,9 +114,7 @@ def test_without_ray_the_command_says_what_to_install() -> None:
     code = f"{hide}sys.exit(main(['status']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
-    assert done.stderr == (
-        "gpu_worker.cluster: it needs Ray: pip install 'tandem-inference[ray]', on every node of the cluster\n"
-    )
+    assert done.stderr == (f"gpu_worker.cluster: it needs Ray: {how_to_install('ray')}, on every node of the cluster\n")
 
 
 def test_help_and_arguments_import_neither_torch_nor_ray() -> None:

@@ -299,10 +299,18 @@ def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, an
     assert holding.client.unused_bytes() == 0
 
 
+@pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])
+def test_wrong_settings_end_the_holder_with_exit_code_2(flags: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "gpu_worker.holder", *flags]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+
+
 def test_a_second_holder_is_refused_and_a_dead_one_replaced(holding: Holding) -> None:
     command = [sys.executable, "-m", "gpu_worker.holder", "--runtime-dir", str(holding.folder)]
     second = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert second.returncode == 1 and "another holder serves" in second.stderr
+    assert second.returncode == 1
+    assert f"another holder (process {holding.process.pid}) serves" in second.stderr
     holding.process.kill()
     third = subprocess.Popen([*command, "--exit-with-parent"], stderr=subprocess.PIPE, text=True)
     assert third.stderr is not None and "holds pools" in third.stderr.readline()

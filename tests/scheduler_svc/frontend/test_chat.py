@@ -353,7 +353,7 @@ def test_a_model_that_cannot_chat_says_why(run: Run, state: frontend_pb2.ModelSt
 @pytest.mark.parametrize(
     ("versions", "why"),
     [
-        ({"transformers": "5.22.3", "jinja2": "3.1.6"}, "and 5.22.3 is installed: pip install"),
+        ({"transformers": "5.22.3", "jinja2": "3.1.6"}, "and 5.22.3 is installed: make -C /"),
         ({"transformers": "5.23.0.dev1", "jinja2": "3.1.5"}, "chats need jinja2 3.1.6 or newer"),
         ({"transformers": "5.23.1"}, "jinja2 3.1.6 or newer on the scheduler's machine, and it is not installed"),
         ({"transformers": "6.0", "jinja2": "4"}, ""),

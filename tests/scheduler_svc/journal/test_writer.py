@@ -210,7 +210,10 @@ def test_a_leftover_of_a_crash_is_replaced(tmp_path: Path) -> None:
 
 def test_two_schedulers_never_share_a_folder(tmp_path: Path) -> None:
     first = JournalFolder(tmp_path / "j")
-    with pytest.raises(SettingError, match=r"another scheduler holds .*; choose another folder with --journal"):
+    with pytest.raises(
+        SettingError,
+        match=rf"another scheduler \(process {os.getpid()}\) holds .*; choose another folder",
+    ):
         JournalFolder(tmp_path / "j")
     first.close()
     JournalFolder(tmp_path / "j").close()

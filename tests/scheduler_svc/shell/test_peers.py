@@ -95,7 +95,7 @@ def test_what_is_removed_of_the_folder_is_made_again_and_logged_once(
         assert folder.path.stat().st_mode & 0o777 == 0o700
         # Workers that have the key keep it, and another scheduler finds the folder taken.
         assert KeyFile(folder.path).read() == folder.worker_key
-        with pytest.raises(SettingError, match="another scheduler holds"):
+        with pytest.raises(SettingError, match=rf"another scheduler \(process {os.getpid()}\) holds"):
             RuntimeDir(folder.path)
     # A socket that is there is not bound again: its listener of before would stay open for nothing.
     is_all = not removed
@@ -120,7 +120,7 @@ def test_a_folder_that_a_worker_or_another_scheduler_made_meanwhile(
     for _ in range(3):
         folder.watch()
     assert len(caplog.messages) == 2
-    assert "cannot be made again: another scheduler holds runtime_dir" in caplog.messages[-1]
+    assert f"cannot be made again: another scheduler (process {os.getpid()}) holds runtime_dir" in caplog.messages[-1]
     assert bound.num_binds == dict.fromkeys(SOCKETS, 2)
     other.folder.watch()
     assert len(caplog.messages) == 2

@@ -16,9 +16,9 @@ from tandem.v1 import inference_pb2
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient, AsyncGenerateStream
 from tandem_client.cli.chat.screen import Kind, Screen
-from tandem_client.cli.show import closing_line
-from tandem_client.plural import counted
+from tandem_client.cli.show import closing_line, delta_tokens, lowered
 from tandem_client.types import Load, ToolCall
+from tandem_contract.plural import counted
 
 # A shorter pause is not worth a word.
 QUIET_SECONDS = 1.0
@@ -41,6 +41,7 @@ class Silence:
         # Parts of the answer that have come, and when the first one came.
         self.num_parts = 0
         self.first: float | None = None
+        self.first_tokens = 0
         self._requests_ahead = 0
         # The service's own words since the last part.
         self._reason = ""
@@ -73,14 +74,20 @@ class Silence:
         self._lost_connection, self._reason = True, ""
         self._cause = f"connection lost ({reason}); trying again"
 
-    def part(self, now: float) -> str:
+    def part(self, now: float, num_tokens: int = 1) -> str:
         """A part of the answer has come. Returns what is worth telling of the pause before it; empty if nothing is."""
         seconds = now - self._since
         what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
         told = f"{what}, resumed after {seconds:.1f} s" if what else ""
         self._since, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
+        self.first_tokens = self.first_tokens or num_tokens
         self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
         return told
+
+    @property
+    def last(self) -> float:
+        """When the last part came."""
+        return self._since
 
     def seconds(self, now: float) -> float:
         """The time since the last part."""
@@ -125,7 +132,9 @@ async def ask(
     async with _background(_draw(screen, silence), _look(client, silence)):
         is_interrupted = False
         try:
-            is_interrupted = not await _until_interrupted(_read(stream, screen, silence))
+            is_interrupted = not await _until_interrupted(
+                _read(stream, screen, silence, settings.get("max_new_tokens"))
+            )
         except errors.TandemError as error:
             failed = error
         finally:
@@ -134,7 +143,7 @@ async def ask(
     (sample, *_) = stream.samples
     figures = ""
     if stream.summary is not None and silence.first is not None:
-        figures = closing_line(stream, silence.first - started, time.monotonic() - silence.first)
+        figures = closing_line(stream, silence.first - started, silence.first_tokens, silence.last - silence.first)
     return Answer(
         text=sample.text,
         reasoning=sample.reasoning,
@@ -145,17 +154,19 @@ async def ask(
     )
 
 
-async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence) -> None:
-    """Reads the stream into the screen, to its end. Raises TandemError."""
+async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence, asked: int | None) -> None:
+    """Reads the stream into the screen, to its end. `asked`: as in `show.lowered`. Raises TandemError."""
     async for message in stream.messages():
         match message.WhichOneof("event"):
             case "accepted":
                 silence.accepted(message.accepted.requests_ahead)
+                if told := lowered(stream, asked, "max_new_tokens"):
+                    screen.note(told)
             case "waiting":
                 is_loss = message.waiting.reason == inference_pb2.WAIT_REASON_WORKER_LOST
                 silence.waits(message.waiting.message, is_loss=is_loss)
             case "delta":
-                if told := silence.part(time.monotonic()):
+                if told := silence.part(time.monotonic(), delta_tokens(message.delta)):
                     screen.note(told)
                 if message.delta.reasoning:
                     screen.add(Kind.REASONING, message.delta.reasoning)

@@ -30,8 +30,8 @@ from tandem_client.cli.chat.screen import Screen, new_screen
 from tandem_client.cli.chat.session import Session, check
 from tandem_client.cli.reporting import describe
 from tandem_client.cli.show import plain
-from tandem_client.plural import counted
 from tandem_client.types import ModelInfo
+from tandem_contract.plural import counted
 
 _CONTINUATION = "... "
 _PATHS = PathCompleter(expanduser=True)
@@ -145,7 +145,7 @@ class Loop:
                 if not await self._take(text):
                     return
             except errors.TandemError as error:
-                self._screen.note(f"error: {describe(error)}")
+                self._screen.note(f"error: {describe(error, of_generate=None)}")
             except OSError as error:
                 self._screen.note(f"error: {error.filename}: {error.strerror}")
             except (TypeError, ValueError) as error:
@@ -180,7 +180,7 @@ class Loop:
             self._screen.note("interrupted" if kept else "interrupted; the message was taken back")
         elif answer.error is not None:
             error = answer.error
-            said = describe(error) if isinstance(error, errors.TandemError) else str(error)
+            said = describe(error, of_generate=None) if isinstance(error, errors.TandemError) else str(error)
             self._screen.note(f"error: {said}" if kept else f"error: {said}; the message was taken back")
         elif not kept:
             self._screen.note("the answer is empty; the message was taken back")

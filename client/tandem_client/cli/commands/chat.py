@@ -3,17 +3,15 @@
 Owns the flags and the choice between both. `cli/chat` has the conversation.
 """
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tandem_client.cli import flags
 from tandem_client.cli.chat import files
-from tandem_client.cli.chat.session import Session, check
 from tandem_client.cli.flags import (
     CHAT,
     OUTPUT,
@@ -28,6 +26,9 @@ from tandem_client.cli.flags import (
     read_text,
 )
 from tandem_client.cli.reporting import Exit, fail, reported
+
+if TYPE_CHECKING:
+    from tandem_client.cli.chat.session import Session
 
 EXAMPLES = """
 Examples:
@@ -70,6 +71,8 @@ def chat(
     **options: Any,
 ) -> None:
     """Talk with the model; with MESSAGE or piped input, print one answer."""
+    from tandem_client.cli.chat.session import Session
+
     with reported(of_generate=True):
         options["tools"] = read_json("--tools", options["tools"], list)
         options["template_args"] = read_json("--template-args", options["template_args"], dict)
@@ -83,12 +86,14 @@ def chat(
         if as_json:
             raise fail("--json needs MESSAGE or piped input", Exit.USAGE)
         # The libraries of a conversation take 0.15 s to import, which no other command needs.
+        import asyncio
+
         from tandem_client.cli.chat.loop import converse
 
         asyncio.run(converse(service.async_client(), session, first, with_history=not no_history))
 
 
-def _begin(session: Session, file: Path | None, system: str | None) -> str:
+def _begin(session: "Session", file: Path | None, system: str | None) -> str:
     """Reads the file. Returns the message that it is, if it is no conversation."""
     if file is None:
         return ""
@@ -108,12 +113,13 @@ def _begin(session: Session, file: Path | None, system: str | None) -> str:
     return ""
 
 
-def _one_turn(service: Service, session: Session, texts: list[str], *, as_json: bool) -> None:
+def _one_turn(service: Service, session: "Session", texts: list[str], *, as_json: bool) -> None:
     text = "\n\n".join(filter(None, texts))
     if not text:
         raise ValueError("the message is empty; at least 1 character is needed")
     session.say(text)
     # Imported only here, because it brings rich.
+    from tandem_client.cli.chat.session import check
     from tandem_client.cli.show import print_json, print_text
 
     with service.client() as client:
@@ -122,4 +128,4 @@ def _one_turn(service: Service, session: Session, texts: list[str], *, as_json: 
             if as_json:
                 print_json(stream)
             else:
-                print_text(stream, ids=False, with_figures=False)
+                print_text(stream, ids=False, with_figures=False, asked=session.settings.get("max_new_tokens"))

@@ -29,14 +29,12 @@ from tandem_client.cli.flags import (
     read_json,
     read_prompt,
 )
-from tandem_client.cli.reporting import Exit, fail, reported
-from tandem_client.types import FinishReason
-from tandem_client.wire.parts import TOOL_CHOICES
+from tandem_client.cli.reporting import fail, reported
 
 EXAMPLES = """
 Examples:
   tandem generate "Return the" -n 32 --temperature 0
-  git diff | tandem generate - --stop "." --json"""
+  git diff | tandem generate --stop "." --json"""
 
 
 class CacheUse(StrEnum):
@@ -46,7 +44,7 @@ class CacheUse(StrEnum):
     WRITE = "write"
 
 
-_PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete; - reads it from standard input.")
+_PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete. Without it, or with -, standard input is read.")
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
 _prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
@@ -183,8 +181,6 @@ def generate(
     **options: Any,
 ) -> None:
     """Complete a text and print the output as it is generated."""
-    if prompt is None:
-        raise fail('PROMPT is missing: tandem generate "Return the", or - to read it from standard input', Exit.USAGE)
     with reported(timeout, of_generate=True), service.client(max_retries=retries) as client:
         given = read_prompt(prompt, token_ids=token_ids)
         keywords = _keywords(**options)
@@ -192,19 +188,22 @@ def generate(
             given, keywords["chat"] = None, read_chat(given, system)
         # Imported only here, because it brings rich.
         from tandem_client.cli.show import print_json, print_text
+        from tandem_client.types import FinishReason
 
         stream = client.generate(given, timeout=timeout, resume=bool(resume), **keywords)
         with stream:
             if json:
                 print_json(stream)
             else:
-                print_text(stream, ids=options["want_text"] is False)
+                print_text(stream, ids=options["want_text"] is False, asked=options["max_new_tokens"])
         if any(sample.finished and sample.finished.reason == FinishReason.ABORTED for sample in stream.samples):
             raise fail("the request was aborted")
 
 
 def _keywords(*, logit_bias: list[str] | None, bypass_cache: list[CacheUse] | None, **options: Any) -> dict[str, Any]:
     """Returns the keywords of `Client.generate`. Raises ValueError."""
+    from tandem_client.wire.parts import TOOL_CHOICES
+
     choice: str | None = options["tool_choice"]
     return {
         **options,

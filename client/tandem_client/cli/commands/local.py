@@ -13,7 +13,6 @@ import typer
 
 from tandem_client.cli.flags import OUTPUT, option
 from tandem_client.cli.reporting import Exit, fail, require_programs
-from tandem_client.services.programs import missing_programs
 
 PROGRAM = "scheduler_svc"
 
@@ -38,8 +37,11 @@ def plot(
         from tandem_client.plot.data import StepsFileError, read_steps
         from tandem_client.plot.summary import summarize, table
     except ModuleNotFoundError as error:
+        from tandem_contract.version import how_to_install
+
         raise fail(
-            f"tandem plot needs {error.name}, which is not installed; install it with: {_install()}", Exit.ERROR
+            f"tandem plot needs {error.name}, which is not installed; install it with: {how_to_install('plot')}",
+            Exit.ERROR,
         ) from None
     target = output or file.parent / f"{file.stem}.png"
     try:
@@ -56,17 +58,6 @@ def plot(
     for line in table(summary):
         print(line)
     print(target)
-
-
-def _install() -> str:
-    """The command that installs matplotlib."""
-    if not missing_programs([PROGRAM]):
-        return "make install"
-    from tandem_contract.version import version
-
-    number = version()
-    name = f"{number}-py3-none-any" if number[0].isdigit() else "…"
-    return f"pip install 'dist/tandem_inference-{name}.whl[plot]'"
 
 
 def simulate(context: typer.Context) -> None:

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import grpc
 import typer
 
 from tandem_client.cli import figures
@@ -26,16 +25,18 @@ from tandem_client.cli.flags import (
     SkipSpecialTokens,
     Timeout,
     connects,
+    given_or_piped,
     option,
     parse_token_ids,
     read_chat,
-    read_text,
 )
 from tandem_client.cli.reporting import Exit, describe, exit_code, reported
 from tandem_client.errors import DeadlineExceeded, TandemError, Unavailable
-from tandem_client.plural import counted
-from tandem_client.sync_client import Client
 from tandem_client.types import AbortOutcome, DrainProgress, UpdateProgress
+from tandem_contract.plural import counted
+
+if TYPE_CHECKING:
+    from tandem_client.sync_client import Client
 
 _Progress = TypeVar("_Progress", DrainProgress, UpdateProgress)
 # The limit for GetLoad, which only adds details to the health.
@@ -45,8 +46,10 @@ _HEALTH_ALONE = "this address serves health alone; the address of --listen tells
 
 @connects
 def tokenize(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text; - reads it from standard input.")],
     service: Service,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Text. Without it, or with -, standard input is read.")
+    ] = None,
     chat: Annotated[
         bool, option(CHAT, "--chat", "TEXT is a message of the user, which the chat template renders.")
     ] = False,
@@ -60,7 +63,7 @@ def tokenize(
 ) -> None:
     """Print the token ids of a text or of a chat."""
     with reported(timeout), service.client() as client:
-        given = read_text().removesuffix("\n") if text == "-" else text
+        given = given_or_piped(text, "TEXT", 'tandem tokenize "Return the"')
         if chat or system is not None:
             rendered = client.render_chat(read_chat(given, system), model=model, timeout=timeout)
             made = {"token_ids": rendered.token_ids, "text": rendered.text}
@@ -72,8 +75,11 @@ def tokenize(
 
 @connects
 def detokenize(
-    token_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Token ids; - reads them from standard input.")],
     service: Service,
+    token_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ID", help="Token ids. Without them, or with -, standard input is read."),
+    ] = None,
     model: Model = None,
     skip_special_tokens: SkipSpecialTokens = None,
     timeout: Timeout = None,
@@ -81,7 +87,7 @@ def detokenize(
 ) -> None:
     """Print the text of token ids."""
     with reported(timeout), service.client() as client:
-        given = read_text() if token_ids == ["-"] else " ".join(token_ids)
+        given = given_or_piped(" ".join(token_ids) if token_ids else None, "ID", "tandem detokenize 17 4")
         text = client.detokenize(
             parse_token_ids(given), skip_special_tokens=skip_special_tokens, model=model, timeout=timeout
         )
@@ -148,7 +154,7 @@ def flush(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> N
     """Empty the prefix cache and print how many pages were freed."""
     with reported(timeout), service.client() as client:
         pages = client.flush_cache(timeout=timeout)
-        _print({"pages": pages}, f"{pages} pages", as_json)
+        _print({"pages": pages}, counted(pages, "page"), as_json)
 
 
 @connects
@@ -209,7 +215,7 @@ def health(
         if wait is not None:
             try:
                 client.wait_ready(wait)
-            except DeadlineExceeded as error:
+            except (Unavailable, DeadlineExceeded) as error:
                 failure = error
         try:
             found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
@@ -223,14 +229,14 @@ def health(
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
 
 
-def check(client: Client, *, timeout: float | None) -> Health:
+def check(client: "Client", *, timeout: float | None) -> Health:
     """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
     state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
     try:
         load = client.load(timeout=_LOAD_SECONDS)
     except TandemError as error:
         # An address of --health-listen.
-        is_health_alone = error.code == grpc.StatusCode.UNIMPLEMENTED
+        is_health_alone = error.code.name == "UNIMPLEMENTED"
         return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
     if load.not_serving:
         # The load is newer than the answer of grpc.health.v1.

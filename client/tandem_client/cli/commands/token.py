@@ -15,6 +15,8 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.flags import option
+from tandem_client.cli.later import HELP
+from tandem_client.cli.reporting import Exit, TandemGroup
 from tandem_contract.private_file import private
 
 PREFIX = "tandem_"
@@ -29,6 +31,17 @@ class TokenRight(StrEnum):
     INFERENCE = "inference"
     CONTROL = "control"
     METRICS = "metrics"
+
+
+tokens = typer.Typer(cls=TandemGroup, context_settings=HELP, invoke_without_command=True, add_completion=False)
+
+
+@tokens.callback()
+def _token(context: typer.Context) -> None:
+    """Make tokens for a service."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(Exit.USAGE)
 
 
 def _checked_tenant(name: str) -> str:
@@ -54,6 +67,7 @@ def _checked_expiry(text: str | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@tokens.command(context_settings=HELP)
 def new(
     tenant: Annotated[
         str, option(_PANEL, "--tenant NAME", "Who pays for requests with the token.", callback=_checked_tenant)

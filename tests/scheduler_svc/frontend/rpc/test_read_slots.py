@@ -102,9 +102,7 @@ def test_a_call_without_a_slot_is_refused_when_its_time_is_over():
     async def scenario() -> None:
         slots = ReadSlots(1, 0.02, is_shared=False)
         await slots.take("first", "")
-        with pytest.raises(
-            Refusal, match=r"could not be read for 0.02 s: 1 messages are read at once, and 1 of"
-        ) as info:
+        with pytest.raises(Refusal, match=r"could not be read for 0.02 s: 1 message is read at once, and 1 of") as info:
             await slots.take("second", "")
         assert info.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert info.value.retry_after_seconds

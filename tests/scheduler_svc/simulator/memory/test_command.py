@@ -107,4 +107,6 @@ def test_without_matplotlib_the_error_names_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     assert main("--png", str(tmp_path / "lab.png")) == 1
     printed = capsys.readouterr()
-    assert printed.out == "" and re.fullmatch(r"error: matplotlib\S* is missing: make install\n", printed.err)
+    assert printed.out == "" and re.fullmatch(
+        r"error: matplotlib\S* is missing: install it with: make -C \S+ install\n", printed.err
+    )

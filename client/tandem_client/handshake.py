@@ -10,7 +10,8 @@ from pathlib import Path
 from socket import create_connection, socket
 from typing import Any
 
-from tandem_client.connection import TlsSettings, dialled
+from tandem_client.address import dialled
+from tandem_client.connection import TlsSettings
 from tandem_contract.certificates import own_certificate
 
 _SECONDS = 5.0
@@ -19,6 +20,10 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KIND_AT, _SETTINGS = 3, 4
 # Of the alternative names in a certificate.
 _KINDS = ("DNS", "IP Address")
+
+
+class NoGrpc(OSError):
+    """The service speaks HTTPS, and not the HTTP/2 of gRPC."""
 
 
 class ClientUnwanted(OSError):
@@ -50,12 +55,15 @@ def nameless(context: ssl.SSLContext, *, verifies: bool = True) -> ssl.SSLContex
 def shake(address: str, context: ssl.SSLContext, name: str | None = None) -> Mapping[str, Any]:
     """Makes a handshake with `host:port` and returns the certificate that the service has shown.
 
-    Raises OSError, of which SSLError is one; ClientUnwanted if the service ends the connection because of the client.
+    Raises OSError, of which SSLError is one; NoGrpc; ClientUnwanted if the service ends the connection because of the
+    client.
     """
     with (
         _connect(address) as plain,
         context.wrap_socket(plain, server_hostname=name or address.rpartition(":")[0].strip("[]")) as wrapped,
     ):
+        if wrapped.selected_alpn_protocol() != "h2":
+            raise NoGrpc("it does not take HTTP/2")
         found = wrapped.getpeercert() or {}
         try:
             # In TLS 1.3 a service refuses a client after the client's part of the handshake. HTTP/2 begins at once.
@@ -68,13 +76,15 @@ def shake(address: str, context: ssl.SSLContext, name: str | None = None) -> Map
 
 
 def is_plaintext(address: str) -> bool:
-    """Whether `host:port` speaks HTTP/2 without TLS."""
+    """Whether `host:port` speaks HTTP/2 without TLS. Raises NoGrpc if it speaks HTTP/1."""
     try:
         with _connect(address) as plain:
             plain.sendall(_PREFACE)
             answer = plain.recv(9)
     except OSError:
         return False
+    if answer.startswith(b"HTTP/1"):
+        raise NoGrpc("it takes HTTP/1.1")
     return len(answer) > _KIND_AT and answer[_KIND_AT] == _SETTINGS
 
 
