@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, cast
 
+from tandem_contract.needed import NeededThread, end_with_needed
+
 log = logging.getLogger("tandem")
 
 LogFormat = Literal["text", "json"]
@@ -170,9 +172,7 @@ def start(process: str, *, level: str, log_format: LogFormat, package: str = log
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False
     sys.excepthook = _log_uncaught
-    threading.excepthook = lambda failed: _log_uncaught(
-        failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
-    )
+    end_with_needed(process)
 
 
 def stop() -> None:
@@ -263,7 +263,7 @@ class QueuedStderr(logging.Handler):
         self._num_dropped = 0
         self._counting = threading.Lock()
         self._is_closing = False
-        self._writer = threading.Thread(target=self._write_all, name="log writer", daemon=True)
+        self._writer = NeededThread(target=self._write_all, name="log writer")
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -289,6 +289,12 @@ class QueuedStderr(logging.Handler):
     def close(self) -> None:
         """Waits until the lines are written, for at most a second."""
         self._is_closing = True
+        if threading.current_thread() is self._writer:
+            # It failed, and nobody else writes what it says of that.
+            while not self._texts.empty():
+                self._write(self._texts.get_nowait() or "")
+            super().close()
+            return
         with contextlib.suppress(queue.Full):
             self._texts.put_nowait(None)
         self._writer.join(_FLUSH_SECONDS)

@@ -182,7 +182,7 @@ logging.getLogger("mine.part").info("from %s on", "info")
 logs.announce("ready: %s", "at every level")
 logs.draw("50 %\\r100 %\\n")
 warnings.warn("old\\n  thing")
-thread = threading.Thread(target=lambda: 1 / 0)
+thread = threading.Thread(target=lambda: 1 / 0, name="its own")
 thread.start()
 thread.join()
 logs.draw(logs.closing_line("program", "cause\\nof the end"))
@@ -207,7 +207,7 @@ def test_own_records_pass_from_the_level_on_and_those_of_libraries_from_warning_
         "50 %",
         "100 %",
         "WARNING UserWarning: old thing (<string>:16)",
-        "CRITICAL uncaught exception",
+        "CRITICAL uncaught exception in thread its own",
         r"program: cause\nof the end",
         "the end",
     ]
@@ -218,7 +218,7 @@ def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_pat
     lines = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
     assert [line.split(" core ")[1] for line in lines if " core " in line] == [
         "INFO ready: at every level",
-        "CRITICAL uncaught exception",
+        "CRITICAL uncaught exception in thread its own",
         "CRITICAL uncaught exception",
     ]
     assert "    ZeroDivisionError: division by zero" in done.stderr.splitlines()
