@@ -32,12 +32,10 @@ from gpu_worker.process.starting import at_low_priority, import_transformers, ke
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs
 from tandem_contract.child import die_with_parent
-from tandem_contract.files import WORKER_SOCKET, KeyFile, cache_dir, endpoint_of, own_runtime_dir
+from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
-
-
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
@@ -75,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int:
     """Checks, starts and serves. Returns the exit code."""
     try:
+        use_caches(os.environ)
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
@@ -83,7 +82,6 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)
         log.info("tandem %s: worker %d starts with %s", version(), os.getpid(), model)
-        keep_compiled_kernels()
         choose_allocator()
         serve(settings, folder, begun, ranks)
     except KeyboardInterrupt:
@@ -259,11 +257,6 @@ def start_log(settings: WorkerSettings) -> None:
     logging.getLogger("gpu_worker.checkpoint").setLevel(logging.ERROR if ranks.local_rank else logging.NOTSET)
     for line in () if ranks.local_rank else PROGRAM.warnings(os.environ):
         log.warning("%s", line)
-
-
-def keep_compiled_kernels() -> None:
-    """Keeps compiled kernels after the process ends: in the user's cache folder, or in TORCHINDUCTOR_CACHE_DIR."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir("inductor")))
 
 
 def choose_allocator() -> None:

@@ -23,16 +23,24 @@ _OUT_OF_MEMORY_TEXTS = (
 )  # fmt: skip
 # Inductor's message, and Triton's.
 _NO_COMPILER = ("No working C++ compiler", "Failed to find C compiler")
+# Of the module tempfile, with the error number of a missing file.
+_NO_TEMPORARY_FOLDER = "No usable temporary directory found"
 _C_COMPILER = re.compile(r"\b(g?cc|[gc]\+\+|clang(\+\+)?)(?!\w)")
+_ROOM = (
+    "XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels and models, TMPDIR that of "
+    "temporary files"
+)
 # Hints by the operating system's error number.
 _OF_FILES = {
     errno.EACCES: "it must be readable by the user that runs the worker",
     errno.EPERM: "it must be readable by the user that runs the worker",
+    errno.EROFS: _ROOM,
     errno.ENOENT: "check the path, or download the model again",
     errno.EIO: "the disk or the network share that it is on fails; copy the model elsewhere",
     errno.ESTALE: "the network share that it is on went away; mount it again",
-    errno.ENOSPC: "TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels and models",
-    errno.EDQUOT: "TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels and models",
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "ulimit -f allows too small files",
     errno.EMFILE: "ulimit -n allows too few open files",
 }
 
@@ -53,7 +61,8 @@ def explain(error: BaseException) -> str:
         return f"host memory is used up: {reason}; {_MEMORY_SETTINGS}, as does dtype bfloat16"
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{(error.strerror or reason).lower()}; {_OF_FILES[error.errno]}"
+        hint = _ROOM if _is_of_writing(error) else _OF_FILES[error.errno]
+        return f"{where}{(error.strerror or reason).lower()}; {hint}"
     if isinstance(error, ImportError):
         return f"{reason}; install what the worker needs with: {how_to_install('worker')}"
     if needed := _needed_to_compile(error):
@@ -65,6 +74,16 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (ValueError, OSError)):
         return reason
     return f"{kind}: {reason}; this is a fault of the worker, its traceback is in the log"
+
+
+def _is_of_writing(error: OSError) -> bool:
+    """Whether a file could not be made: this user may look into its folder and it is not there, or no folder is."""
+    if isinstance(error, PermissionError):
+        if error.filename is None:
+            return False
+        folder = os.path.dirname(os.path.abspath(error.filename))
+        return os.access(folder, os.X_OK) and not os.path.lexists(error.filename)
+    return error.errno == errno.ENOENT and str(error.strerror).startswith(_NO_TEMPORARY_FOLDER)
 
 
 def _needed_to_compile(error: BaseException) -> str:

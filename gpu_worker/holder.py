@@ -41,7 +41,7 @@ from gpu_worker.shared_pool.messages import (
 )
 from tandem_contract import logs
 from tandem_contract.child import die_with_parent
-from tandem_contract.files import default_runtime_dir, own_runtime_dir
+from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
@@ -217,17 +217,19 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A listening socket at the path, in place of one that a dead holder left."""
+    """A listening socket at the path, in place of one that a dead holder left.
+
+    Raises HolderRuns, ValueError, OSError.
+    """
+    check_socket_name(path)
     with new_socket() as probe:
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
         else:
-            pid, _, _ = _PEER_CREDENTIALS.unpack(
-                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-            )
-            raise HolderRuns(f"another holder (process {pid}) serves {path}")
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+            raise HolderRuns(f"another holder serves {path}: process {_PEER_CREDENTIALS.unpack(credentials)[0]}")
     listener = new_socket()
     try:
         listener.bind(str(path))

@@ -131,7 +131,7 @@ class _Service:
         """Runs until the service has stopped. Raises FrontendFailed, SettingError."""
         runtime_dir = self._runtime_dir
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._stack.callback(context.term)
+        self._stack.callback(context.destroy, 0)
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
         runtime_dir.sockets_bound(workers.bind_again, frontends.bind_again)

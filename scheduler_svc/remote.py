@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from tandem_contract.files import (
     check_owner,
     read_key,
 )
+from tandem_contract.needed import NeededThread
 from tandem_contract.settings import SettingError
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class KeyCheck:
         self._named = set[str]()
         self._num_others = 0
         self._read_at, self._report_at = 0.0, time.monotonic() + _REPORT_SECONDS
-        threading.Thread(target=self._serve, name="key check", daemon=True).start()
+        NeededThread(target=self._serve, name="key check").start()
 
     def _serve(self) -> None:
         try:

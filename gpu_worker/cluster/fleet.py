@@ -9,7 +9,6 @@ import math
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from gpu_worker.link.remote import HOW_TO_MAKE, check_address
 from gpu_worker.settings import PROGRAM
 from tandem_contract.child import Program, python
 from tandem_contract.logs import may_have_cause
+from tandem_contract.needed import NeededThread
 from tandem_contract.plural import numbered
 from tandem_contract.processes import Heard, Policy, State, Supervisor, run
 from tandem_contract.settings import SettingError, number
@@ -137,7 +137,7 @@ class Worker:
         program = Program(argv=fleet.command(), environment={"PYTHONPATH": paths})
         self._process = Supervisor(f"worker {number}", lambda: program, policy(fleet.max_failures), hear=self._hear)
         # The kernel ends the worker with the thread that started it, so this thread lives as long as this object.
-        self._thread = threading.Thread(target=run, args=(self._process,), name="supervisor", daemon=True)
+        self._thread = NeededThread(target=lambda: run(self._process), name="supervisor")
         self._thread.start()
 
     def fleet(self) -> Fleet:

@@ -28,6 +28,7 @@ from gpu_worker.constraints.frames import (
     work_word,
 )
 from gpu_worker.constraints.matchers import NO_TOKEN, FollowedRow, MatcherError, Matchers, sentence_of
+from tandem_contract.needed import NeededThread
 
 _NOTHING = 0
 # Output tokens that are taken at once; the progress changes after each piece.
@@ -53,7 +54,7 @@ class MaskServer:
         """Returns when the worker has closed the socket."""
         self._progress[PREPARED] = _NOTHING
         self._show(Stage.IDLE, 0)
-        preparing = threading.Thread(target=self._prepare, name="prepare", daemon=True)
+        preparing = NeededThread(target=self._prepare, name="prepare")
         preparing.start()
         self._send(serving(os.getpid(), preparing.native_id or 0, self._slowness))
         while packet := self._connection.recv(MAX_BYTES + 1):

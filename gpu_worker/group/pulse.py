@@ -20,6 +20,7 @@ import zmq
 from gpu_worker.group.failures import GROUP_LOST
 from gpu_worker.group.wires import name_of, rank_of
 from gpu_worker.process.ranks import Ranks
+from tandem_contract.needed import NeededThread
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Pulse:
         self._turned_at, self._step_since = time.monotonic(), 0.0
         self._is_exempt = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._thread = NeededThread(target=self._run, name="signs of life")
 
     def start(self) -> None:
         """Begins to send and to expect signs."""

@@ -19,6 +19,7 @@ import zmq.auth.thread
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.remote import CurveKeys
 from gpu_worker.process.ranks import Ranks
+from tandem_contract.files import check_socket_name
 from tandem_contract.logs import is_worth_a_line
 from tandem_contract.settings import SettingError
 
@@ -111,6 +112,7 @@ class Wires:
         if self._ranks.local_size > 1:
             before = os.umask(0o177)
             try:
+                check_socket_name(self._path(purpose))
                 found.bind(f"ipc://{self._path(purpose)}")
             finally:
                 os.umask(before)

@@ -16,12 +16,9 @@ tied ones are weights with equal values. Knows nothing of weights.
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from inspect import getfile
 from pathlib import Path
@@ -49,6 +46,7 @@ from gpu_worker.compatibility.check_model import (
 from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.memory.costs import Costs, estimate
+from tandem_contract import private_file
 from tandem_contract.files import cache_dir, is_private
 
 log = logging.getLogger(__name__)
@@ -88,9 +86,10 @@ def model_facts(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool, fo
         log.info("the model is known from an earlier start: %s", path)
         return known
     found = examine(config, dtype=dtype, packs=packs)
-    # Without the file the next start takes a little longer.
-    with suppress(OSError):
+    try:
         _write(path, found)
+    except OSError as error:
+        log.warning("facts of the model cannot be kept in %s: %s; the next start takes longer", path, error.strerror)
     return found
 
 
@@ -187,10 +186,7 @@ def _write(path: Path, facts: ModelFacts) -> None:
     if not is_private(path.parent):
         return
     data = TypeAdapter(ModelFacts).dump_json(facts)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".facts-")
-    with os.fdopen(fd, "wb") as file:
-        file.write(_sum(data).encode() + data)
-    Path(name).replace(path)
+    private_file.put(path, _sum(data).encode() + data)
     files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
     for old in files[:-_MOST_FILES]:
         old.unlink(missing_ok=True)

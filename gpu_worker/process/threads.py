@@ -7,7 +7,6 @@ on the number. Knows nothing of models but their linear layers.
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from gpu_worker.process.machine import Cpus, usable_cpus
 from gpu_worker.settings import WorkerSettings
+from tandem_contract import private_file
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +159,8 @@ def _read(file: Path, about: str) -> int | None:
 
 def _write(file: Path, text: str) -> None:
     """Replaces the file at once, so that no reader sees a part. Without a folder that it may write, does nothing."""
-    draft = file.with_name(f".{_FILE}-{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
-        draft.write_text(text)
-        os.replace(draft, file)
+        private_file.put(file, text.encode())
 
 
 def _cores_by_quota(cpus: Cpus) -> int:

@@ -8,7 +8,6 @@ user's cache, so a version of Transformers is tried once. Owns that file and the
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,10 +63,11 @@ class PlanTrial:
             )
         log.info("the plan of %d ranks gives the whole model's logits in this version", ranks.size)
         if not ranks.local_rank:
-            # Without the file the next start compares again.
-            with suppress(OSError):
+            try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.touch(mode=0o600)
+            except OSError as error:
+                log.warning("this cannot be kept in %s: %s; the next start compares again", path, error.strerror)
 
     def _compare(self, device: torch.device) -> str:
         """What was found wrong; empty if nothing."""

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tandem_contract.needed import NeededThread
+
 _PR_SET_PDEATHSIG = 1
 # Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
 # another process in its place.
@@ -89,10 +91,10 @@ class Child:
         _ours.add(self.pid)
         output = self._process.stdout
         assert output is not None
-        self._reader = threading.Thread(target=self._read, args=(output,), name="output", daemon=True)
+        self._reader = NeededThread(target=lambda: self._read(output), name="output")
         try:
             self._reader.start()
-            threading.Thread(target=self._wait, name="end", daemon=True).start()
+            NeededThread(target=self._wait, name="end").start()
         except RuntimeError as error:
             kill_group(self.pid)
             self._reap()

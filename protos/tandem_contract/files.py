@@ -10,16 +10,22 @@ or in a log, except for public ones.
 
 import contextlib
 import fcntl
+import functools
+import logging
 import os
 import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from tandem_contract import private_file
 
+log = logging.getLogger("tandem")
+
+# Of the folder of a cache; one with less room is as good as full.
+_LEAST_ROOM = 1 << 16
 SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
 KEY_NAME, KEY_BYTES = "worker.key", 32
 # Linux keeps socket paths in 108 bytes, the closing zero included.
@@ -40,25 +46,102 @@ _FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
 def cache_dir(name: str) -> Path:
     """Returns the folder of this name in the user's cache: $XDG_CACHE_HOME/tandem/NAME, by default in ~/.cache.
 
-    Without a home folder that can be written, it is in /tmp/tandem-cache-<uid>, or in a new folder if that is another
-    user's. The folder may not exist yet.
+    Where nothing can be written there, it is in a private folder among the machine's temporary ones, which a warning
+    says once. The folder may not exist yet.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base:
-        return Path(base) / "tandem" / name
+    return _cache_home(os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME"))[0] / name
+
+
+def use_caches(environ: MutableMapping[str, str]) -> None:
+    """Tells libraries that compile or download where to keep it, if the user has not: in `cache_dir`.
+
+    By themselves they use the home folder. Without one that can be written they would end the program, write into the
+    working directory, or keep nothing.
+    """
+    kernels = environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir("inductor")))
+    # Where Inductor would keep those that it writes for Triton.
+    environ.setdefault("TRITON_CACHE_DIR", os.path.join(kernels, "triton"))
+    ours, wanted = _cache_home(environ.get("XDG_CACHE_HOME", ""), environ.get("HOME"))
+    if wanted == ours.parent:
+        return
+    environ.setdefault("CUDA_CACHE_PATH", str(ours / "cuda"))
+    # Models may be there for reading alone.
+    if wanted is None or not os.path.isdir(wanted / "huggingface"):
+        environ.setdefault("HF_HOME", str(ours / "huggingface"))
+
+
+@functools.cache
+def _cache_home(named: str, home: str | None) -> tuple[Path, Path | None]:
+    """Returns our folder of the cache, and the one that the user wants for all programs' caches; None: there is none.
+
+    The arguments are XDG_CACHE_HOME, which must be absolute to count, and HOME.
+    """
+    wanted, problem = (Path(named), "") if os.path.isabs(named) else _home_cache(home)
+    if wanted is not None:
+        ours = wanted / "tandem"
+        if not (problem := _make_private(ours)):
+            return ours, wanted
+        problem = f"{ours} {problem}"
+    for parent in (_temporary_folder(), "/dev/shm"):
+        ours = Path(parent) / f"tandem-cache-{os.getuid()}"
+        if _make_private(ours):
+            # Another user has made that one, or nothing can be written here.
+            try:
+                ours = Path(tempfile.mkdtemp(prefix="tandem-cache-", dir=parent))
+            except OSError:
+                continue
+            if _make_private(ours):
+                ours.rmdir()
+                continue
+        log.warning(
+            "%s; caches of kernels and models are in %s, which may not last; set XDG_CACHE_HOME to a folder that "
+            "this user can write",
+            *(problem, ours),
+        )
+        return ours, wanted
+    # Whoever writes there says what is wrong.
+    ours = Path(_temporary_folder()) / f"tandem-cache-{os.getuid()}" if wanted is None else wanted / "tandem"
+    log.error(
+        "%s, and no temporary folder can be written; set XDG_CACHE_HOME to a folder that this user can write", problem
+    )
+    return ours, wanted
+
+
+def _temporary_folder() -> str:
     try:
-        own = Path.home() / ".cache" / "tandem"
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(own, os.W_OK | os.X_OK):
-            return own / name
-    except (OSError, RuntimeError):
-        pass  # There is no home folder, or it is not this user's.
-    shared = Path(tempfile.gettempdir()) / f"tandem-cache-{os.getuid()}"
-    try:
-        shared.mkdir(mode=0o700, exist_ok=True)
-        return (shared if is_private(shared) else Path(tempfile.mkdtemp(prefix="tandem-cache-"))) / name
+        return tempfile.gettempdir()
     except OSError:
-        return shared / name
+        # None of them can be written.
+        return "/tmp"
+
+
+def _home_cache(home: str | None) -> tuple[Path | None, str]:
+    """Returns ~/.cache of a home that is this user's or root's, or why it is not used; another's gets no files."""
+    try:
+        path = Path.home()
+        if not path.is_absolute():
+            return None, f"HOME is {home}, which is not an absolute path"
+        if (owner := path.stat().st_uid) not in (os.getuid(), 0):
+            return None, f"the home folder {path} belongs to user {owner}"
+        return path / ".cache", ""
+    except OSError as error:
+        return None, f"the home folder {error.filename} cannot be used: {error.strerror}"
+    except RuntimeError:
+        return None, f"HOME is not set, and user {os.getuid()} has no home folder"
+
+
+def _make_private(folder: Path) -> str:
+    """Creates the folder and writes a little in it. Returns what is wrong; empty if it can be used."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(folder):
+            return "is not a folder that only this user can write"
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            if (file.write(bytes(_LEAST_ROOM)) or 0) < _LEAST_ROOM:
+                return "has no room left"
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return ""
 
 
 def lock_file(descriptor: int) -> None:
@@ -112,6 +195,10 @@ def own_runtime_dir(path: Path) -> None:
 
     Raises ValueError or OSError.
     """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"runtime_dir {path} is not UTF-8, and addresses of sockets must be") from None
     num_bytes = len(os.fsencode(path.absolute() / _LONGEST_NAME))
     if num_bytes > _MAX_SOCKET_PATH:
         raise ValueError(
@@ -131,6 +218,19 @@ def own_runtime_dir(path: Path) -> None:
             f"runtime_dir {path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be 0700, because others could "
             "connect to the worker's socket"
         )
+
+
+def check_socket_name(path: Path) -> None:
+    """Raises ValueError if the path has something else than a socket, which a listener would remove or fail at."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISSOCK(mode):
+        return
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFREG: "a file"}
+    what = kinds.get(stat.S_IFMT(mode), "something else")
+    raise ValueError(f"{path} is {what} and must be a socket: remove it, or choose another runtime_dir")
 
 
 def endpoint_of(folder: Path, socket: str) -> str:
@@ -153,7 +253,7 @@ class KeyFile:
             except FileNotFoundError:
                 # Another program may be faster.
                 with contextlib.suppress(FileExistsError):
-                    self._write(secrets.token_bytes(KEY_BYTES), os.link)
+                    private_file.put(self.path, secrets.token_bytes(KEY_BYTES), os.link)
                 continue
             if len(key) == KEY_BYTES:
                 self._last = key
@@ -177,7 +277,7 @@ class KeyFile:
         Raises OSError.
         """
         if self.has_changed():
-            self._write(self._last, os.replace)
+            private_file.put(self.path, self._last)
 
     def _read(self) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -190,16 +290,6 @@ class KeyFile:
                     f"{found.st_uid} and has mode {mode:04o}"
                 )
             return file.read(KEY_BYTES + 1)
-
-    def _write(self, key: bytes, put: Callable[[Path, Path], None]) -> None:
-        """Writes the key under another name and puts it in place, so that a reader never reads a part of it."""
-        draft = self.path.with_name(f".{KEY_NAME}-{secrets.token_hex(8)}")
-        try:
-            with private_file.create(draft) as file:
-                file.write(key)
-            put(draft, self.path)
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 class KeyFileError(Exception):

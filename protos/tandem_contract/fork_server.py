@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_group
+from tandem_contract.needed import NeededThread
 
 # Of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
@@ -120,7 +121,7 @@ class _Life:
         self._lock, self._is_wanted = threading.Lock(), True
         self.control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="fork-server", daemon=True)
+        self._thread = NeededThread(target=self._run, name="fork-server")
         try:
             self._thread.start()
         except RuntimeError as error:

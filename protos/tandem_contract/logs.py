@@ -2,7 +2,8 @@
 
 Owns the form of a line, text or one JSON object, which is also read again among the output of libraries; the queue of
 lines; and the writer thread. Logging never waits for stderr: if stderr is not read, the queue fills, further records
-are dropped and counted, and one line reports the number when there is room again.
+are dropped and counted, and one line reports the number when there is room again. So it does when stderr is a file
+that could not be written, on a full disk say.
 """
 
 import contextlib
@@ -18,10 +19,13 @@ import textwrap
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, cast
+
+from tandem_contract.needed import NeededThread, end_with_needed
 
 log = logging.getLogger("tandem")
 
@@ -39,6 +43,7 @@ _TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S.*?) (?
 # Most records that wait for the writer thread.
 _CAPACITY = 1024
 _FLUSH_SECONDS = 1.0
+_NOT_READ = "was not read fast enough"
 # The writer thread rests so long between writes: each time it wakes up, it stops the thread that does the work. Fewer
 # lines than the queue holds come in this time.
 _PAUSE_SECONDS = 5e-3
@@ -170,9 +175,7 @@ def start(process: str, *, level: str, log_format: LogFormat, package: str = log
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False
     sys.excepthook = _log_uncaught
-    threading.excepthook = lambda failed: _log_uncaught(
-        failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
-    )
+    end_with_needed(process)
 
 
 def stop() -> None:
@@ -260,23 +263,26 @@ class QueuedStderr(logging.Handler):
         self.descriptor = descriptor
         self._room_again = capacity // 2
         self._texts: queue.Queue[str | None] = queue.Queue(capacity)
-        self._num_dropped = 0
+        # By cause.
+        self._dropped: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._is_closing = False
-        self._writer = threading.Thread(target=self._write_all, name="log writer", daemon=True)
+        # Whether the last line of the file lacks its end, because a write failed.
+        self._is_torn = False
+        self._writer = NeededThread(target=self._write_all, name="log writer")
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record's line, or counts it as dropped if the queue is full."""
         if self._texts.full():
-            self._count(1)
+            self._count(1, _NOT_READ)
             return
         try:
             line = self.format(record)
         except Exception as error:  # arguments that do not fit the message must not stop the program
             line = self.format(_record(logging.WARNING, "a record of %s cannot be formatted: %r", record.name, error))
         if not self.put(f"{line}\n"):
-            self._count(1)
+            self._count(1, _NOT_READ)
 
     def put(self, text: str) -> bool:
         """Queues text, such as a line or a progress bar. Returns False if the queue is full."""
@@ -289,6 +295,12 @@ class QueuedStderr(logging.Handler):
     def close(self) -> None:
         """Waits until the lines are written, for at most a second."""
         self._is_closing = True
+        if threading.current_thread() is self._writer:
+            # It failed, and nobody else writes what it says of that.
+            while not self._texts.empty():
+                self._write(self._texts.get_nowait() or "")
+            super().close()
+            return
         with contextlib.suppress(queue.Full):
             self._texts.put_nowait(None)
         self._writer.join(_FLUSH_SECONDS)
@@ -296,8 +308,8 @@ class QueuedStderr(logging.Handler):
 
     def _write_all(self) -> None:
         while texts := self._next_texts():
-            if not self._write("".join(texts)):
-                self._count(len(texts))
+            if cause := self._write("".join(texts)):
+                self._count(len(texts), cause)
             if self._texts.qsize() <= self._room_again:
                 self._report_dropped()
             if not self._is_closing:
@@ -319,29 +331,34 @@ class QueuedStderr(logging.Handler):
 
     def _report_dropped(self) -> None:
         with self._counting:
-            num_dropped, self._num_dropped = self._num_dropped, 0
-        if not num_dropped:
-            return
-        text = "%s log records were dropped because stderr was not read fast enough"
-        if not self._write(f"{self.format(_record(logging.WARNING, text, f'{num_dropped:,}'))}\n"):
-            self._count(num_dropped)
+            dropped, self._dropped = self._dropped, Counter()
+        for cause, number in dropped.items():
+            text = "%s log records were dropped because stderr %s"
+            if self._write(f"{self.format(_record(logging.WARNING, text, f'{number:,}', cause))}\n"):
+                self._count(number, cause)
 
-    def _count(self, number: int) -> None:
+    def _count(self, number: int, cause: str) -> None:
         with self._counting:
-            self._num_dropped += number
+            self._dropped[cause] += number
 
-    def _write(self, text: str) -> bool:
-        """Returns whether the text was written; a closed pipe or a full disk does not end this process."""
+    def _write(self, text: str) -> str:
+        """Returns why the text was not written, empty if it was; no cause ends this process."""
         data = text.encode(errors="backslashreplace")
+        if self._is_torn:
+            # Else the first line would continue that one.
+            data = b"\n" + data
+        num_bytes = len(data)
         try:
             while data:
                 try:
                     data = data[os.write(self.descriptor, data) :]
                 except BlockingIOError:
                     select.select([], [self.descriptor], [])
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            self._is_torn |= len(data) < num_bytes
+            return f"could not be written ({error.strerror})"
+        self._is_torn = False
+        return ""
 
 
 _handler: QueuedStderr | None = None

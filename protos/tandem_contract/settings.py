@@ -10,7 +10,9 @@ import argparse
 import dataclasses
 import difflib
 import math
+import os
 import re
+import stat
 import sys
 import textwrap
 import tomllib
@@ -47,10 +49,15 @@ _SERVICE_LINK = re.compile(
 )
 
 Model = TypeVar("Model", bound=BaseModel)
+# Of a file of settings, and of a value that a message shows.
+_MAX_FILE_BYTES, _MAX_SHOWN = 1 << 20, 200
 # What a variable may say for true and false, in any case.
 _WORDS = {
     word: truth for truth, words in {True: "true 1 yes on", False: "false 0 no off"}.items() for word in words.split()
 }
+
+
+_SIZE = re.compile(r"\d{1,30}|\d{1,30}(\.\d{1,30})? ?[kmgtpe]?i?b", re.ASCII | re.IGNORECASE)
 
 
 class SettingError(ValueError):
@@ -174,19 +181,15 @@ class Program(Generic[Model]):
     def _file(self, given: _Given | None, problems: list[str]) -> dict[str, _Given]:
         if given is None:
             return {}
-        path = str(given.value)
-        if not Path(path).is_file():
-            problems.append(f"config file {path} does not exist, or is not a file")
-            return {}
-        try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            problems.append(f"config file {path} is not TOML: {error}")
-            return {}
-        except OSError as error:
-            problems.append(f"config file {path} cannot be read: {error.strerror}")
-            return {}
         fields = _fields(self.model)
+        path = _typed(given, fields["config"])
+        if not isinstance(path, Path):
+            return {}  # The check of the types refuses it.
+        try:
+            content = _toml(path)
+        except ValueError as error:
+            problems.append(f"config file {path} {error}")
+            return {}
         problems += [f"there is no setting {key} in {path}{_hint(key, fields)}" for key in content if key not in fields]
         return {key: _Given(f"{key} in {path}", content[key], is_text=False) for key in content if key in fields}
 
@@ -197,7 +200,8 @@ class Program(Generic[Model]):
             name = next(iter(fields))
             words += (
                 f" Each flag is also an environment variable ({self.prefix}{name.upper()}) and a key of the TOML"
-                f" file of --config ({name}); flags win over variables, variables over the file."
+                f" file of --config ({name}); flags win over variables, variables over the file. A relative path, in"
+                " the file too, begins in the working directory; ~ is the home folder."
             )
         if variables := sorted(variable for each in self.shared.values() for variable in each):
             words += f" {', '.join(variables)} set other programs too."
@@ -256,10 +260,12 @@ def one_of(names: Iterable[str]) -> AfterValidator:
 
 
 def _bytes(value: object) -> object:
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) else value
-    except ValidationError:
-        raise ValueError("it must be a number of bytes, or have a unit such as 512MiB or 2GiB") from None
+    if not isinstance(value, str):
+        return value
+    with suppress(ValidationError):
+        if _SIZE.fullmatch(value):
+            return int(TypeAdapter(ByteSize).validate_python(value))
+    raise ValueError("it must be a number of bytes, or have a unit such as 512MiB or 2GiB")
 
 
 Size = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
@@ -269,6 +275,36 @@ Size = Annotated[int, Field(ge=0), BeforeValidator(_bytes)]
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Returns the fields by their names outside."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    """Returns the content of a TOML file, which may begin with a byte order mark.
+
+    Raises ValueError, whose message goes on after the path.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
+        if found.st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"has {found.st_size:,} bytes; the limit is {_MAX_FILE_BYTES:,}")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text (byte {error.start})") from None
+    except FileNotFoundError:
+        raise ValueError("does not exist") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not TOML: {error}") from None
+
+
+def _path(text: str) -> object:
+    """Returns the path; the text if it can be none, or names the home of a user that is not there."""
+    expanded = os.path.expanduser(text)
+    return text if not text or "\0" in text or (text[0] == "~" and expanded == text) else Path(expanded)
 
 
 def _typed(given: _Given, field: FieldInfo) -> object:
@@ -282,18 +318,27 @@ def _typed(given: _Given, field: FieldInfo) -> object:
         # No comparison with a bound refuses these.
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
     if kind is Path:
-        return Path(value)
+        return _path(value)
+    if not _is_utf8(value):
+        # No text takes bytes.
+        return os.fsencode(value)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value) if value in list(kind) else value
     if not given.is_text:
         return value
     if kind is bool:
         return _WORDS.get(value.lower(), value)
-    if kind is int and re.fullmatch(r"[+-]?[\d,]*\d", value, re.ASCII):
+    # Python converts no more digits than that.
+    if kind is int and re.fullmatch(r"[+-]?[\d,]{0,3999}\d", value, re.ASCII):
         return int(value.replace(",", ""))
     if kind is float and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.ASCII | re.IGNORECASE):
         return float(value)
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether the text can be encoded; a flag that is not UTF-8 has halves of surrogate pairs."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def _sentence(problem: ErrorDetails, fields: Mapping[str, FieldInfo], given: Mapping[str, _Given]) -> str:
@@ -310,8 +355,10 @@ def _sentence(problem: ErrorDetails, fields: Mapping[str, FieldInfo], given: Map
             return f"{label} has {len(str(value))} characters; the limit is {context['max_length']}"
         case "string_pattern_mismatch":
             requirement = f"it must match {context['pattern']}"
-        case "string_unicode":
+        case _ if isinstance(value, str) and not _is_utf8(value):
             requirement = "it must be UTF-8 text"
+        case _ if _kind(fields[name])[0] is Path and str(value).startswith("~"):
+            requirement = "there is no user of this name"
         case _:
             requirement = f"it must be {_requirement(fields[name])}"
     return f"{label} is {_shown(value)}; {requirement}"
@@ -337,14 +384,18 @@ def _help(field: FieldInfo) -> str:
 
 
 def _shown(value: object) -> str:
-    """Numbers and truths as they are, all other values in quotation marks."""
+    """Numbers and truths as they are, all other values in quotation marks; the beginning of long ones."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN:
+        return f"a number of {value.bit_length():,} bits"
     try:
         float(str(value))
     except ValueError:
-        return repr(value)
-    return str(value)
+        shown = repr(value)
+    else:
+        shown = str(value)
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}… ({len(shown):,} characters)"
 
 
 def _requirement(field: FieldInfo) -> str:

@@ -23,6 +23,7 @@ from scheduler_svc.recording import flight_files
 from tandem_contract import logs
 from tandem_contract.child import die_with_parent
 from tandem_contract.logs import escaped
+from tandem_contract.needed import needed_task
 
 if TYPE_CHECKING:
     from scheduler_svc.frontend.chat.forms import AnswerForm
@@ -88,7 +89,7 @@ def serve(settings: FrontEndSettings) -> None:
     async def run() -> None:
         front_end = FrontEnd(settings, tuning=tuned, answers=answers)
         front_end.stop_on_signals()
-        alive = asyncio.create_task(say_alive(front_end.stop))
+        alive = needed_task(say_alive(front_end.stop), "signs of life")
         await front_end.run(_print_address)
         alive.cancel()
 

@@ -16,6 +16,7 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.door.tenant import EVERYONE, Caller, Rights, Table
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.wire import tenants as tenants_wire
+from tandem_contract.needed import needed_task
 
 HEADER = "authorization"
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
@@ -42,13 +43,13 @@ class Entrance:
         self.table: Table | None = None
         # The newest tokens that are not in the table yet.
         self._next: frontend_pb2.Tenants | None = None
-        self._loading: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[object] | None = None
 
     def take(self, message: frontend_pb2.Tenants) -> None:
         """Makes a new table of the core's tokens, in a thread, because 100,000 of them take half a second."""
         self._next = message
         if self._loading is None or self._loading.done():
-            self._loading = asyncio.create_task(self._load())
+            self._loading = needed_task(self._load(), "tokens")
 
     async def _load(self) -> None:
         while self._next is not None:

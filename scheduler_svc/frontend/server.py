@@ -158,7 +158,7 @@ class FrontEnd:
         on_listening(bound)
         try:
             await asyncio.wait([link, sweep, stop], return_when=asyncio.FIRST_COMPLETED)
-            for task in (link, sweep):
+            for task in (link, sweep, stop):
                 if task.done():
                     task.result()
         finally:

@@ -270,6 +270,7 @@ class JournalWriter:
     _dirty: bool = field(default=False, init=False)
     _synced_at: float = field(default=0.0, init=False)
     _retry_at: float = field(default=0.0, init=False)
+    _is_closing: bool = field(default=False, init=False)
 
     def __post_init__(self, now: float) -> None:
         """Replaces the folder's journal by a snapshot."""
@@ -327,9 +328,11 @@ class JournalWriter:
             self._syncing = _Syncing(self._file.descriptor, data_only=True)
 
     def close(self, now: float) -> None:
-        """Leaves a file with only live content, and closes it."""
+        """Leaves a file with only live content, and closes it. On a full disk it leaves the one that is there."""
         if self._file is not None:
             self._finish(now, wait=True)
+        if self._file is not None:
+            self._is_closing = True
             self._rewrite(now, wait=True)
         if self._file is not None:
             self._file.close()
@@ -383,13 +386,19 @@ class JournalWriter:
         if self._syncing is not None:
             self._syncing.is_done(wait=True)
             self._syncing = None
-        # Removing the current file may have freed the space that its next version needs.
-        self._retry_at = now if self._file is not None else now + _RETRY_SECONDS
+        if self._is_closing and self._file is not None:
+            # It is complete: only its next version could not be made.
+            self._close_next()
+            log.error("the journal %s %s; it stays with what it has of ended requests", self.folder.path, why)
+            return
+        # Removing the current file, or that of an earlier scheduler, may have freed the space for its next version.
+        frees = self._file is not None or os.path.lexists(self.folder.current)
+        self._retry_at = now if frees else now + _RETRY_SECONDS
         left = self._remove()
-        for file in (self._file, self._next):
-            if file is not None:
-                file.close()
-        self._file = self._next = None
+        self._close_next()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         if not self.suspended:
             log.error(
                 "the journal %s %s; it was removed%s, and it is tried again every %g s; streams continue, but would "
@@ -397,6 +406,13 @@ class JournalWriter:
                 *(self.folder.path, why, left, _RETRY_SECONDS),
             )
         self.suspended = f"the journal {self.folder.path} {why}; streams would not survive the scheduler's death"
+
+    def _close_next(self) -> None:
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+            with contextlib.suppress(OSError):
+                os.unlink(self.folder.aside)
 
     def _remove(self) -> str:
         """Removes both files. Returns a clause for the log if an old journal is still there."""

@@ -91,6 +91,9 @@ class HttpServer:
             return
         except Exception:
             log.exception("the metrics page has ended")
+        finally:
+            # `start` waits for it, also if nothing could be started.
+            self._is_running.set()
 
     async def _serve(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()

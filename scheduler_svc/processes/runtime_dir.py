@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem_contract.files import SOCKETS, KeyFile, Locked, endpoint_of, lock_file, own_runtime_dir
+from tandem_contract.files import SOCKETS, KeyFile, Locked, check_socket_name, endpoint_of, lock_file, own_runtime_dir
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
@@ -30,6 +30,8 @@ class RuntimeDir:
         self._lock: int | None = None
         try:
             self._hold()
+            for name in SOCKETS:
+                check_socket_name(self.path / name)
             self.worker_key = self._key.read()
         except OSError as error:
             raise SettingError(f"runtime_dir {self.path} cannot be used: {error.strerror}") from None
@@ -85,6 +87,7 @@ class RuntimeDir:
         self._num_mended += 1
         for path in changed:
             if (bind := self._binds.get(path)) is not None:
+                check_socket_name(path)
                 bind()
         self._remember()
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -39,7 +39,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
-from tandem_contract import private_file
+from tandem_contract.writing import RecordFile
 
 VERSION = 6
 """Of the record. Versions differ in their digests."""
@@ -150,16 +150,23 @@ log = logging.getLogger("tandem.core")
 
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
+# Of a turn, before they are written.
+_MAX_HELD_BYTES = 1 << 16
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 
 
 class Recorder:
-    """Writes a new file. If it cannot be written any more, the recording ends and the service continues."""
+    """Writes a new file. If it cannot be written any more, the recording ends and the service continues.
+
+    It does not go on later: a replay needs every event.
+    """
 
     def __init__(self, path: Path, config: CoreConfig) -> None:
         """Raises FileExistsError if the file exists, OSError if it cannot be created."""
-        self._file = private_file.create(path)
-        self._is_broken = False
+        consequence = "the recording ends with the entry before, and the service continues"
+        self._file = RecordFile(path, log=log, what="the event log", consequence=consequence)
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._digest = EffectsDigest()
         header = pb.RecordedHeader(version=VERSION, core_config=encode_config(config))
         self._write(header.SerializeToString())
@@ -175,24 +182,28 @@ class Recorder:
 
     def flush(self) -> None:
         """Passes all entries to the operating system, so that they outlive this process."""
-        self._guard(self._file.flush)
+        entries, self._held, self._held_bytes = self._held, [], 0
+        if entries and not self._file.trouble.cause:
+            self._file.append(b"".join(entries), len(entries))
 
     def close(self) -> None:
         """Writes the last digest and closes the file."""
         self._write(pb.RecordedEvent(effects_digest=self._digest.value()).SerializeToString())
-        self._guard(self._file.close)
+        self.flush()
+        self._file.close()
 
     def _write(self, data: bytes) -> None:
-        if not self._is_broken:
-            self._guard(lambda: self._file.write(_prefix(len(data)) + data))
-
-    def _guard(self, action: Callable[[], object]) -> None:
+        if self._file.trouble.cause:
+            return
         try:
-            action()
+            self._held += _prefix(len(data)), data
         except OSError as error:
-            if not self._is_broken:
-                log.error("recording stopped: %s cannot be written: %s", self._file.name, error.strerror)
-            self._is_broken = True
+            self.flush()
+            self._file.trouble.failed(error)
+            return
+        self._held_bytes += len(data)
+        if self._held_bytes > _MAX_HELD_BYTES:
+            self.flush()
 
 
 def _prefix(length: int) -> bytes:

@@ -29,6 +29,7 @@ from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight_ring import Entry, Ring, members
 from tandem_contract.logs import escaped
 from tandem_contract.version import version
+from tandem_contract.writing import Trouble
 
 log = logging.getLogger("tandem.flight")
 
@@ -56,6 +57,7 @@ class FlightRecorder:
         self._not_before = 0.0
         self._number = 0
         self._writing: threading.Thread | None = None
+        self._trouble = Trouble(log, "the flight recorder's folder", path, "the service continues without its files")
         self._is_broken = self._is_stopping = False
 
     def observe(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
@@ -142,7 +144,7 @@ class FlightRecorder:
             "has_tokens": self._keeps_tokens,
         }
         try:
-            with flight_files.create(self._path, self._number) as file:
+            with flight_files.created(self._path, self._number) as file:
                 file.write(f"{json.dumps(header)}\n".encode())
                 for start in range(0, len(entries), _AT_ONCE):
                     lines = [json.dumps(dict(members(entry))) for entry in entries[start : start + _AT_ONCE]]
@@ -150,8 +152,10 @@ class FlightRecorder:
                     if is_background:
                         time.sleep(1e-3)
         except OSError as error:
-            log.error("%s; the flight recorder cannot write to %s: %s", why[0], self._path, error.strerror)
+            log.error("%s; the last events are not kept", why[0])
+            self._trouble.failed(error)
             return
+        self._trouble.worked()
         more = f" and {len(why) - _NAMED_CAUSES} more" if len(why) > _NAMED_CAUSES else ""
         shown = ", ".join(why[:_NAMED_CAUSES])
         log.warning("%s%s: the last %d events are in %s", shown, more, len(entries), file.name)

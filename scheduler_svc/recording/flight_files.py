@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,13 +31,25 @@ def prepare(path: Path) -> None:
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def create(path: Path, number: int) -> BinaryIO:
-    """Creates the process's file of this number and deletes the oldest ones above the limit. Raises OSError."""
+@contextlib.contextmanager
+def created(path: Path, number: int) -> Generator[BinaryIO]:
+    """Creates the process's file of this number and deletes the oldest ones above the limit. Raises OSError.
+
+    A file that the body cannot write is removed.
+    """
     prepare(path)
     at = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     # Before, because the new file would seem the oldest if the system's clock was set back.
     _delete_oldest(path, MAX_FILES - 1)
-    return private_file.create(path / f"flight-{at}-{os.getpid()}-{number}.jsonl")
+    name = path / f"flight-{at}-{os.getpid()}-{number}.jsonl"
+    file = private_file.create(name)
+    try:
+        with file:
+            yield file
+    except OSError:
+        with contextlib.suppress(OSError):
+            name.unlink()
+        raise
 
 
 def catch_fatal_signals(path: Path, process: str) -> None:

@@ -1,18 +1,17 @@
 """The CSV file that --steps writes and `tandem plot` draws: one line per step, lane reset and joined worker.
 
 Owns the file. Whole lines are written about once a second and at the end, so a service that is killed loses the last
-second at most. If the disk is full or the file is removed, the writing ends with one line in the log, and the service
-continues. Knows nothing of how the core runs a step.
+second at most. Lines that a full disk does not take are lost; if the file is removed, the writing ends. Both are
+logged, and the service continues. Knows nothing of how the core runs a step.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from scheduler_svc.core.messages.reports import StepReport
-from tandem_contract import private_file
+from tandem_contract.writing import RecordFile
 
 log = logging.getLogger("tandem.core")
 
@@ -52,17 +51,18 @@ class StepsFile:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is the core's. Raises OSError; FileExistsError if the file exists."""
-        # Unbuffered, because a full buffer would be written in the middle of a line.
-        self._file = private_file.create(path, buffering=0)
+        self._file = RecordFile(path, log=log, what="the steps file", consequence="lines are lost until it can be")
         self._clock = clock
         self._origin = self._written_at = clock()
-        self._held: list[str] = [HEADER]
-        self._is_broken = False
+        # Lines without it could not be read.
+        self._header = HEADER
+        self._held: list[str] = []
+        self._is_removed = False
         self._write()
 
     def add(self, report: StepReport) -> None:
         """Adds the report's line."""
-        if self._is_broken:
+        if self._is_removed:
             return
         self._held.append(line_of(report, self._origin))
         if len(self._held) >= _MAX_HELD:
@@ -79,18 +79,13 @@ class StepsFile:
         self._file.close()
 
     def _write(self) -> None:
-        data, self._held = "".join(self._held).encode(), []
+        lines, self._held = self._held, []
         self._written_at = self._clock()
-        if self._is_broken or not data:
+        data = "".join((self._header, *lines)).encode()
+        if self._is_removed or not data:
             return
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-            if not os.fstat(self._file.fileno()).st_nlink:
-                self._give_up("it was removed")
-        except OSError as error:
-            self._give_up(error.strerror or str(error))
-
-    def _give_up(self, reason: str) -> None:
-        self._is_broken = True
-        log.error("%s: no more steps are written: %s", self._file.name, reason)
+        if self._file.append(data, len(lines)):
+            self._header = ""
+        if self._file.is_removed():
+            self._is_removed = True
+            log.error("%s: no more steps are written: it was removed", self._file.path)

@@ -72,12 +72,12 @@ class RouterLink:
         self.socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        if configure is not None:
-            configure(self.socket)
         try:
+            if configure is not None:
+                configure(self.socket)
             self.socket.bind(endpoint)
-        except zmq.ZMQError:
-            # The context cannot end while a socket is open.
+        except BaseException:
+            # The context would wait for ever for a socket that is open.
             self.close()
             raise
         # Both descriptors tell only of news since the sockets were last found empty (zmq_getsockopt, ZMQ_FD).

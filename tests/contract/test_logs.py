@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.logs import Formatter, LogFormat, LogLine, QueuedStderr, as_json, escaped, last_line, parse
+from tests.rigs.small_disk import run_on_small_disk
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ESCAPES = "\x1b[2J\r\n2026-11-22 core INFO forged\x00\x9b\u2028\u202e\udc80"
@@ -182,7 +183,7 @@ logging.getLogger("mine.part").info("from %s on", "info")
 logs.announce("ready: %s", "at every level")
 logs.draw("50 %\\r100 %\\n")
 warnings.warn("old\\n  thing")
-thread = threading.Thread(target=lambda: 1 / 0)
+thread = threading.Thread(target=lambda: 1 / 0, name="its own")
 thread.start()
 thread.join()
 logs.draw(logs.closing_line("program", "cause\\nof the end"))
@@ -207,7 +208,7 @@ def test_own_records_pass_from_the_level_on_and_those_of_libraries_from_warning_
         "50 %",
         "100 %",
         "WARNING UserWarning: old thing (<string>:16)",
-        "CRITICAL uncaught exception",
+        "CRITICAL uncaught exception in thread its own",
         r"program: cause\nof the end",
         "the end",
     ]
@@ -218,7 +219,7 @@ def test_announcements_and_uncaught_exceptions_are_logged_at_every_level(tmp_pat
     lines = [line for line in done.stderr.splitlines() if not line.startswith("    ")]
     assert [line.split(" core ")[1] for line in lines if " core " in line] == [
         "INFO ready: at every level",
-        "CRITICAL uncaught exception",
+        "CRITICAL uncaught exception in thread its own",
         "CRITICAL uncaught exception",
     ]
     assert "    ZeroDivisionError: division by zero" in done.stderr.splitlines()
@@ -249,3 +250,41 @@ def test_a_process_with_unread_stderr_continues() -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "done\n"
         assert process.wait(TIMEOUT_SECONDS) == 0
+
+
+FULL = """
+import logging, os, sys, time
+from pathlib import Path
+from tandem_contract import logs
+disk = Path(sys.argv[1])
+log = disk / "log"
+os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+logs.start("core", level="info", log_format="text")
+own = logging.getLogger("tandem")
+(disk / "ballast").write_bytes(bytes(64 << 10))
+
+def until(met):
+    end = time.monotonic() + 20
+    while not met() and time.monotonic() < end:
+        own.info("a line of %s", "x" * 200)
+        time.sleep(0.001)
+
+until(lambda: logs._handler._dropped)
+size = log.stat().st_size
+os.unlink(disk / "ballast")
+until(lambda: b"were dropped" in log.read_bytes())
+logs.stop()
+lines = log.read_text().splitlines()
+print(size)
+said = "log records were dropped because stderr could not be written (No space left on device)"
+print(sum(said in each for each in lines))
+print(sum(not (each.endswith("x" * 200) or "were dropped" in each) for each in lines))
+print(sum(each.count(" core ") > 1 for each in lines))
+"""
+
+
+def test_a_full_disk_under_the_log_loses_lines_and_says_so(tmp_path: Path) -> None:
+    lines = run_on_small_disk(tmp_path, "128k", FULL)
+    size, said, torn, mixed = map(int, lines)
+    assert size > 40_000 and said == 1
+    assert torn <= 1 and mixed == 0, "one line may be cut, and no other is behind it"

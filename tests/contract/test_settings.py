@@ -1,8 +1,10 @@
 """Settings of all programs: the order of the sources, what a type takes in each of them, and the messages."""
 
+import errno
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from gpu_worker import holder
 from gpu_worker import settings as worker
 from scheduler_svc import settings as scheduler
 from tandem_client.gateway import settings as gateway
+from tandem_contract import settings
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, number, without_service_links
 from tandem_contract.version import version
 
@@ -134,7 +137,7 @@ BYTES = "a number of bytes, or have a unit such as 512MiB or 2GiB"
         ("size", "4096", 4096), ("size", "2GiB", 2 << 30), ("size", "1.5 GB", 1_500_000_000),
         ("size", "1.5gib", 3 << 29), ("size", "much", BYTES), ("size", "2XB", BYTES),
         ("size", "-1", "a whole number, at least 0"), ("size", "true", BYTES), ("text", "5", "5"),
-        ("text", "\udcff", "UTF-8 text"), ("path", "~/x", Path("~/x")), ("path", "5", Path("5")),
+        ("text", "\udcff", "UTF-8 text"), ("path", "~/x", Path.home() / "x"), ("path", "5", Path("5")),
         ("kind", "off", "off"), ("kind", "Off", ONE), ("kind", "true", ONE), ("colour", "red", Colour.RED),
         ("colour", "pink", "one of red, blue"),
     ],
@@ -227,14 +230,132 @@ def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
     ]
 
 
+def _write(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
 @of_each
-@pytest.mark.parametrize("content", [b'log_format = "x\n', b"\xff\xfe", b"log_format: text\n", None])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_write(b'log_format = "x\n'), "is not TOML: Illegal character '\\n' (at line 1, column 16)"),
+        (_write(b'log_format = "text"\n\nlog_format: text\n'), "is not TOML: Expected '=' after a key in a key/"),
+        (_write(b'log_format = "text"\nlog_format = "json"\n'), "is not TOML: Cannot overwrite a value (at line 2,"),
+        (_write(b"a = " + b"[" * 100_000), "is not TOML: maximum recursion depth exceeded"),
+        (_write(b"\xff\xfe"), "is not UTF-8 text (byte 0)"),
+        (_write(b"#" * ((1 << 20) + 1)), "has 1,048,577 bytes; the limit is 1,048,576"),
+        (Path.mkdir, "is a folder"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to(path), "cannot be read: Too many levels of symbolic links"),
+        (lambda path: None, "does not exist"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], object], said: str
+) -> None:
     path = tmp_path / "settings.toml"
-    if content is not None:
-        path.write_bytes(content)
-    said = refusal(lambda: PROGRAMS[name].read(["--config", str(path)], {}))
-    assert said.startswith(f"config file {path} {'does not exist' if content is None else 'is not TOML: '}")
+    make(path)
+    assert refusal(lambda: PROGRAMS[name].read(["--config", str(path)], {})).startswith(f"config file {path} {said}")
+
+
+def test_an_unreadable_folder_of_the_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path) -> object:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)
+    said = refusal(lambda: EVERY.read(["--config", "/secret/settings.toml"], {}))
+    assert said == "config file /secret/settings.toml cannot be read: Permission denied"
+
+
+def test_a_file_of_another_system_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a byte order mark, and ends of lines and tabs as Windows writes them."""
+    path = tmp_path / "settings.toml"
+    path.write_bytes(b'\xef\xbb\xbf# settings\r\nwhole\t=\t7\r\n\r\npath = "~/x"\r\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = EVERY.read(["--config", "~/settings.toml"], {})
+    assert (found.whole, found.path) == (7, tmp_path / "x")
+    assert EVERY.read([], {"TANDEM_EVERY_CONFIG": "~/settings.toml"}).whole == 7
+
+
+@pytest.mark.parametrize("source", ["flag", "variable", "key"])
+def test_a_home_folder_is_found_and_a_missing_user_named(
+    sources: Sources, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir(sources.folder)
+    quoted = (lambda text: repr(text).replace("'", '"')) if source == "key" else str
+    for text, path in {
+        "~": "/home/me",
+        "~/a": "/home/me/a",
+        "~root/a": "/root/a",
+        "./~": "./~",
+        "a~/b": "a~/b",
+    }.items():
+        _, read = getattr(sources, source)(EVERY, "path", quoted(text))
+        assert read().path == Path(path)
+    given, read = getattr(sources, source)(EVERY, "path", quoted("~nobody-here/a"))
+    assert refusal(read) == f"{given} is '~nobody-here/a'; there is no user of this name"
+    if source != "variable":
+        given, read = getattr(sources, source)(EVERY, "path", quoted(""))
+        assert refusal(read) == f"{given} is ''; it must be a path"
+
+
+# Of each kind of setting: values of a file that it does not take. A path is a text; a size may be one too.
+_NO_SCALARS = ["[1]", "{ a = 1 }", "2024-01-01", "07:32:00"]
+_WRONG = {
+    bool: ["1", "0", '"true"', "1.0", *_NO_SCALARS],
+    int: ["true", "false", "5.0", "nan", "inf", "-1e400", "-1", f"{10**40}", "0x" + "f" * 20_000, '"x"', *_NO_SCALARS],
+    float: ["true", "false", "nan", "-inf", "1e400", "-1.0", f"{10**40}", '"1.5"', *_NO_SCALARS],
+    str: ["true", "1", "1.5", *_NO_SCALARS],
+}
+# Of the same kinds: texts of flags and variables.
+_WRONG_TEXTS = {
+    bool: ["2", "maybe", "1.0"],
+    int: ["true", "5.0", "1e3", "nan", "1e400", "-1", f"{10**40}", "9" * 5000, "x", "[1]", "0x10", "1 2", "\u0661"],
+    float: ["true", "nan", "inf", "1e400", "-1", "x", "[1]", "1_0", "\u0661"],
+    str: ["\udcff"],
+}  # fmt: skip
+
+
+def _kind_of(field: Any) -> type:
+    kind = settings._kind(field)[0]
+    return kind if kind in (bool, int, float) else str
+
+
+def _has_bounds(field: Any, text: str) -> bool:
+    """Whether a whole number of this size is refused by the setting's bounds."""
+    bounds = settings._kind(field)[1]
+    return "le" in bounds if not text.startswith("-") else "ge" in bounds or "gt" in bounds
+
+
+def _wrong_values(program: Program[Any]) -> Iterator[tuple[str, str, str]]:
+    """Yields the source, a setting, and a value that it must not take from there."""
+    for setting, field in settings._fields(program.model).items():
+        kind, is_path = _kind_of(field), settings._kind(field)[0] is Path
+        for source, wrong in {"key": _WRONG, "flag": _WRONG_TEXTS, "variable": _WRONG_TEXTS}.items():
+            is_taken = setting == "config" or (kind is bool and source == "flag") or (is_path and source != "key")
+            for text in () if is_taken else wrong[kind]:
+                is_large = text.isdigit() or text[:2] == "0x" or text[1:].isdigit()
+                if kind is str or not is_large or len(text) == 1 or _has_bounds(field, text):
+                    yield source, setting, text
+
+
+@of_each
+def test_no_setting_takes_a_value_of_another_kind(sources: Sources, name: str) -> None:
+    program, taken, num_refused = PROGRAMS[name], list[str](), 0
+    for source, setting, text in _wrong_values(program):
+        given, read = getattr(sources, source)(program, setting, text)
+        try:
+            found = getattr(read(), setting)
+        except SettingError as error:
+            num_refused += 1
+            pattern = rf"{re.escape(given)} is .*; it must (be|match) .*"
+            if not re.fullmatch(pattern, str(error)) or len(str(error)) > 800:
+                taken.append(str(error))
+        else:
+            taken.append(f"{given} {text[:50]} -> {found!r}")
+    assert taken == []
+    assert num_refused > 30
 
 
 @of_each

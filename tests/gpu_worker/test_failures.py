@@ -56,7 +56,7 @@ def file_error(number: int) -> OSError:
         ),
         (file_error(errno.EACCES), "/models/a/model.safetensors: as the system says; it must be readable by"),
         (file_error(errno.EIO), "/models/a/model.safetensors: as the system says; the disk or the network share"),
-        (file_error(errno.ENOSPC), "/models/a/model.safetensors: as the system says; TORCHINDUCTOR_CACHE_DIR"),
+        (file_error(errno.ENOSPC), "/models/a/model.safetensors: as the system says; XDG_CACHE_HOME, TORCH"),
         (
             ImportError("No module named 'torch'"),
             "No module named 'torch'; install what the worker needs with: make",
@@ -132,7 +132,7 @@ def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
 def last_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
 ) -> str:
-    monkeypatch.setattr(program, "keep_compiled_kernels", lambda: None)
+    monkeypatch.setattr(program, "use_caches", lambda _: None)
     monkeypatch.setattr(program, "choose_allocator", lambda: None)
     assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == 1
     return capfd.readouterr().err.splitlines()[-1]
@@ -209,3 +209,18 @@ def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path:
     last = run.stderr.splitlines()[-1]
     assert last.startswith(f"gpu_worker: the weights in {folder} cannot be read: ")
     assert last.endswith("; download them again")
+
+
+def test_a_file_that_cannot_be_made_is_not_called_unreadable(tmp_path: Path) -> None:
+    """Where caches and temporary files go is a setting; a model is not written."""
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.touch()
+    rights = {there: "it must be readable by", new: "XDG_CACHE_HOME, ", tmp_path / "no" / "x": "it must be readable by"}
+    for path, hint in rights.items():
+        denied = PermissionError(errno.EACCES, "Permission denied", str(path))
+        assert explain(denied).startswith(f"{path}: permission denied; {hint}")
+    full = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert explain(full).endswith(
+        "; XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and HF_HOME set the folders of kernels "
+        "and models, TMPDIR that of temporary files"
+    )

@@ -9,12 +9,13 @@ import sys
 from typing import Any
 
 import gpu_worker.startup
-from gpu_worker.__main__ import keep_compiled_kernels, main
+from gpu_worker.__main__ import main
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
+from tandem_contract.files import use_caches
 from tests.rigs.graph_recorder import GraphRecorder
 from tests.rigs.padded_shapes import few_shapes
 
@@ -49,7 +50,7 @@ class RecordedRunner(Runner):
 
 if __name__ == "__main__":
     leave_out_kernels()
-    keep_compiled_kernels()
+    use_caches(os.environ)
     gpu_worker.startup.Runner = RecordedRunner
     exit_code = main(sys.argv[1:])
     os._exit(exit_code)

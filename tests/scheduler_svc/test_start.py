@@ -4,23 +4,26 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from scheduler_svc.processes.runtime_dir import RuntimeDir
 from scheduler_svc.settings import PROGRAM
+from scheduler_svc.shell.links import RouterLink
+from tandem_contract.files import SOCKETS
 from tandem_contract.settings import SettingError
 from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
-    (tmp_path / "run" / "worker.sock").mkdir(parents=True)
-    (tmp_path / "run").chmod(0o700)
-    done = run(tmp_path, env={**os.environ, "TANDEM_MAX_WAITING": "5"})
+    # What a front end finds wrong ends the start after the log has begun.
+    done = run(tmp_path, "--response-template", str(tmp_path / "none"), env={**os.environ, "TANDEM_MAX_WAITING": "5"})
     [line] = [line for line in done.stderr.splitlines() if "TANDEM_MAX_WAITING" in line]
     assert line.endswith(
         " core WARNING ignored TANDEM_MAX_WAITING: variables of this program begin with TANDEM_SCHEDULER_"
@@ -118,12 +121,80 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
     assert not list(tmp_path.glob("steps*"))
 
 
-def test_a_socket_that_cannot_be_created_ends_the_start_with_its_cause(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir(mode=0o700)
-    (tmp_path / "run" / "worker.sock").mkdir()
-    done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
-    assert done.returncode == 2, done.stderr
-    assert f"the socket {tmp_path}/run/worker.sock cannot be created: Address already in use" in done.stderr
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / "elsewhere.sock")
+
+
+@pytest.mark.parametrize("name", SOCKETS)
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(Path.mkdir, "a folder"), (Path.touch, "a file"), (_link, "a link"), (os.mkfifo, "something else")],
+)
+def test_what_has_the_name_of_a_socket_is_said_and_left(
+    tmp_path: Path, name: str, make: Callable[[Path], object], what: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    make(folder / name)
+    with pytest.raises(SettingError) as caught:
+        RuntimeDir(folder)
+    assert str(caught.value) == (
+        f"{folder}/{name} is {what} and must be a socket: remove it, or choose another runtime_dir"
+    )
+    assert os.path.lexists(folder / name)
+
+
+def test_the_socket_of_a_dead_scheduler_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "worker.sock"))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    link = RouterLink(context, RuntimeDir(folder).worker_endpoint, max_frame_bytes=1)
+    link.close()
+    context.term()
+
+
+NOT_UTF8 = os.fsdecode(b"\xff\xfe")
+
+
+def test_a_runtime_folder_that_is_not_utf8_is_refused_with_its_name(tmp_path: Path) -> None:
+    done = run(tmp_path, "--runtime-dir", str(tmp_path / NOT_UTF8), errors="surrogateescape")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"scheduler_svc: runtime_dir {tmp_path}/\\udcff\\udcfe is not UTF-8, and addresses of sockets must be\n"
+    )
+
+
+def test_an_endpoint_that_cannot_be_encoded_leaves_no_socket_open(tmp_path: Path) -> None:
+    """The context would wait for it, and the start hang without a line."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with pytest.raises(UnicodeEncodeError):
+        RouterLink(context, f"ipc://{tmp_path}/{NOT_UTF8}", max_frame_bytes=1)
+
+    def configure(_: zmq.Socket[bytes]) -> None:
+        raise KeyError("any error")
+
+    with pytest.raises(KeyError):
+        RouterLink(context, f"ipc://{tmp_path}/a.sock", max_frame_bytes=1, configure=configure)
+    context.term()
+
+
+def test_other_paths_that_are_not_utf8_work(tmp_path: Path) -> None:
+    for name in ("journal", "record", "steps", "flight"):
+        (tmp_path / name).mkdir(mode=0o700)
+    path = {name: str(tmp_path / name / NOT_UTF8) for name in ("journal", "record", "steps", "flight")}
+    flags = [f"--{name.replace('flight', 'flight-dir')}={where}" for name, where in path.items()]
+    own = ["--runtime-dir", str(tmp_path / "run"), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "scheduler_svc", *own, *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="surrogateescape") as service:
+        assert service.stderr is not None
+        while "frontend listening on" not in (line := service.stderr.readline()):
+            assert line, "it ended"
+        service.terminate()
+        assert service.wait(TIMEOUT_SECONDS) == 0
+    assert all(os.path.exists(each) for name, each in path.items())
+    assert os.path.exists(f"{path['journal']}/journal")
 
 
 def test_version_prints_the_version_of_the_distribution(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class Health:
     suspects: int | None = None
     worker_lost_seconds: float | None = None
     worker_lost_reason: str | None = None
+    # Why streams would not survive the scheduler's death although it has a journal; otherwise empty.
+    journal_suspended: str | None = None
     # Of the state NOT_SERVING: a word, and since when no request is computed, in Unix time.
     not_serving_reason: types.WaitReason | None = None
     not_serving_since: float | None = None
@@ -53,7 +55,8 @@ def of_health(health: Health) -> str:
     parts = [counted(health.workers, "worker"), *([waiting] if waiting else [])]
     if health.suspects:
         parts.append(f"{counted(health.suspects, 'request')} suspected of killing a worker")
-    return f"serving; {', '.join(parts)}"
+    suspended = f"; {health.journal_suspended}" if health.journal_suspended else ""
+    return f"serving; {', '.join(parts)}{suspended}"
 
 
 def of_quarantined(request: types.QuarantinedRequest) -> Iterator[str]:

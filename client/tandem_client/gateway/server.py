@@ -31,6 +31,7 @@ from tandem_client.gateway.settings import Settings
 from tandem_contract.certificates import Followed
 from tandem_contract.child import Program, python
 from tandem_contract.logs import announce
+from tandem_contract.needed import needed_task
 from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
 from tandem_contract.settings import SettingError
 
@@ -125,12 +126,12 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     app = App(settings, service, meter, guard, seats)
     readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
     server = _Server(_config(settings, app, seats, readers), settings, seats)
-    background = list[asyncio.Task[None]]()
+    background = list[asyncio.Task[object]]()
     try:
         await guard.start()
         files = _files(settings, service, server.config.ssl)
         works = (app.pulse.run(), guard.run(), readers.run(), follow(files))
-        background = [asyncio.create_task(work) for work in works]
+        background = [needed_task(work, work.__qualname__) for work in works]
         # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
@@ -223,9 +224,15 @@ def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> i
     Raises SettingError.
     """
     asyncio.run(check(settings))
-    with tempfile.TemporaryDirectory(prefix="tandem-gateway-") as folder:
-        table = Path(folder) / "counters"
-        table.write_bytes(bytes(table_bytes(settings.processes)))
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-gateway-"))
+            table = Path(folder) / "counters"
+            table.write_bytes(bytes(table_bytes(settings.processes)))
+        except OSError as error:
+            raise SettingError(
+                f"no temporary file can be written: {error.strerror}; set TMPDIR to a folder with room"
+            ) from None
         flags = [
             *arguments,
             f"--listen={_address_of(bound)}",

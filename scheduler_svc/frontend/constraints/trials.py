@@ -19,6 +19,7 @@ from scheduler_svc.constraint_trial import HELLO, MAX_PACKET, packed, unpacked
 from scheduler_svc.frontend.rpc import status
 from tandem_contract.fork_server import ForkServer, cpu_seconds
 from tandem_contract.grammars import COMPILE_SECONDS, START_SECONDS, limit_words
+from tandem_contract.needed import needed_task
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
@@ -206,7 +207,7 @@ class Trials:
         # Seconds of the process that each tenant has used, counted from the time that all had used the same.
         self._used: dict[str, float] = {}
         self._least = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[object] | None = None
 
     async def judge(self, name: bytes, grammar: str, tenant: str) -> Verdict:
         """Returns the verdict on a grammar, whose hash is `name`. Raises Refusal if too many of the tenant wait."""
@@ -243,7 +244,7 @@ class Trials:
             self._used[tenant] = max(self._used.get(tenant, 0.0), self._least)
         self._waiting.setdefault(tenant, deque()).append(entry)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._serve())
+            self._task = needed_task(self._serve(), "trials")
         return entry
 
     def _next(self) -> _Entry | None:

@@ -39,6 +39,10 @@ def lost(**values: object) -> control_pb2.GetLoadResponse:
         (control_pb2.GetLoadResponse(workers=2), "serving; 2 workers"),
         (control_pb2.GetLoadResponse(), "serving; 0 workers"),
         (lost(waiting=1, workers=1), "serving; 1 worker, 1 request waits"),
+        (
+            control_pb2.GetLoadResponse(workers=1, journal_suspended="the journal /j cannot be written: no room"),
+            "serving; 1 worker; the journal /j cannot be written: no room",
+        ),
         (grpc.StatusCode.UNAVAILABLE, "serving; the load is not known: the scheduler's core cannot be reached"),
         (grpc.StatusCode.UNIMPLEMENTED, f"serving; the load is not known: {HEALTH_ALONE}"),
     ],
@@ -90,11 +94,12 @@ def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeS
     service.load = lost(waiting=3)
     serving = {"state": "serving", "reason": "", "workers": 0, "waiting": 3, "suspects": 0, "worker_lost_seconds": 12.4}
     none = {"not_serving_reason": None, "not_serving_since": None}
-    assert json.loads(tandem("health", "--json").stdout) == {**serving, "worker_lost_reason": "it was killed", **none}
+    known = {"worker_lost_reason": "it was killed", "journal_suspended": ""}
+    assert json.loads(tandem("health", "--json").stdout) == {**serving, **known, **none}
     service.serving(False)
     service.load = grpc.StatusCode.UNAVAILABLE
     result = tandem("health", "--json")
-    unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", "worker_lost_reason", *none))
+    unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", *known, *none))
     reason = "the scheduler's core cannot be reached"
     assert (result.exit_code, json.loads(result.stdout)) == (
         3,

@@ -8,6 +8,7 @@ process cannot use CUDA.
 import importlib
 import json
 import multiprocessing
+import os
 import signal
 import tempfile
 import time
@@ -20,8 +21,9 @@ from typing import Any
 
 import psutil
 
-from gpu_worker.__main__ import choose_allocator, keep_compiled_kernels
+from gpu_worker.__main__ import choose_allocator
 from tandem_contract.child import die_with_parent
+from tandem_contract.files import use_caches
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.part_table import Part
 from tests.measure.gpu_day.record import Record
@@ -86,7 +88,7 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     # The forking process ends with the command, even one that is killed; services end with the part.
     die_with_parent()
     # Parts and workers share them.
-    keep_compiled_kernels()
+    use_caches(os.environ)
     choose_allocator()
     record = Record(part=part.name, path=Path(folder) / "record.json")
     if request.device != "cpu":

@@ -199,6 +199,36 @@ def test_closing_leaves_what_is_alive(tmp_path: Path) -> None:
     assert bench.read() == [b"alive"]
 
 
+def test_closing_on_a_full_disk_leaves_the_complete_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path)
+    bench.append(b"alive")
+    bench.append(b"dead", live=False)
+    bench.disk.room = 3
+    bench.writer.close(bench.now)
+    assert bench.read() == [b"alive", b"dead"]
+    assert not bench.folder.aside.exists()
+    [message] = caplog.messages
+    assert message.endswith("cannot be written: No space left on device; it stays with what it has of ended requests")
+
+
+def test_the_space_of_an_earlier_journal_is_used_at_once(tmp_path: Path) -> None:
+    """The requests of the earlier scheduler go on, so they must be on the disk again soon."""
+    path = tmp_path / "journal"
+    JournalFolder(path).close()
+    (path / "journal").write_bytes(bytes(100))
+    disk, folder = Disk(), JournalFolder(path)
+    disk.room = 0
+    writer = JournalWriter(
+        folder, snapshot=lambda: [b"alive"], max_bytes=LIMIT, sync=Sync.OFF, now=100.0, write=disk.write
+    )
+    assert writer.suspended and not folder.current.exists()
+    disk.room = None
+    writer.maintain(100.0)
+    assert writer.suspended == "" and folder.current.exists()
+    writer.close(100.0)
+    folder.close()
+
+
 def test_a_leftover_of_a_crash_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     JournalFolder(path).close()

@@ -1,6 +1,8 @@
 """The HTTP server of the metrics page on real sockets: its answers, and each of its bounds."""
 
+import asyncio
 import contextlib
+import errno
 import gc
 import socket
 import ssl
@@ -238,3 +240,20 @@ def test_stop_ends_open_connections(serve: Serve) -> None:
         assert connection.recv(1) == b""
     with pytest.raises(OSError):
         served.connect()
+
+
+def test_a_page_that_cannot_start_does_not_hold_the_service(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No file descriptor may be left for its event loop."""
+
+    def fails(coroutine: Any) -> None:
+        coroutine.close()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "run", fails)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = HttpServer([listener], lambda: PAGE, content_type="x", refuse=nobody_is_refused, context=None)
+        server.start()
+        server.stop()
+    assert caplog.messages == ["the metrics page has ended"]

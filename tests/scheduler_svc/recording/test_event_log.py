@@ -266,15 +266,15 @@ def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_recording_and_not_the_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    full = io.BufferedWriter(io.FileIO("/dev/full", "wb"))
-    monkeypatch.setattr(private_file, "create", lambda *_: full)
+    full = io.FileIO("/dev/full", "wb")
+    monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
     recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
     for _ in range(3):
         recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
         recorder.add_effects([])
         recorder.flush()
     recorder.close()
-    assert sum("recording stopped" in line for line in caplog.messages) == 1
+    assert sum("the recording ends with the entry before" in line for line in caplog.messages) == 1
 
 
 def test_an_entry_that_no_replay_reads_ends_the_recording(

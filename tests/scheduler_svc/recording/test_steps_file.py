@@ -101,7 +101,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_service(
         file.write_due()
     file.close()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "no more steps are written: No space left on device" in caplog.messages[0]
+    assert "steps.csv cannot be written: No space left on device; lines are lost" in caplog.messages[0]
 
 
 def test_a_removed_file_ends_the_writing_and_not_the_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandem_contract.private_file import MODE, private
+from tandem_contract.private_file import MODE, private, put
 
 MAX_BYTES = 16 * 2**20
 
@@ -37,10 +37,9 @@ def parse_conversation(text: str) -> Any:
 
 
 def save(path: Path, saved: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Writes a conversation. Raises FileExistsError unless it may overwrite; OSError."""
-    with open(path, "w" if overwrite else "x", encoding="utf-8", opener=private) as file:
-        json.dump(saved, file, ensure_ascii=False, indent=1)
-        file.write("\n")
+    """Writes a conversation as a whole or not at all. Raises FileExistsError unless it may overwrite; OSError."""
+    text = json.dumps(saved, ensure_ascii=False, indent=1) + "\n"
+    put(path.resolve(), text.encode(), os.replace if overwrite else os.link)
 
 
 def history_path(environment: Mapping[str, str]) -> Path | None:

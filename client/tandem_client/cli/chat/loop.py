@@ -62,13 +62,22 @@ def without_echo() -> Generator[None, None, None]:
         termios.tcsetattr(handle, termios.TCSADRAIN, before)
 
 
+class _KeptHistory(FileHistory):
+    """Keeps what was typed in the file. On a full disk it is kept for this conversation alone."""
+
+    def store_string(self, string: str) -> None:
+        """Appends to the file."""
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
 def new_prompt(history: Path | None, output: Output | None) -> PromptSession[str]:
     """Returns the prompt. `history`: None keeps it in memory. `output`: that of the process if None."""
     keys = KeyBindings()
     keys.add("enter")(_send)
     # Terminals send Alt-Enter as Escape and Enter.
     keys.add("escape", "enter")(_break_line)
-    kept: History = InMemoryHistory() if history is None else FileHistory(history)
+    kept: History = InMemoryHistory() if history is None else _KeptHistory(history)
     session: PromptSession[str] = PromptSession(
         history=kept,
         multiline=True,

@@ -249,6 +249,7 @@ def check(client: "Client", *, timeout: float | None) -> Health:
         suspects=load.suspects,
         worker_lost_seconds=load.worker_lost_seconds,
         worker_lost_reason=load.worker_lost_reason or None,
+        journal_suspended=load.journal_suspended,
         not_serving_reason=load.not_serving_reason,
         not_serving_since=load.not_serving_since,
     )

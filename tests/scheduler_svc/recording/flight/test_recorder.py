@@ -140,7 +140,8 @@ def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, caplog: p
     with recorder.guarding():
         recorder.observe(0.0, LOST, [])
         written(recorder, 10.0)
-    assert "worker w-7 was lost; the flight recorder cannot write to" in caplog.text
+    assert "worker w-7 was lost; the last events are not kept" in caplog.messages
+    assert f"{tmp_path}/file/flight cannot be written: File exists; the service continues without" in caplog.text
     assert "the stacks at a fatal signal cannot be written" in caplog.text
 
 

@@ -1,0 +1,71 @@
+"""Threads and tasks without which a program would go on and do nothing.
+
+What one of them raises ends the program at once, as a crash does: with the traceback in the log and a last line. What
+others raise is only logged. It holds in programs that ask for it (`end_with_needed`, which the start of a log calls),
+not where a program uses the client: there a thread only ends itself.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+_log = logging.getLogger("tandem")
+# The program's name, if it ends with them.
+_program = ""
+
+
+class NeededThread(threading.Thread):
+    """Runs `target` until the program ends, or until `target` returns."""
+
+    def __init__(self, *, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+
+
+def needed_task(work: Coroutine[Any, Any, object], name: str) -> "asyncio.Task[object]":
+    """Creates a task of the running loop that is needed like a NeededThread."""
+    import asyncio
+
+    def ended(task: "asyncio.Task[object]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _failed(f"task {name}", error, is_needed=True)
+
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    task.add_done_callback(ended)
+    return task
+
+
+def end_with_needed(program: str) -> None:
+    """Lets this program end when something needed fails; `program` is its name in the last line."""
+    global _program
+    _program = program
+    threading.excepthook = _thread_failed
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """Replaces `threading.excepthook`."""
+    name = "that has ended" if failed.thread is None else failed.thread.name
+    error = failed.exc_value or failed.exc_type()
+    _failed(f"thread {name}", error, is_needed=isinstance(failed.thread, NeededThread))
+
+
+def _failed(which: str, error: BaseException, *, is_needed: bool) -> None:
+    from tandem_contract import logs
+
+    _log.critical("uncaught exception in %s", which, exc_info=error)
+    if not is_needed or not _program:
+        return
+    cause = f"the {which} failed, and nothing goes on without it: {type(error).__name__}: {error}"
+    line = logs.closing_line(_program, cause)
+    # This may be the thread of the log.
+    with contextlib.suppress(Exception):
+        logs.stop()
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode(errors="backslashreplace"))
+    # Nothing else is asked: whoever watches this process handles it as any crash.
+    os._exit(1)

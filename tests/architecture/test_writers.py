@@ -1,0 +1,106 @@
+"""Every place that writes a file is listed with what happens where it cannot, on a full disk say."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.architecture.source import ROOT
+
+FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tandem_client")
+_WRITES = frozenset(
+    (
+        *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "symlink_to", "pwrite", "ftruncate"),
+        *("mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile", "NamedTemporaryFile"),
+        *("copyfile", "copy2", "copytree", "save_file", "save_pretrained"),
+    )
+)
+_OF_OS = frozenset(("write", "link", "symlink", "rename", "replace", "open"))
+START, ONCE = "the program says why it does not start", "a command that says so and ends"
+PLACES = {
+    "client/tandem_client/cli/chat/files.py history_path": "None: the history is kept in memory",
+    "client/tandem_client/cli/chat/files.py save": "its caller says so; what was there stays",
+    "client/tandem_client/cli/commands/local.py plot": ONCE,
+    "client/tandem_client/cli/commands/serve.py LineWriter": "the log of `serve` itself",
+    "client/tandem_client/cli/commands/token.py new": ONCE,
+    "client/tandem_client/cli/reporting.py _discard_output": "/dev/null",
+    "client/tandem_client/demo/__main__.py main": ONCE,
+    "client/tandem_client/gateway/metrics.py Meter": "memory of the file that `run` has written in full",
+    "client/tandem_client/gateway/server.py run": START,
+    "client/tandem_client/training/rollout.py TandemRollout": "its caller gets the error",
+    "gpu_worker/checkpoint/files.py read_config": START,
+    "gpu_worker/checkpoint/folder.py _open_into": START,
+    "gpu_worker/checkpoint/folder.py opened_weights": f"{START}; an update of weights is refused",
+    "gpu_worker/constraints/frames.py new_memory": "memory, not a file",
+    "gpu_worker/group/launch.py launch": START,
+    "gpu_worker/memory/device_memory.py resident_growth": "/proc",
+    "gpu_worker/memory/model_facts.py _write": "a warning; the next start takes longer",
+    "gpu_worker/native/build.py _compile": "a warning; torch's own operators are used",
+    "gpu_worker/native/build.py _own": "a warning; torch's own operators are used",
+    "gpu_worker/process/starting.py _session_at_low_priority": "/proc",
+    "gpu_worker/process/threads.py _write": "nothing; the next worker measures again",
+    "gpu_worker/sharding/trial.py PlanTrial": "a warning; the next start compares again",
+    "gpu_worker/sharding/trial.py _whole": START,
+    "gpu_worker/shared_pool/holder_pools.py Pools": "memory, not a file",
+    "protos/tandem_contract/files.py KeyFile": f"{START}; later `RuntimeDir` logs it once",
+    "protos/tandem_contract/files.py _cache_home": "the next folder is used",
+    "protos/tandem_contract/files.py _make_private": "the next folder is used",
+    "protos/tandem_contract/files.py own_runtime_dir": START,
+    "protos/tandem_contract/fork_server.py ForkServer": "a socket",
+    "protos/tandem_contract/fork_server.py serve_forks": "/proc",
+    "protos/tandem_contract/logs.py QueuedStderr": "lines are counted, and their number is logged later",
+    "protos/tandem_contract/logs.py open_closed_streams": "/dev/null",
+    "protos/tandem_contract/needed.py _failed": "the last line of a program that ends",
+    "protos/tandem_contract/private_file.py create": "its callers are listed",
+    "protos/tandem_contract/writing.py RecordFile": "the rule of recordings",
+    "scheduler_svc/core/schedule/plan_builder.py PlanBuilder": "no file: a method of this name",
+    "scheduler_svc/journal/file.py JournalFolder": f"{START}; later a crash is not counted",
+    "scheduler_svc/journal/file.py JournalWriter": "suspended: the log and GetLoad say that streams would not survive",
+    "scheduler_svc/journal/reader.py _restored": START,
+    "scheduler_svc/processes/frontends.py _FrontEnd": "a pipe",
+    "scheduler_svc/processes/runtime_dir.py RuntimeDir": f"{START}; later it is logged once, and connections stay",
+    "scheduler_svc/recording/flight.py main": "/dev/null",
+    "scheduler_svc/recording/flight_files.py catch_fatal_signals": "a warning; no stacks at a fatal signal",
+    "scheduler_svc/recording/flight_files.py created": "it is logged once, and the file removed",
+    "scheduler_svc/recording/flight_files.py prepare": "its callers log it once",
+    "scheduler_svc/remote.py _write": ONCE,
+    "scheduler_svc/remote.py make": ONCE,
+    "scheduler_svc/simulator/__main__.py ": "/dev/null",
+    "scheduler_svc/simulator/traces.py write_trace": ONCE,
+}
+
+
+def _is_write(call: ast.Call) -> bool:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id in (*_WRITES, "put") or (function.id == "open" and _opens_to_write(call, 1))
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    if owner == "os" and function.attr in _OF_OS:
+        return function.attr != "open" or any(flag in ast.unparse(call) for flag in ("O_CREAT", "O_WRONLY", "O_RDWR"))
+    if owner == "private_file" and function.attr in ("create", "put"):
+        return True
+    if function.attr == "open":
+        return _opens_to_write(call, 0)
+    return function.attr in _WRITES
+
+
+def _opens_to_write(call: ast.Call, at: int) -> bool:
+    modes = [*call.args[at : at + 1], *(each.value for each in call.keywords if each.arg == "mode")]
+    return any(
+        isinstance(node, ast.Constant) and set(str(node.value)) & set("wax+")
+        for mode in modes
+        for node in ast.walk(mode)
+    )
+
+
+def _places() -> Iterator[str]:
+    """Yields the file and the outermost class or function of each call that writes."""
+    for path in sorted(path for folder in FOLDERS for path in Path(ROOT, folder).rglob("*.py")):
+        for outer in ast.parse(path.read_text()).body:
+            if any(isinstance(node, ast.Call) and _is_write(node) for node in ast.walk(outer)):
+                yield f"{path.relative_to(ROOT)} {getattr(outer, 'name', '')}"
+
+
+def test_each_place_that_writes_a_file_is_listed() -> None:
+    assert sorted(set(_places())) == sorted(PLACES)

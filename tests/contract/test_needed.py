@@ -1,0 +1,141 @@
+"""What ends a program: an exception in a thread or a task without which it would go on and do nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from tandem_contract import logs
+from tandem_contract.needed import NeededThread, needed_task
+kind, is_program = sys.argv[1], sys.argv[2] == "program"
+if is_program:
+    logs.start("core", level="info", log_format="text")
+
+def fails():
+    raise ValueError("the cause")
+
+async def fails_later():
+    await asyncio.sleep(0)
+    fails()
+
+async def run():
+    task = needed_task(fails_later(), "its task")
+    await asyncio.wait([task])
+    task = needed_task(asyncio.sleep(60), "another")
+    task.cancel()
+    await asyncio.wait([task])
+
+if kind == "task":
+    asyncio.run(run())
+else:
+    make = NeededThread if kind == "needed" else threading.Thread
+    thread = make(target=fails, name="its thread")
+    thread.start()
+    thread.join()
+print("goes on")
+"""
+
+
+def run(kind: str, where: str) -> tuple[int, str, list[str]]:
+    """Returns the status, stdout, and the lines of stderr without those of stacks."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, kind, where], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("     ")]
+    return done.returncode, done.stdout, [line.partition(" core ")[2] or line for line in lines]
+
+
+@pytest.mark.parametrize(("kind", "which"), [("needed", "thread its thread"), ("task", "task its task")])
+def test_a_program_ends_with_what_it_needs(kind: str, which: str) -> None:
+    status, out, lines = run(kind, "program")
+    assert (status, out) == (1, "")
+    assert lines == [
+        f"CRITICAL uncaught exception in {which}",
+        "    Traceback (most recent call last):",
+        "    ValueError: the cause",
+        f"core: the {which} failed, and nothing goes on without it: ValueError: the cause",
+    ]
+
+
+def test_a_program_outlives_its_other_threads() -> None:
+    status, out, lines = run("other", "program")
+    assert (status, out) == (0, "goes on\n")
+    assert lines[0] == "CRITICAL uncaught exception in thread its thread" and lines[-1] == "    ValueError: the cause"
+
+
+@pytest.mark.parametrize("kind", ["needed", "task"])
+def test_a_program_that_uses_the_client_is_never_ended(kind: str) -> None:
+    assert run(kind, "library")[:2] == (0, "goes on\n")
+
+
+# Code that starts each needed thread of the programs, with something in it that fails.
+THREADS = {
+    "log writer": """
+logs.QueuedStderr._next_texts = fails
+logs.announce("the line after which it fails")
+""",
+    "output": """
+from tandem_contract.child import Child, Program
+Child._read = fails
+child = Child(Program(argv=("true",)), lambda: None)
+""",
+    "end": """
+from tandem_contract.child import Child, Program
+Child._wait = fails
+child = Child(Program(argv=("true",)), lambda: None)
+""",
+    "fork-server": """
+from tandem_contract import fork_server
+life = fork_server._Life(fails)
+""",
+    "key check": """
+import zmq
+from scheduler_svc.remote import KeyCheck
+class Admitted:
+    names = {}
+    poll = fails
+context = zmq.Context()
+checked = KeyCheck(context, Admitted())
+""",
+    "signs of life": """
+from gpu_worker.group.pulse import Pulse
+from gpu_worker.process.ranks import Ranks
+Pulse._listen = fails
+pulse = Pulse(Ranks(rank=1, size=2, local_rank=1, local_size=2), None)
+pulse.start()
+""",
+    "prepare": """
+from gpu_worker.constraints.server import MaskServer
+MaskServer._prepare = fails
+MaskServer.__init__ = lambda self: None
+server = MaskServer()
+server._progress, server._show = {}, lambda *_: None
+server._slowness, server._send = 1.0, lambda _: time.sleep(60)
+server.serve()
+""",
+    "supervisor": """
+from gpu_worker.cluster import fleet
+fleet.run = fails
+worker = fleet.Worker(fleet.Fleet(name="it"), 0)
+""",
+}
+FAILING = """
+import sys, threading, time
+from tandem_contract import logs
+logs.start("core", level="info", log_format="text")
+def fails(*_):
+    raise ValueError("the cause")
+{start}
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_no_needed_thread_of_any_program_ends_without_it(name: str) -> None:
+    code = FAILING.format(start=THREADS[name])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert lines[-1] == f"core: the thread {name} failed, and nothing goes on without it: ValueError: the cause"
+    assert any(line.endswith(f" core CRITICAL uncaught exception in thread {name}") for line in lines)
+    assert "    ValueError: the cause" in lines

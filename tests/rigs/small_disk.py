@@ -1,0 +1,35 @@
+"""A disk of a few kilobytes: a tmpfs in a mount namespace of its own, which only one process sees."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_MOUNT = 'mount -t tmpfs -o size="$1",mode=0700 none "$2" && shift 2 && exec "$@"'
+
+
+@functools.cache
+def _can_mount() -> bool:
+    probe = ["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", "64k", "/tmp", "true"]
+    try:
+        return subprocess.run(probe, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def argv_on_small_disk(disk: Path, size: str, argv: list[str]) -> list[str]:
+    """Returns the command that runs `argv` with a tmpfs of this size at the folder `disk`. Skips where none can be."""
+    if not _can_mount():
+        pytest.skip("no tmpfs can be mounted here")
+    return ["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", size, str(disk), *argv]
+
+
+def run_on_small_disk(disk: Path, size: str, code: str, **environment: str) -> list[str]:
+    """Runs Python code, which has the disk as `sys.argv[1]`. Returns the lines that it printed."""
+    argv = argv_on_small_disk(disk, size, [sys.executable, "-c", code, str(disk)])
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
