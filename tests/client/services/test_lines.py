@@ -5,7 +5,7 @@ import os
 import re
 import sys
 
-from tandem_client.cli.commands.serve import LineWriter
+from tandem_client.services.lines import LineWriter
 from tandem_client.services.programs import missing_programs
 from tandem_contract.logs import LogLine, as_json, parse
 from tests.client.fake_service import WAIT_SECONDS
