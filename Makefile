@@ -87,7 +87,7 @@ lower = $(shell printf %s '$(1)' | tr A-Z_ a-z-)
 flags = $(foreach name,$(1),$(if $($(name)),--$(call lower,$(name))='$($(name))'))
 
 serve: $(SERVING) $(STUBS) ## Serve a model: scheduler, worker and OpenAI's HTTP API on HTTP= (127.0.0.1:8000)
-	@$(BIN)/tandem serve --http='$(HTTP)' $(call flags,MODEL DEVICE DTYPE) $(ARGS)
+	@$(BIN)/tandem serve $(if $(MODEL),'$(MODEL)') --http='$(HTTP)' $(call flags,DEVICE DTYPE) $(ARGS)
 
 run-scheduler: $(SERVING) $(STUBS) ## Run the scheduler service with its front end
 	@$(BIN)/python -P -m scheduler_svc $(call flags,LISTEN FRONTENDS TOKENS TLS_CERT TLS_KEY TLS_CLIENT_CA HEALTH_LISTEN \

@@ -7,12 +7,16 @@ import asyncio
 import os
 from pathlib import Path
 
+from tandem_client.services.display import Display
 from tandem_client.services.pair import ServicePair
+from tandem_client.services.settings import SCHEDULER, Settings
 from tandem_contract.processes import OnZero, Policy
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 
 ROOT = Path(__file__).resolve().parents[2]
 STAYS = "stay()"
+# What a scheduler without a door reads.
+SETTINGS: dict[str, Settings] = {SCHEDULER: {"tokens": None, "tls_cert": None, "tls_key": None, "health_listen": ""}}
 _PROGRAM = """
 import ctypes, os, pathlib, signal, sys
 if "--exit-with-parent" in sys.argv:
@@ -34,9 +38,15 @@ say(f"pid {os.getpid()}")
 
 
 def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
-    """Writes both programs into the folder."""
+    """Writes both programs into the folder, with the settings of the real ones."""
     for name, life in (("scheduler_svc", scheduler), ("gpu_worker", worker)):
-        (folder / f"{name}.py").write_text(_PROGRAM + life)
+        package = folder / name
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(_PROGRAM + life)
+        settings = package / "settings.py"
+        settings.unlink(missing_ok=True)
+        settings.symlink_to(ROOT / name / "settings.py")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -45,7 +55,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
-class Output:
+class Output(Display):
     """The lines of both programs and of their supervisor, in the order in which they come."""
 
     def __init__(self, service: FakeService) -> None:
@@ -88,6 +98,8 @@ def make_pair(output: Output, standbys: int = 0) -> ServicePair:
         scheduler_policy=quick_policy(on_zero=OnZero.WANTED),
         worker_policy=quick_policy(max_ends=None),
         standbys=standbys,
+        settings=SETTINGS[SCHEDULER],
         on_line=output.show,
+        on_end=output.ended,
         say=output.say,
     )

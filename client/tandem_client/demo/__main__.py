@@ -28,8 +28,9 @@ from tandem_client.demo.services import Services, free_address
 from tandem_client.errors import TandemError
 from tandem_client.services.pair import TOY_NOTICE, flags, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
+from tandem_client.services.settings import SCHEDULER, WORKER, SettingsReader, SettingsRefused
 from tandem_client.types import Delta
-from tandem_contract.processes import ServiceEnded
+from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
 
 _FRAMES_PER_SECOND = 12
 _TAIL_CHARACTERS = 100
@@ -178,10 +179,18 @@ def main(
         shared = flags(runtime_dir=runtime_dir or Path(folder) / "run")
         settings = flags(model=model, device=device, dtype=dtype, threads=threads)
         address = listen or free_address()
+        given = {
+            SCHEDULER: [*flags(listen=address), *shared, *shlex.split(scheduler)],
+            WORKER: [*settings, *shared, *shlex.split(worker)],
+        }
+        try:
+            with SettingsReader(*given) as reader:
+                read = reader.read(given)
+        except SettingsRefused as error:
+            print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+            raise typer.Exit(WRONG_SETTINGS) from None
         services = Services(
-            scheduler_flags=[*flags(listen=address), *shared, *shlex.split(scheduler)],
-            worker_flags=[*settings, *shared, *shlex.split(worker)],
-            say=teller.say,
+            scheduler_flags=given[SCHEDULER], worker_flags=given[WORKER], settings=read[SCHEDULER], say=teller.say
         )
         with suppress(KeyboardInterrupt):
             raise typer.Exit(asyncio.run(_demo(services, address, teller, questions(tokens))))

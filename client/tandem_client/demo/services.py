@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem_client.services.pair import ServicePair
+from tandem_client.services.settings import Settings
 from tandem_contract.logs import parse
-from tandem_contract.processes import Policy, ServiceEnded
+from tandem_contract.processes import Policy, ServiceEnded, State, Supervisor
 
 # A cold start compiles kernels.
 _READY_SECONDS = 240.0
@@ -25,7 +26,10 @@ Say = Callable[[str, str], None]
 class Services:
     """Both processes. The worker is restarted once; any other end of a process is a failure."""
 
-    def __init__(self, *, scheduler_flags: Sequence[str], worker_flags: Sequence[str], say: Say) -> None:
+    def __init__(
+        self, *, scheduler_flags: Sequence[str], worker_flags: Sequence[str], settings: Settings, say: Say
+    ) -> None:
+        """`settings`: what the scheduler reads of its flags."""
         self._say = say
         # Leaves out the scheduler service's line per request.
         self.quiet = False
@@ -35,7 +39,9 @@ class Services:
             scheduler_policy=Policy(max_ends=1),
             # The demo kills the worker once.
             worker_policy=Policy(max_ends=2, first_pause_seconds=0.0),
+            settings=settings,
             on_line=self._on_line,
+            on_end=self._on_end,
             say=lambda line: say("demo", line),
         )
         self.guard, self.ready, self.worker = self._pair.guard, self._pair.ready, self._pair.worker
@@ -71,6 +77,10 @@ class Services:
         self._say("demo", f"the scheduler service listens ({time.monotonic() - began:.1f} s); it waits for a worker")
         await self.ready()
         self._say("demo", f"the worker has joined ({time.monotonic() - began:.1f} s): ready")
+
+    def _on_end(self, program: Supervisor) -> None:
+        if program.state == State.PAUSED:
+            self._say("demo", str(program.ended))
 
     def _on_line(self, name: str, line: str) -> None:
         read = parse(line)

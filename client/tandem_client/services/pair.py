@@ -11,19 +11,23 @@ import re
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem_client.errors import TandemError
-from tandem_client.services.probe import Gateway, Probe, with_probe
-from tandem_client.services.programs import OPTIONAL, PROGRAMS, RESTARTED, SCHEDULER, OnLine, kept
+from tandem_client.services.gateway import Gateway, asks_for_proofs, health_flags
+from tandem_client.services.programs import OPTIONAL, PROGRAMS, READY, RESTARTED, SCHEDULER, OnEnd, OnLine, kept
+from tandem_client.services.settings import Settings
 from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
 from tandem_contract.logs import parse
 from tandem_contract.processes import Heard, Policy, Supervisor, run_async
 
+if TYPE_CHECKING:
+    from tandem_client.services.probe import Probe
+
 # The name that a worker gives the bundled model.
 _NAME = "bundled"
-TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; --model serves another"
+TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; name another model"
 
 # The states of a worker that has what it needs; UNKNOWN is that of a service which tells none.
 _READY = (WorkerState.SERVING, WorkerState.STANDBY, WorkerState.UNKNOWN)
@@ -42,10 +46,10 @@ _ANSWER_SECONDS = 5.0
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
 # The line before it, with --health-listen.
 _HEALTH = re.compile(r"\bhealth listening on ([^\s\"]+)")
-# The command that tries the service follows.
-READY = re.compile(r"\bready: (.*\btandem generate.*)$")
 # The line comes with the first worker, before the service is healthy.
 _COMMAND_SECONDS = 2.0
+# It starts when the scheduler listens.
+_GATEWAY_SECONDS = 10.0
 # The time to ask for suspects during the pause before a restart.
 _URGENT_SECONDS = 1.0
 # The time of the scheduler to end its streams when nobody waits for their requests.
@@ -54,6 +58,13 @@ _NOW_SECONDS = 0.9
 _WITH_PARENT = "--exit-with-parent"
 
 _Result = TypeVar("_Result")
+
+
+def probe(address: str) -> "Probe":
+    """A client of the scheduler at this address. The first one imports gRPC, while the programs start."""
+    from tandem_client.services.probe import Probe
+
+    return Probe(address)
 
 
 def is_toy(info: ModelInfo) -> bool:
@@ -71,10 +82,9 @@ class Workers:
         standbys: int,
         policy: Policy,
         on_line: OnLine,
-        on_end: Callable[[], None],
-        say: Callable[[str], None],
+        on_end: OnEnd,
     ) -> None:
-        """`worker_flags` are for every worker. `on_end` is called at each end of a worker."""
+        """`worker_flags` are for every worker."""
         self._flags = list(worker_flags)
         self._standbys = standbys
         self._on_line = on_line
@@ -85,7 +95,7 @@ class Workers:
         self.all: list[Supervisor] = []
         for number, name in enumerate(names):
             program, hear = partial(self._program, number), partial(self._hear, name)
-            self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, say=say, on_end=on_end))
+            self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, on_end=on_end))
 
     def note(self, load: Load) -> bool:
         """Takes note of the service's load. Returns whether one of these workers serves."""
@@ -144,20 +154,22 @@ class ServicePair:
         standbys: int = 0,
         holder_flags: Sequence[str] | None = None,
         gateway_flags: Sequence[str] | None = None,
-        on_line: Callable[[str, str], None],
+        settings: Settings,
+        on_line: OnLine,
+        on_end: OnEnd,
         say: Callable[[str], None],
     ) -> None:
         """`standbys`: workers that wait, warm, until the serving one ends.
 
         `holder_flags`: of the process that keeps the KV pools of dead workers (gpu_worker/holder); None starts none.
-        `gateway_flags`: of the HTTP gateway; None starts none.
+        `gateway_flags`: of the HTTP gateway; None starts none. `settings`: what the scheduler reads of its flags.
         """
-        self._on_line, self._say = on_line, say
+        self._on_line, self._on_end, self._say = on_line, on_end, say
         # Whether it was ready; since when it is not, on the loop's clock; what was told last, and when.
         self._was_ready = False
         self._idle_since: float | None = None
         self._told, self._told_at = "", 0.0
-        scheduler_flags, self._has_door = with_probe(scheduler_flags)
+        self._has_door = asks_for_proofs(settings)
         # Where the health of a scheduler is asked that wants TLS or tokens.
         self._probe = ""
         # The address of the running scheduler. Another service may answer at the address of the flags.
@@ -168,30 +180,26 @@ class ServicePair:
         self._commanded = asyncio.Event()
         # Set when a child ends.
         self._down = asyncio.Event()
-        scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags))
+        scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags, *health_flags(settings)))
         self.scheduler = kept(
             "scheduler", lambda: scheduler, scheduler_policy,
-            hear=self._hear_scheduler, say=say, on_end=self._on_scheduler_end,
+            hear=self._hear_scheduler, on_end=self._on_scheduler_end,
         )  # fmt: skip
         self._workers = Workers(
-            [_WITH_PARENT, *worker_flags],
-            standbys=standbys,
-            policy=worker_policy,
-            on_line=on_line,
-            on_end=self._down.set,
-            say=say,
-        )
+            [_WITH_PARENT, *worker_flags], standbys=standbys, policy=worker_policy, on_line=on_line,
+            on_end=self._on_worker_end,
+        )  # fmt: skip
         # The worker that serves first.
         self.worker = self._workers.all[0]
         self._holders: list[Supervisor] = []
         if holder_flags is not None:
             holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
             # Without a holder workers compute lost pages again.
-            self._holders = [kept("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, say=say)]
+            self._holders = [kept("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, on_end=on_end)]
         # What callers reach.
         self._services, self._gateway = [self.scheduler], None
         if gateway_flags is not None:
-            self._gateway = Gateway([_WITH_PARENT, *gateway_flags], scheduler_flags, on_line=on_line, say=say)
+            self._gateway = Gateway([_WITH_PARENT, *gateway_flags], settings, on_line=on_line, on_end=on_end)
             self._services.append(self._gateway.process)
         self._supervising: dict[Supervisor, asyncio.Task[None]] = {}
 
@@ -226,7 +234,7 @@ class ServicePair:
         """Waits until the running scheduler computes with a running worker; returns its address. Tells why it waits."""
         while True:
             address = await self.listening()
-            async with Probe(self._probe or address) as client:
+            async with probe(self._probe or address) as client:
                 while self._address == address:
                     self._down.clear()
                     if await self._serves(client) and not self._down.is_set():
@@ -242,9 +250,17 @@ class ServicePair:
                 await asyncio.wait_for(self._commanded.wait(), _COMMAND_SECONDS)
         return self._command
 
+    async def url(self) -> str:
+        """Waits a moment until the gateway listens; returns its URL, or an empty text without one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GATEWAY_SECONDS):
+                while self._gateway is not None and not self._gateway.url:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        return "" if self._gateway is None else self._gateway.url
+
     async def down(self) -> None:
         """Waits until a child has ended since the pair was ready, or it was told that the service computes no more."""
-        async with Probe(self._probe or self._address) as client:
+        async with probe(self._probe or self._address) as client:
             while not self._down.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._down.wait(), _WATCH_SECONDS)
@@ -277,7 +293,7 @@ class ServicePair:
         for each in self._supervising:
             each.kill()
 
-    async def _serves(self, client: Probe) -> bool | None:
+    async def _serves(self, client: "Probe") -> bool | None:
         """Whether the service is ready and a running worker serves it; None if it does not answer."""
         try:
             if self._probe:
@@ -305,7 +321,7 @@ class ServicePair:
         if not self._address or self._probe:
             return False
         try:
-            async with Probe(self._address) as client:
+            async with probe(self._address) as client:
                 return bool((await client.load(timeout=_URGENT_SECONDS)).suspects)
         except TandemError:
             return False
@@ -329,7 +345,12 @@ class ServicePair:
         self._listening.set()
         return Heard.SERVES
 
-    def _on_scheduler_end(self) -> None:
+    def _on_scheduler_end(self, scheduler: Supervisor) -> None:
         self._address = ""
         self._listening.clear()
         self._down.set()
+        self._on_end(scheduler)
+
+    def _on_worker_end(self, worker: Supervisor) -> None:
+        self._down.set()
+        self._on_end(worker)

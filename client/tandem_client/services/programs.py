@@ -4,14 +4,19 @@ They are module names after `python -m` and are never imported here.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 
 from tandem_contract.child import Program
 from tandem_contract.processes import Heard, OnZero, Policy, State, Supervisor
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
+# A line of a program that serves, with the command that tries it.
+READY = re.compile(r"\bready: (.*\btandem generate.*)$")
 # Takes the name of a program and one line of its output.
 OnLine = Callable[[str, str], None]
+# Takes a program at each of its ends, after its last line.
+OnEnd = Callable[[Supervisor], None]
 
 # A scheduler that was drained stays down, and the workers with it. Its crash loop ends the service.
 SCHEDULER = Policy(max_ends=5, on_zero=OnZero.WANTED)
@@ -32,16 +37,12 @@ def kept(
     policy: Policy,
     *,
     hear: Callable[[str], Heard],
-    say: Callable[[str], None],
-    on_end: Callable[[], None] = lambda: None,
+    on_end: OnEnd,
 ) -> Supervisor:
-    """A supervisor that says when its program starts again. `on_end` is called at each end, after the last line."""
+    """A supervisor that calls `on_end` when its program has ended, whether it starts again or not."""
 
     def on_change(one: Supervisor) -> None:
-        if one.state not in (State.PAUSED, State.GIVEN_UP):
-            return
-        on_end()
-        if one.state == State.PAUSED:
-            say(str(one.ended))
+        if one.state in (State.PAUSED, State.GIVEN_UP):
+            on_end(one)
 
     return Supervisor(name, program, policy, hear=hear, on_change=on_change)

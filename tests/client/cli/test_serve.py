@@ -17,12 +17,11 @@ import grpc
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
-from tandem_client.cli.commands import serve
-from tandem_client.cli.reporting import Exit
-from tandem_client.services import pair
-from tests.client.fake_programs import STAYS, Output, environment, make_pair, write_programs
+from tandem_client.services import pair, serving
+from tests.client.fake_programs import SETTINGS, STAYS, Output, environment, make_pair, write_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.rigs.authorities import Authority
+from tests.rigs.terminal import CTRL_C, Terminal
 
 Programs = Callable[..., None]
 Play = Callable[[Output], Awaitable[None]]
@@ -34,16 +33,16 @@ def listens(service: FakeService, then: str = STAYS) -> str:
     return f"say({line!r})\n{then}"
 
 
-def run_serve(service: FakeService, play: Play | None = None) -> tuple[Exit, str, Output]:
+def run_serve(service: FakeService, play: Play | None = None) -> tuple[int, str, Output]:
     """Serves the fakes in this process until the play ends or a fake ends for good; returns code, cause and lines."""
 
-    async def run() -> tuple[Exit, str, Output]:
+    async def run() -> tuple[int, str, Output]:
         output = Output(service)
-        serving = asyncio.create_task(serve._serve(make_pair(output), output.say))
+        running = asyncio.create_task(serving.serve(make_pair(output), output, SETTINGS))
         if play is not None:
             await play(output)
             os.kill(os.getpid(), signal.SIGINT)
-        return *await asyncio.wait_for(serving, WAIT_SECONDS), output
+        return *await asyncio.wait_for(running, WAIT_SECONDS), output
 
     return asyncio.run(run())
 
@@ -72,7 +71,7 @@ def test_the_toy_model_is_named_before_ready(service: FakeService, programs: Pro
 
     async def play(output: Output) -> None:
         await output.until(READY)
-        assert "a toy of 4 million parameters" in output.lines[-2]
+        assert "a toy of 4 million parameters" in output.lines[-3]
 
     run_serve(service, play)
 
@@ -263,7 +262,7 @@ def test_kill_9_of_serve_ends_both_children(service: FakeService, tmp_path: Path
 def test_unread_output_does_not_stop_the_children(service: FakeService, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "done")
     # These are more lines than the pipe and the queue hold.
-    floods = f"for n in range(20_000):\n    say('x' * 100)\nopen({str(tmp_path / 'done')!r}, 'w').write('done')\n"
+    floods = f"for n in range(20_000):\n    say(f'{{n:100}}')\nopen({str(tmp_path / 'done')!r}, 'w').write('done')\n"
     write_programs(tmp_path, scheduler=listens(service), worker=floods + STAYS)
     with serve_process(tmp_path) as process:
         assert (tmp_path / "done").read_text() == "done"
@@ -407,7 +406,97 @@ def test_flags_of_the_gateway_need_its_address_and_wrong_ones_end_serve(service:
     write_programs(tmp_path, scheduler=listens(service), worker=STAYS)
     with serve_process(tmp_path, "--gateway", "--processes 2") as process:
         _, said = process.communicate(timeout=WAIT_SECONDS)
-        assert process.returncode == 2 and "needs --http" in said
+        assert process.returncode == 2 and "--gateway needs --port" in said
     with serve_process(tmp_path, "--http", "127.0.0.1:0", "--gateway", "--processes 0") as process:
         _, said = process.communicate(timeout=WAIT_SECONDS)
         assert process.returncode == 2 and "--processes is 0" in said
+
+
+def on_terminal(folder: Path, *flags: str) -> Terminal:
+    """The command with the fakes of the folder, on a terminal."""
+    command = [sys.executable, "-m", "tandem_client.cli", "serve", "--shared-pool", "off", "--runtime-dir"]
+    in_folder = {**environment(folder), "TERM": "xterm", "NO_COLOR": "1"}
+    return Terminal([*command, str(folder / "run"), *flags], in_folder, columns=120)
+
+
+def test_a_terminal_shows_what_explains_a_failed_start_once_and_where_the_log_is(
+    service: FakeService, tmp_path: Path
+) -> None:
+    fails = (
+        "say('2026-11-22 02:12:58.026 worker INFO imports  1.00 s')\n"
+        "say('2026-11-22 02:12:58.026 worker ERROR the worker stops because of an unexpected error')\n"
+        "say('    Traceback (most recent call last):')\nsay('    KeyError: \\x1b[2J')\n"
+        "say('gpu_worker: KeyError; a hint')\nsys.exit(1)"
+    )
+    write_programs(tmp_path, scheduler=listens(service), worker=fails)
+    with on_terminal(tmp_path) as terminal:
+        terminal.expect("error: .*\r\n")
+        code = terminal.expect_end()
+    log = tmp_path / "run" / "serve.log"
+    shown = [re.sub(r"\x1b\[[\d?;]*[A-Za-z]", "", line).rpartition("\r")[2] for line in terminal.seen.split("\r\n")]
+    begin = next(number for number, line in enumerate(shown) if line.startswith("✗ "))
+    assert code == 1
+    # The first two lines of each fake are no lines of a log either.
+    assert [line for line in shown[begin + 1 :] if line and not re.match("  (flags|pid) ", line)] == [
+        "  2026-11-22 02:12:58.026 worker ERROR the worker stops because of an unexpected error",
+        "      Traceback (most recent call last):",
+        "      KeyError: \\x1b[2J",
+        "stopping all programs; tandem serve ends with exit code 1",
+        f"  more in {log}",
+        "error: the worker ended with exit code 1 before it served: gpu_worker: KeyError; a hint",
+    ]
+    assert "   worker | gpu_worker: KeyError; a hint\n" in log.read_text()
+
+
+def test_ctrl_c_while_the_programs_start_ends_them_and_is_said_once(service: FakeService, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    holds = f"alive = open({str(tmp_path / 'alive')!r}, 'w'); alive.write('x'); alive.flush()\n"
+    write_programs(tmp_path, scheduler=holds + STAYS, worker=holds + STAYS)
+    with on_terminal(tmp_path) as terminal, open(tmp_path / "alive") as alive:
+        assert alive.read(2) == "xx"
+        terminal.type(CTRL_C)
+        code = terminal.expect_end()
+        assert alive.read() == ""
+    assert (code, terminal.seen.count("stopping")) == (0, 1)
+    assert "ready" not in terminal.seen and "error" not in terminal.seen
+
+
+def test_a_terminal_says_that_a_program_was_restarted_and_that_it_is_ready_again(
+    service: FakeService, tmp_path: Path
+) -> None:
+    # It has the place of the worker that the service tells.
+    worker = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{STAYS}"
+    os.mkfifo(tmp_path / "pid")
+    write_programs(tmp_path, scheduler=listens(service), worker=worker)
+    with on_terminal(tmp_path) as terminal:
+        service.worker_pids = [int((tmp_path / "pid").read_text())]
+        terminal.expect("ready after .*\r\n")
+        os.kill(service.worker_pids[0], signal.SIGKILL)
+        service.worker_pids = [int((tmp_path / "pid").read_text())]
+        terminal.expect("ready again")
+        terminal.type(CTRL_C)
+        assert terminal.expect_end() == 0
+    assert "the worker was ended by SIGKILL; it starts again in" in terminal.seen
+
+
+@pytest.mark.parametrize("flags", [("--verbose",), ("--log-format=json",)])
+def test_a_terminal_shows_all_lines_if_it_is_asked_to(service: FakeService, tmp_path: Path, flags: list[str]) -> None:
+    write_programs(tmp_path, scheduler=listens(service), worker="say('gpu_worker: enough'); sys.exit(2)")
+    with on_terminal(tmp_path, *flags) as terminal:
+        assert terminal.expect_end() == 2
+    assert "frontend listening on" in terminal.seen and "\x1b" not in terminal.seen
+    assert not (tmp_path / "run" / "serve.log").exists()
+
+
+def test_lines_without_a_terminal_have_no_control_characters_and_repeats_are_counted(
+    service: FakeService, tmp_path: Path
+) -> None:
+    worker = "for n in range(38):\n    say('\\x1b[2Jagain')\nsay('gpu_worker: enough'); sys.exit(2)"
+    write_programs(tmp_path, scheduler=listens(service), worker=worker)
+    with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert [line for line in out.splitlines() if "again" in line] == [
+        "   worker | \\x1b[2Jagain",
+        "   worker | repeated 37 times: \\x1b[2Jagain",
+    ]
+    assert all(line.isprintable() for line in out.splitlines())

@@ -15,9 +15,11 @@ from tandem_client.demo.__main__ import Board, Teller, one_line, result_table, r
 from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, questions, run_round
 from tandem_client.demo.services import Services
 from tandem_client.errors import Internal
+from tandem_client.services.settings import SCHEDULER
 from tandem_client.types import Summary, Timing, Usage
 from tandem_contract.processes import ServiceEnded
 from tests.client import fake_service
+from tests.client.fake_programs import SETTINGS
 from tests.client.fake_service import Ending, FakeService
 
 SUMMARY = Summary(
@@ -137,6 +139,7 @@ def test_a_child_process_that_ends_raises_an_error_with_its_last_line(monkeypatc
         services = Services(
             scheduler_flags=["--no-such-flag"],
             worker_flags=["--no-such-flag"],
+            settings=SETTINGS[SCHEDULER],
             say=lambda who, what: said.append((who, what)),
         )
         try:

@@ -5,9 +5,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from tandem_client.cli.commands import serve
-from tandem_client.cli.reporting import Exit
-from tests.client.fake_programs import STAYS, Output, make_pair
+from tandem_client.services import serving
+from tests.client.fake_programs import SETTINGS, STAYS, Output, make_pair
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 
 Programs = Callable[..., None]
@@ -19,15 +18,15 @@ def listens(service: FakeService) -> str:
     return f"say({line!r})\n{STAYS}"
 
 
-def run_serve(service: FakeService, standbys: int, play: Callable[[Output], Awaitable[None]]) -> tuple[Exit, str]:
+def run_serve(service: FakeService, standbys: int, play: Callable[[Output], Awaitable[None]]) -> tuple[int, str]:
     """Serves the fakes with standby workers until the play ends; returns exit code and cause."""
 
-    async def run() -> tuple[Exit, str]:
+    async def run() -> tuple[int, str]:
         output = Output(service)
-        serving = asyncio.create_task(serve._serve(make_pair(output, standbys), output.say))
+        running = asyncio.create_task(serving.serve(make_pair(output, standbys), output, SETTINGS))
         await play(output)
         os.kill(os.getpid(), signal.SIGINT)
-        return await asyncio.wait_for(serving, WAIT_SECONDS)
+        return await asyncio.wait_for(running, WAIT_SECONDS)
 
     return asyncio.run(run())
 

@@ -1,229 +1,249 @@
 """`tandem serve`: the scheduler service and the workers of a checkout, side by side in one terminal.
 
-Owns the command's flags, its output and its exit code; `services.pair` owns the processes. Lines are written in a
-thread, so that output which is not read blocks nothing else.
+Owns the command's flags and its exit code; `services.pair` owns the processes, `services.display` the output.
 """
 
-import asyncio
+import contextlib
 import os
-import select
 import shlex
-import signal
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
-from tandem_client.cli.flags import flag, takes
-from tandem_client.cli.reporting import Exit, require_programs
+from tandem_client.cli.flags import flag, parameter, takes
+from tandem_client.cli.reporting import Exit, fail, require_programs
 from tandem_client.connection import DEFAULT_ADDRESS
-from tandem_client.errors import TandemError
-from tandem_client.services.pair import READY, TOY_NOTICE, ServicePair, flags, is_toy
-from tandem_client.services.probe import Probe
+from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Lines, formed
+from tandem_client.services.lines import LineWriter, to_stream
+from tandem_client.services.phases import Phase
 from tandem_client.services.programs import PROGRAMS
+from tandem_client.services.settings import (
+    GATEWAY,
+    SCHEDULER,
+    WORKER,
+    HelpAsked,
+    Settings,
+    SettingsReader,
+    SettingsRefused,
+)
+from tandem_contract.files import own_runtime_dir
 from tandem_contract.logs import LogFormat, as_json
-from tandem_contract.processes import ServiceEnded
-
-_MAX_LINES = 4096
 
 # Whether the KV pool of a worker outlives it.
 SharedPool = Literal["auto", "on", "off"]
 # Each takes the memory of another model.
 MAX_STANDBYS = 8
 
-# Longer than the service's own grace for its streams (30 s by default).
-_STOP_SECONDS = 45.0
-# The time for a reader of standard output to take the last lines.
-_FLUSH_SECONDS = 1.0
-_ANSWER_SECONDS = 5.0
+_HTTP_HOST, _HTTP_PORT = "127.0.0.1", 8000
 # Says in brackets whether shared memory gets huge pages.
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_LOG_NAME, _LOG_FORMAT = "serve.log", "TANDEM_LOG_FORMAT"
+
+_MODEL, _LIMITS, _ADDRESSES, _CALLERS, _RUN = "Model and memory", "Limits", "Addresses", "Who may call", "Run"
+# It keeps the KV pools of dead workers.
+_HOLDER = "holder"
+_SHARED = f"{SCHEDULER} {WORKER} {_HOLDER}"
 
 
-class LineWriter:
-    """Writes lines in order to the descriptor of a stream. `None` is a closed standard stream; lines to it are lost.
-
-    When the queue is full, lines are dropped and counted. After a write error the descriptor is not used again.
-    """
-
-    def __init__(
-        self, stream: TextIO | None, *, max_lines: int = _MAX_LINES, own_line: Callable[[str], str] = str
-    ) -> None:
-        """`own_line` gives the writer's own message about dropped lines the form of the other lines."""
-        self._descriptor = None if stream is None else stream.fileno()
-        self._max_lines = max_lines
-        self._own_line = own_line
-        self._lines: deque[str] = deque()
-        self._num_dropped = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        # A daemon, so that a blocked write does not keep this process alive.
-        self._thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
-        self._thread.start()
-
-    def write(self, line: str) -> None:
-        """Queues one line; never waits."""
-        with self._changed:
-            if len(self._lines) < self._max_lines:
-                self._lines.append(line)
-            else:
-                self._num_dropped += 1
-            self._changed.notify()
-
-    def close(self, timeout: float) -> None:
-        """Waits, at most `timeout` seconds, until every queued line is written."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while text := self._next_text():
-            try:
-                self._write_all(text.encode(errors="replace"))
-            except OSError:
-                # The reader has closed the stream.
-                self._descriptor = None
-
-    def _next_text(self) -> str:
-        """Waits for lines and returns all of them; returns "" if the writer closes and no line is left."""
-        with self._changed:
-            while not self._lines and not self._closing:
-                self._changed.wait()
-            lines = list(self._lines)
-            self._lines.clear()
-            if self._num_dropped:
-                dropped = f"{self._num_dropped} lines were dropped because the output was not read in time"
-                lines.append(self._own_line(dropped))
-                self._num_dropped = 0
-        return "".join(f"{line}\n" for line in lines)
-
-    def _write_all(self, data: bytes) -> None:
-        while data and self._descriptor is not None:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:
-                select.select([], [self._descriptor], [])
+def _row(programs: str, panel: str, usage: str, description: str, kind: Any = str) -> tuple[list[str], Parameter]:
+    """A setting of these programs that is a flag of this command, too, by its own name. They check its value."""
+    return programs.split(), flag(panel, kind, usage, description)
 
 
-_flag = partial(flag, None)
-_PARAMETERS = (
-    _flag(str, "--listen HOST:PORT", f"Address where the service listens; default: {DEFAULT_ADDRESS}."),
-    _flag(
-        str,
-        "--http HOST:PORT",
-        "Address of the OpenAI-compatible HTTP gateway, with the certificate of --tls-cert; default: none.",
-    ),
-    _flag(str, "--model", "A folder or a hub name; default: the bundled toy model."),
-    _flag(str, "--device", "cpu, cuda or cuda:N; default: CUDA if there is one."),
-    _flag(str, "--dtype", "float32, bfloat16 or float16; default: the device decides."),
-    _flag(str, "--runtime-dir", "Folder of the sockets of the service."),
-    _flag(str, "--journal DIR", "Folder of a journal: streams with resume survive the scheduler's death."),
-    _flag(str, "--metrics-listen HOST:PORT", "Address of the Prometheus page /metrics; default: none."),
-    _flag(str, "--tokens FILE", "Tenants and hashes of their tokens."),
-    _flag(str, "--tls-cert FILE", "Certificate chain, PEM: TLS."),
-    _flag(str, "--tls-key FILE", "Key of --tls-cert, PEM."),
-    _flag(str, "--tls-client-ca FILE", "Clients need a certificate of this authority."),
-    _flag(str, "--health-listen HOST:PORT", "Second address for health alone, in plaintext."),
-    _flag(
-        LogFormat,
-        "--log-format",
-        "Log lines as text, or one JSON object per line; default: text.",
-        envvar="TANDEM_LOG_FORMAT",
-    ),
-    _flag(str, "--scheduler", 'More flags of the scheduler service, such as "--reflection --max-waiting 64".', ""),
-    _flag(str, "--worker", 'More flags of the worker, such as "--page-size 64".', ""),
-    _flag(str, "--gateway", 'More flags of the gateway, such as "--processes 4".', ""),
-    _flag(
-        int, "--standby N", "Warm workers that wait until the serving one dies; default: 0.", 0, min=0, max=MAX_STANDBYS
-    ),
-    _flag(
+_TABLE = (
+    _row(WORKER, _MODEL, "--served-name NAME", "Name that callers see; default: the model's own."),
+    _row(WORKER, _MODEL, "--device", "cpu, cuda or cuda:N; default: CUDA if there is one."),
+    _row(WORKER, _MODEL, "--dtype", "float32, bfloat16 or float16; default: the device decides."),
+    _row(WORKER, _MODEL, "--ranks N", "Processes that share the model, one per device: tensor parallel; default: 1."),
+    _row(WORKER, _MODEL, "--threads N", "CPU threads of an operation; default: measured at the start."),
+    _row(WORKER, _MODEL, "--pool-bytes SIZE", "Size of the KV pool, such as 4GiB; default: for --max-rows sequences."),
+    _row(WORKER, _MODEL, "--keep-free-bytes SIZE", "Memory that the KV pool leaves free, instead of its size."),
+    _row(WORKER, _LIMITS, "--max-length N", "Tokens of one sequence, prompt included; default: the model's."),
+    _row(WORKER, _LIMITS, "--max-rows N", "Sequences that run at once; default: 32 on a CPU, 256 on a GPU."),
+    _row(SCHEDULER, _LIMITS, "--default-max-new-tokens N", "Output tokens of a request that does not set its own."),
+    _row(SCHEDULER, _LIMITS, "--max-waiting N", "Requests that may wait in the queue; default: 1,024."),
+    _row(SCHEDULER, _LIMITS, "--frontends N", "Processes that share the address of the gRPC API; default: 1."),
+    _row(SCHEDULER, _ADDRESSES, "--listen HOST:PORT", f"Address of the gRPC API; default: {DEFAULT_ADDRESS}."),
+    _row(SCHEDULER, _ADDRESSES, "--metrics-listen HOST:PORT", "Address of the Prometheus page /metrics."),
+    _row(SCHEDULER, _ADDRESSES, "--health-listen HOST:PORT", "Second address for health alone, in plaintext."),
+    _row(SCHEDULER, _CALLERS, "--tokens FILE", "Tenants and hashes of their tokens."),
+    _row(SCHEDULER, _CALLERS, "--tls-cert FILE", "Certificate chain, PEM: TLS, of the HTTP API too."),
+    _row(SCHEDULER, _CALLERS, "--tls-key FILE", "Key of --tls-cert, PEM."),
+    _row(SCHEDULER, _CALLERS, "--tls-client-ca FILE", "Clients need a certificate of this authority."),
+    _row(SCHEDULER, _RUN, "--journal DIR", "Folder of a journal: streams with resume survive the scheduler's death."),
+    _row(SCHEDULER, _RUN, "--weights-folders DIR[,DIR]", "Workers may be told to load new weights from here."),
+    _row(
+        WORKER, _RUN, "--shared-pool",
+        "Keep the KV pool of a worker when it dies; auto, the default: with --standby, and on a CPU where shared memory"
+        " has huge pages.",
         SharedPool,
-        "--shared-pool",
-        "Keep the KV pool of a worker when it dies; auto: with --standby, and on a CPU where shared memory has"
-        " huge pages.",
-        "auto",
     ),
-)
+    _row(_SHARED, _RUN, "--runtime-dir DIR", "Folder of the sockets of the service, and of its log."),
+    _row(f"{SCHEDULER} {WORKER} {GATEWAY}", _RUN, "--log-level LEVEL", "Lowest level that is logged; default: info."),
+    _row(f"{_SHARED} {GATEWAY}", _RUN, "--log-format FORMAT", "text, or json for one object per line; default: text."),
+)  # fmt: skip
+_PARAMETERS = (
+    parameter(
+        "model",
+        Annotated[str | None, typer.Argument(help="A folder or a hub name; default: the bundled toy model.")],
+    ),
+    *(each for _, each in _TABLE),
+    flag(_ADDRESSES, int, "--port N", f"Port of OpenAI's HTTP API; with --host {_HTTP_PORT}.", min=0, max=65_535),
+    flag(_ADDRESSES, str, "--host HOST", f"Host of the HTTP API; with --port {_HTTP_HOST}. Without both: none."),
+    flag(_ADDRESSES, str, "--http HOST:PORT", "Both in one."),
+    flag(_RUN, int, "--standby N", "Warm workers that wait until the serving one dies.", 0, min=0, max=MAX_STANDBYS),
+    flag(_RUN, str, "--scheduler FLAGS", 'More of the scheduler: "--max-streams 64"; --scheduler --help lists them.'),
+    flag(_RUN, str, "--worker FLAGS", 'More of the worker: "--page-size 64"; --worker --help lists them.'),
+    flag(_RUN, str, "--gateway FLAGS", 'More of the HTTP API: "--processes 4"; --gateway --help lists them.'),
+    flag(_RUN, bool, "--verbose -v", "Show the log on a terminal, too, instead of the phases of the start.", False),
+)  # fmt: skip
 
 
 @takes(_PARAMETERS)
-def serve(
-    *,
-    http: str | None,
-    device: str | None,
-    scheduler: str,
-    worker: str,
-    gateway: str,
-    standby: int,
-    shared_pool: SharedPool,
-    log_format: LogFormat | None,
-    **options: str | None,
-) -> None:
+def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     require_programs(PROGRAMS, "tandem serve")
-    model, dtype, runtime_dir = (options.pop(name) for name in ("model", "dtype", "runtime_dir"))
-    shared = flags(runtime_dir=runtime_dir, log_format=log_format)
-    holds_pools = _holds_pools(shared_pool, device, standby)
-    formed = partial(_formed, log_format)
-    # The lines of the children and of this command, each with the name of its program before it.
-    output = LineWriter(sys.stdout, own_line=partial(formed, "serve"))
-
-    def show(name: str, line: str) -> None:
-        # Not a child's `ready` line: this command prints one when both serve.
-        if READY.search(line) is None:
-            output.write(formed(name, line))
-
-    def say(line: str) -> None:
-        output.write(formed("serve", line))
-
-    pooled = flags(model=model, device=device, dtype=dtype, shared_pool=shared_pool if holds_pools else "off")
-    pair = ServicePair(
-        # The other options are the scheduler's own.
-        scheduler_flags=[*flags(**options), *shared, *shlex.split(scheduler)],
-        worker_flags=[*pooled, *shared, *shlex.split(worker)],
-        standbys=standby,
-        holder_flags=shared if holds_pools else None,
-        gateway_flags=_gateway_flags(http, gateway, log_format),
-        on_line=show,
-        say=say,
-    )
-    code, cause = asyncio.run(_serve(pair, say))
-    output.close(_FLUSH_SECONDS)
-    if cause:
-        # Standard error may be as blocked as standard output was.
-        errors, line = LineWriter(sys.stderr), f"error: {cause}"
-        errors.write(as_json("serve", line, level="ERROR") if log_format == "json" else line)
-        errors.close(_FLUSH_SECONDS)
+    try:
+        more = {name: _words(name, options.pop(name) or "") for name in (SCHEDULER, WORKER, GATEWAY)}
+        listen = _http_address(options["port"], options["host"], options["http"], more[GATEWAY])
+        _refuse_conflicts(options, more)
+    except ValueError as error:
+        raise fail(str(error), Exit.USAGE) from None
+    chosen = options["log_format"] or os.environ.get(_LOG_FORMAT)
+    log_format = cast(LogFormat, chosen) if chosen in get_args(LogFormat) else None
+    # The user's own flags come last, so that they count.
+    given = {name: [*_flags(options, name), *more.get(name, ())] for name in (SCHEDULER, WORKER, _HOLDER)}
+    if listen:
+        given[GATEWAY] = [f"--listen={listen}", *_flags(options, GATEWAY), *more[GATEWAY]]
+    display = _display(log_format, verbose=verbose)
+    try:
+        code, cause = _serve(given, display, standbys=standby)
+    except HelpAsked as asked:
+        display.close()
+        print(asked)
+        return
+    except KeyboardInterrupt:
+        code, cause = Exit.INTERRUPTED, "interrupted before anything has started"
+    display.close()
+    _tell(cause, log_format)
     raise typer.Exit(code)
 
 
-def _gateway_flags(http: str | None, more: str, log_format: LogFormat | None) -> list[str] | None:
-    """None: no gateway."""
-    if http is None:
-        if more:
-            raise typer.BadParameter("needs --http, the address of the gateway", param_hint="--gateway")
-        return None
-    return [*flags(listen=http, log_format=log_format), *shlex.split(more)]
+def _words(program: str, quoted: str) -> list[str]:
+    try:
+        return shlex.split(quoted)
+    except ValueError as error:
+        raise ValueError(f"--{program} is {quoted}: {str(error).lower()}") from None
 
 
-def _holds_pools(shared_pool: SharedPool, device: str | None, num_standbys: int) -> bool:
+def _http_address(port: int | None, host: str | None, http: str | None, gateway: Sequence[str]) -> str:
+    """Where the HTTP API listens; empty without it. Raises ValueError."""
+    given = {"--http": http, "--port": port, "--host": host}
+    named = [f"{name} is {value}" for name, value in given.items() if value is not None]
+    if not named:
+        if gateway:
+            raise ValueError("--gateway needs --port, the port of the HTTP API")
+        return ""
+    others = [f"--gateway has {word}" for word in _of_setting("listen", gateway)]
+    if others or (http is not None and len(named) > 1):
+        raise ValueError(f"{' and '.join([*named, *others])}; leave all but one out")
+    host = host or _HTTP_HOST
+    return http or f"{f'[{host}]' if ':' in host and '[' not in host else host}:{_HTTP_PORT if port is None else port}"
+
+
+def _refuse_conflicts(options: Mapping[str, Any], more: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if a flag and the quoted flags of a program set the same."""
+    named = {"model": (options["model"], [WORKER])}
+    named |= {_flag(each.name): (options[each.name], names) for names, each in _TABLE}
+    for own, (value, names) in named.items():
+        words = [(name, word) for name in names for word in _of_setting(own.removeprefix("--"), more.get(name, ()))]
+        if value is not None and words:
+            shown = "MODEL" if own == "model" else own
+            raise ValueError(f"{shown} is {value} and --{words[0][0]} has {words[0][1]}; leave one of them out")
+
+
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
+
+
+def _of_setting(setting: str, words: Sequence[str]) -> list[str]:
+    """The words that are a flag of the setting."""
+    return [word for word in words if word.partition("=")[0] in (f"--{setting}", f"--no-{setting}")]
+
+
+def _flags(options: Mapping[str, Any], program: str) -> list[str]:
+    """The flags of a program for its settings that are flags of this command."""
+    given = {each.name: options[each.name] for names, each in _TABLE if program in names}
+    if program == WORKER:
+        given = {"model": options["model"], **given}
+    return [f"{_flag(name)}={value}" for name, value in given.items() if value is not None]
+
+
+def _display(log_format: LogFormat | None, *, verbose: bool) -> Display:
+    out = sys.stdout
+    if not verbose and log_format != "json" and out is not None and out.isatty() and os.environ.get("TERM") != "dumb":
+        # It takes some time to import, which a log need not.
+        from tandem_client.services.screen import Screen
+
+        return Screen(LineWriter(to_stream(out)), out.encoding)
+    return Lines(LineWriter(to_stream(out), own_line=lambda line: formed(OWN, line, log_format)), log_format)
+
+
+def _tell(cause: str, log_format: LogFormat | None) -> None:
+    # Standard error may be as blocked as standard output was.
+    errors = LineWriter(to_stream(sys.stderr))
+    for each in cause.splitlines():
+        line = f"error: {each}"
+        errors.write(as_json(OWN, line, level="ERROR") if log_format == "json" else line)
+    errors.close(FLUSH_SECONDS)
+
+
+def _serve(given: dict[str, list[str]], display: Display, *, standbys: int) -> tuple[int, str]:
+    """Checks the settings of all programs, and serves. Returns the exit code, and the cause or an empty text.
+
+    `given` are the flags by program; without those of the gateway there is none. Raises HelpAsked.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(SettingsReader(SCHEDULER, WORKER))]
+            readers += [stack.enter_context(SettingsReader(GATEWAY))] if GATEWAY in given else []
+            # They get ready while these modules are imported.
+            from tandem_client.services import gateway, serving
+
+            settings = readers[0].read({name: given[name] for name in (SCHEDULER, WORKER)})
+            for reader in readers[1:]:
+                service = gateway.gateway_flags(settings[SCHEDULER], settings[SCHEDULER]["listen"])
+                settings |= reader.read({GATEWAY: [*service, *given[GATEWAY]]})
+        folder = Path(settings[SCHEDULER]["runtime_dir"])
+        own_runtime_dir(folder)
+    except (SettingsRefused, ValueError, OSError) as error:
+        display.fail()
+        return Exit.USAGE, str(error)
+    display.end_phase(Phase.SETTINGS)
+    display.log_to(folder / _LOG_NAME)
+    holds_pools = _holds_pools(settings[WORKER], standbys)
+    if not holds_pools and settings[WORKER]["shared_pool"] != "off":
+        # A holder that somebody else runs would be found.
+        given[WORKER].append("--shared-pool=off")
+    holder = given.pop(_HOLDER)
+    return serving.run(given, settings, display, standbys=standbys, holder_flags=holder if holds_pools else None)
+
+
+def _holds_pools(worker: Settings, num_standbys: int) -> bool:
     """Whether the KV pool is in memory that a holder keeps.
 
     It costs something: on a CPU decode steps take some 10 % longer where shared memory has no huge pages, and a GPU has
     a smaller pool.
     """
-    if shared_pool != "auto":
-        return shared_pool == "on"
+    if worker["shared_pool"] != "auto":
+        return worker["shared_pool"] == "on"
     if sys.platform != "linux":
         return False
-    is_gpu = (device or "").startswith("cuda")
-    return num_standbys > 0 or (not is_gpu and _shared_memory_has_huge_pages())
+    return num_standbys > 0 or (not worker["device"].startswith("cuda") and _shared_memory_has_huge_pages())
 
 
 def _shared_memory_has_huge_pages() -> bool:
@@ -232,65 +252,3 @@ def _shared_memory_has_huge_pages() -> bool:
     except OSError:
         return False
     return "[never]" not in chosen and "[deny]" not in chosen
-
-
-async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, str]:
-    """Serves until a signal comes or a process ends for good; returns the exit code, and the cause or ""."""
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            say("stopping now: all requests end")
-            pair.stop_now()
-            return
-        say("stopping: new requests are refused, running ones may end; interrupt again to stop now")
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    pair.start()
-    announcing = asyncio.create_task(_announce(pair, say))
-    try:
-        await pair.guard(stop.wait())
-    except ServiceEnded as end:
-        if end.in_order:
-            say("the service was drained; stopping")
-            return Exit.OK, ""
-        code = Exit.USAGE if end.wrong_settings else Exit.ERROR
-        say(f"stopping all programs; tandem serve ends with exit code {code:d}")
-        return code, str(end)
-    finally:
-        announcing.cancel()
-        await pair.stop(_STOP_SECONDS)
-    return Exit.OK, ""
-
-
-async def _announce(pair: ServicePair, say: Callable[[str], None]) -> None:
-    """Prints a command to paste whenever both processes serve: after the start, and after each restart."""
-    noticed = False
-    while True:
-        address = await pair.ready()
-        if not noticed and await _serves_toy(address):
-            say(TOY_NOTICE)
-        noticed = True
-        say(f"ready: {await pair.command() or _command(address)}")
-        await pair.down()
-
-
-def _command(address: str) -> str:
-    named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
-    return f'tandem generate {named}"Return the"'
-
-
-async def _serves_toy(address: str) -> bool:
-    try:
-        async with Probe(address) as client:
-            return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
-    except TandemError:
-        return False
-
-
-def _formed(log_format: LogFormat | None, name: str, line: str) -> str:
-    # A line of a JSON log already names its process.
-    return as_json(name, line) if log_format == "json" else f"{name:>9} | {line}"

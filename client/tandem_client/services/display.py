@@ -1,0 +1,107 @@
+"""What `tandem serve` prints: all lines of its programs and its own, or on a terminal the phases of the start.
+
+`Display` is what both have in common; `Lines` is for logs (`screen.Screen` for terminals). Owns the form of a line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem_client.services.lines import LineWriter, Repeats
+from tandem_client.services.phases import Phase
+from tandem_client.services.programs import READY
+from tandem_contract.logs import LogFormat, as_json, escaped
+from tandem_contract.processes import State, Supervisor
+
+# The name of this command before its own lines.
+OWN = "serve"
+# The time for whoever reads the output to take the last lines.
+FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address, and the command that tries it."""
+
+    api: str
+    address: str
+    command: str
+
+
+def formed(name: str, line: str, log_format: LogFormat | None = None) -> str:
+    """A line of a program, with the program's name. One of a JSON log names its process already."""
+    return as_json(name, line) if log_format == "json" else f"{name:>9} | {escaped(line)}"
+
+
+class Display:
+    """Called in one thread. Nothing waits for whoever reads the output."""
+
+    def end_phase(self, phase: Phase) -> None:
+        """Notes the end of a phase that no program tells."""
+
+    def show(self, name: str, line: str) -> None:
+        """Takes a line of a program."""
+        raise NotImplementedError
+
+    def say(self, line: str) -> None:
+        """Prints a line of this command."""
+        raise NotImplementedError
+
+    def ended(self, program: Supervisor) -> None:
+        """Says how a program has ended, if it starts again; else the whole command ends and says it."""
+        if program.state == State.PAUSED:
+            self.say(str(program.ended))
+
+    def ready(self, endpoints: Sequence[Endpoint]) -> None:
+        """Says where the service is reached, now and after each time that it was not."""
+        self.say(", ".join(f"{each.api} at {each.address}" for each in endpoints))
+        # The last line is the one for gRPC, which is always there.
+        for each in reversed(endpoints):
+            self.say(f"ready: {each.command}")
+
+    def stopping(self, line: str) -> None:
+        """Says that all programs end."""
+        self.say(line)
+
+    def look(self) -> None:
+        """Says what is due. Called now and then."""
+
+    def log_to(self, path: Path) -> None:
+        """Takes a file for the lines that are not printed."""
+
+    def fail(self) -> None:
+        """Says where to look, because this command ends by a failure, which it prints last."""
+
+    def close(self) -> None:
+        """Writes what is left, for a moment."""
+        raise NotImplementedError
+
+
+class Lines(Display):
+    """Each line of every program, as it comes; of repeats in a text log their number. No control characters."""
+
+    def __init__(self, writer: LineWriter, log_format: LogFormat | None) -> None:
+        self._writer = writer
+        self._log_format: LogFormat | None = log_format
+        self._repeats = Repeats(self._print)
+
+    def show(self, name: str, line: str) -> None:
+        # Not a program's `ready` line: this command prints one when all serve.
+        if READY.search(line) is not None:
+            return
+        # Programs count the records of a JSON log, whose members may differ where the message does not.
+        take = self._print if self._log_format == "json" else self._repeats.show
+        take(name, line)
+
+    def say(self, line: str) -> None:
+        self._print(OWN, line)
+
+    def look(self) -> None:
+        self._repeats.look()
+
+    def close(self) -> None:
+        self._repeats.close()
+        self._writer.close(FLUSH_SECONDS)
+
+    def _print(self, name: str, line: str) -> None:
+        self._writer.write(formed(name, line, self._log_format))

@@ -1,0 +1,110 @@
+"""The phases of a start, as the lines of the programs tell them: which is under way, since when, and what it is about.
+
+Scheduler and worker start at the same time, and are told one after the other. Knows nothing of terminals.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem_client.services.settings import SCHEDULER, WORKER
+from tandem_contract.logs import parse
+
+
+class Phase(StrEnum):
+    """In the order in which they are told."""
+
+    SETTINGS = "check settings"
+    SCHEDULER = "scheduler"
+    IMPORTS = "worker: import torch"
+    COMPILE = "worker: compile kernels"
+    WEIGHTS = "worker: load weights"
+    WARM_UP = "worker: warm up"
+    JOIN = "worker: join the scheduler"
+
+
+# The line of a program with which a phase ends, and those of the same program before it.
+_ENDS: tuple[tuple[str, Phase, re.Pattern[str]], ...] = (
+    (SCHEDULER, Phase.SCHEDULER, re.compile(r"frontend listening on ")),
+    (WORKER, Phase.IMPORTS, re.compile(r"imports +\d")),
+    (WORKER, Phase.COMPILE, re.compile(r"C\+\+ kernels for |model files +\d")),
+    (WORKER, Phase.WEIGHTS, re.compile(r"weights, .* \d+\.\d\d s$")),
+    (WORKER, Phase.WARM_UP, re.compile(r"whole start +\d")),
+)
+# Lines that say how far the phase of a worker is.
+_COMPILES = re.compile(r"compiling ")
+_DETAILS = re.compile(r"(?:weights|compiling the C\+\+ kernels): (?P<detail>\d.*)|(?P<words>fetching \S+ from the hub)")
+# It is told only if something was compiled.
+_OPTIONAL = Phase.COMPILE
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A phase that has ended, or is under way."""
+
+    phase: Phase
+    seconds: float
+    detail: str = ""
+
+
+class Phases:
+    """Follows one start from the making of this object."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = clock()
+        self._left = list(Phase)
+        self._ended: dict[Phase, float] = {}
+        self._compiles = False
+        self._detail = ""
+
+    @property
+    def seconds(self) -> float:
+        """The time since the start began."""
+        return self._clock() - self._begun
+
+    def hear(self, program: str, line: str) -> None:
+        """Takes a line of the scheduler or of the first worker."""
+        message = parse(line).message
+        if program == WORKER:
+            self._compiles = self._compiles or _COMPILES.match(message) is not None
+            if (found := _DETAILS.match(message)) is not None:
+                self._detail = found["detail"] or found["words"]
+        for name, phase, pattern in _ENDS:
+            if name == program and phase not in self._ended and pattern.match(message):
+                self.end(phase)
+
+    def end(self, phase: Phase) -> None:
+        """Notes the end of a phase, and of those of the same program before it."""
+        program = phase.partition(":")[0]
+        for each in Phase:
+            if each.partition(":")[0] == program:
+                self._ended.setdefault(each, self._clock())
+            if each == phase:
+                break
+        if program == WORKER:
+            self._detail = ""
+
+    def take(self) -> Iterator[Told]:
+        """Yields the phases that have ended, each once and in order."""
+        while self._left and self._left[0] in self._ended:
+            phase = self._left.pop(0)
+            if phase != _OPTIONAL or self._compiles:
+                yield Told(phase, self._ended[phase] - self._begun_at(phase))
+
+    def now(self) -> Told | None:
+        """The phase that is under way; None if all have ended."""
+        left = [each for each in self._left if each not in self._ended and (each != _OPTIONAL or self._compiles)]
+        if not left:
+            return None
+        detail = self._detail if left[0].startswith(WORKER) else ""
+        return Told(left[0], self._clock() - self._begun_at(left[0]), detail)
+
+    def _begun_at(self, phase: Phase) -> float:
+        """When the one before it of the same program ended, or the settings were checked."""
+        before = list(Phase)[: list(Phase).index(phase)]
+        own = [each for each in before if each.partition(":")[0] == phase.partition(":")[0]]
+        last = own[-1] if own else Phase.SETTINGS
+        return self._begun if phase == Phase.SETTINGS else self._ended.get(last, self._begun)

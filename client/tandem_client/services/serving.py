@@ -1,0 +1,114 @@
+"""Runs the programs of `tandem serve` from their checked settings to their end, and says on the display what happens.
+
+`pair` owns the processes.
+"""
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+
+from tandem_client.errors import TandemError
+from tandem_client.services import addresses
+from tandem_client.services.display import Display
+from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy, probe
+from tandem_client.services.phases import Phase
+from tandem_client.services.settings import GATEWAY, SCHEDULER, WORKER, Settings
+from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
+
+# Longer than the service's own grace for its streams (30 s by default).
+_STOP_SECONDS = 45.0
+_ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+# The exit code for a program that ended for good, unless its settings are wrong.
+_FAILED = 1
+
+
+def run(
+    flags: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Settings],
+    display: Display,
+    *,
+    standbys: int,
+    holder_flags: Sequence[str] | None,
+) -> tuple[int, str]:
+    """Serves until a signal comes or a program ends for good; returns the exit code, and the cause or an empty text.
+
+    `flags` and `settings` are by program; without those of the gateway there is none.
+    """
+    pair = ServicePair(
+        scheduler_flags=flags[SCHEDULER],
+        worker_flags=flags[WORKER],
+        standbys=standbys,
+        holder_flags=holder_flags,
+        gateway_flags=flags.get(GATEWAY),
+        settings=settings[SCHEDULER],
+        on_line=display.show,
+        on_end=display.ended,
+        say=display.say,
+    )
+    return asyncio.run(serve(pair, display, settings))
+
+
+async def serve(pair: ServicePair, display: Display, settings: Mapping[str, Settings]) -> tuple[int, str]:
+    """As `run`, with these processes."""
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            display.say("stopping now: all requests end")
+            pair.stop_now()
+            return
+        display.stopping("stopping: new requests are refused, running ones may end; interrupt again to stop now")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    pair.start()
+    beside = [asyncio.create_task(_announce(pair, display, settings)), asyncio.create_task(_look(display))]
+    try:
+        await pair.guard(stop.wait())
+    except ServiceEnded as end:
+        if end.in_order:
+            display.stopping("the service was drained; stopping")
+            return 0, ""
+        code = WRONG_SETTINGS if end.wrong_settings else _FAILED
+        display.stopping(f"stopping all programs; tandem serve ends with exit code {code}")
+        display.fail()
+        return code, str(end)
+    finally:
+        for each in beside:
+            each.cancel()
+        await pair.stop(_STOP_SECONDS)
+    return 0, ""
+
+
+async def _announce(pair: ServicePair, display: Display, settings: Mapping[str, Settings]) -> None:
+    """Says where the service is reached, whenever all programs serve: after the start, and after each restart."""
+    noticed = False
+    while True:
+        address = await pair.ready()
+        display.end_phase(Phase.JOIN)
+        if not noticed and await _serves_toy(address):
+            display.say(TOY_NOTICE)
+        noticed = True
+        endpoints = [addresses.of_grpc(address, await pair.command())]
+        if url := await pair.url():
+            needs_token = bool(settings[SCHEDULER]["tokens"])
+            endpoints.append(addresses.of_http(url, settings[GATEWAY], needs_token=needs_token))
+        display.ready(endpoints)
+        await pair.down()
+
+
+async def _look(display: Display) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        display.look()
+
+
+async def _serves_toy(address: str) -> bool:
+    try:
+        async with probe(address) as client:
+            return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
+    except TandemError:
+        return False

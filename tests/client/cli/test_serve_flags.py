@@ -1,0 +1,163 @@
+"""The flags of `tandem serve`: settings of the programs, and what is refused before any of these starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gpu_worker.holder import PROGRAM as HOLDER
+from gpu_worker.settings import PROGRAM as WORKER
+from scheduler_svc.settings import PROGRAM as SCHEDULER
+from tandem_client.cli.__main__ import app
+from tandem_client.cli.commands import serve
+from tandem_client.gateway.settings import PROGRAM as GATEWAY
+from tests.client.fake_programs import STAYS, environment, write_programs
+from tests.client.fake_service import WAIT_SECONDS
+
+PROGRAMS = {"scheduler": SCHEDULER, "worker": WORKER, "gateway": GATEWAY, "holder": HOLDER}
+
+
+def test_every_flag_of_the_table_is_a_setting_of_its_programs() -> None:
+    wrong = [
+        (name, each.name)
+        for names, each in serve._TABLE
+        for name in names
+        if each.name not in PROGRAMS[name].model.model_fields
+    ]
+    assert wrong == []
+    named = [each.name for _, each in serve._TABLE]
+    assert len(named) == len(set(named))
+    shared = {each.name: names for names, each in serve._TABLE if len(names) > 1}
+    assert set(shared) == {"runtime_dir", "log_level", "log_format"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--device", "cpu", "--worker", "--device=cuda"],
+            "--device is cpu and --worker has --device=cuda; leave one of them out",
+        ),
+        (["a/model", "--worker", "--model b"], "MODEL is a/model and --worker has --model; leave one of them out"),
+        (
+            ["--log-format", "json", "--scheduler", "--log-format text"],
+            "--log-format is json and --scheduler has --log-format; leave one of them out",
+        ),
+        (
+            ["--shared-pool", "on", "--worker", "--shared-pool off"],
+            "--shared-pool is on and --worker has --shared-pool; leave one of them out",
+        ),
+        (["--http", "[::1]:1", "--port", "2"], "--http is [::1]:1 and --port is 2; leave all but one out"),
+        (
+            ["--port", "2", "--gateway", "--listen=[::1]:3"],
+            "--port is 2 and --gateway has --listen=[::1]:3; leave all but one out",
+        ),
+        (["--gateway", "--processes 2"], "--gateway needs --port, the port of the HTTP API"),
+        (["--worker", "--model 'b"], "--worker is --model 'b: no closing quotation"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_by_both_names(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("port", "host", "http", "address"),
+    [
+        (None, None, None, ""),
+        (8001, None, None, "127.0.0.1:8001"),
+        (0, "localhost", None, "localhost:0"),
+        (None, "0.0.0.0", None, "0.0.0.0:8000"),
+        (None, "::1", None, "[::1]:8000"),
+        (None, "[::1]", None, "[::1]:8000"),
+        (None, None, "127.0.0.1:1", "127.0.0.1:1"),
+    ],
+)
+def test_host_and_port_of_the_http_api(port: int | None, host: str | None, http: str | None, address: str) -> None:
+    assert serve._http_address(port, host, http, []) == address
+
+
+def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "tandem_client.cli", "serve", *arguments],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_SECONDS,
+    )
+
+
+def test_refused_settings_of_all_programs_are_printed_once_and_nothing_starts(tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
+    flags = ["--max-waiting=0", "--runtime-dir", str(tmp_path / "run"), "--log-level=loud"]
+    done = run(tmp_path, *flags, "--worker", "--page-size x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "error: scheduler: --max-waiting is 0; it must be a whole number from 1 to 1,000,000",
+        "error: scheduler and worker: --log-level is 'loud'; it must be one of debug, info, warning, error",
+        "error: worker: --page-size is 'x'; it must be a whole number, at least 1",
+    ]
+    assert not (tmp_path / "run").exists()
+    assert not list(tmp_path.glob("*/*.lives"))
+
+
+def test_a_runtime_folder_that_others_can_enter_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o755)
+    done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has mode 0755; it must be 0700" in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("*/*.lives"))
+
+
+def test_help_of_a_program_is_printed_in_place_of_a_start(tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
+    done = run(tmp_path, "--worker", "--help")
+    assert (done.returncode, done.stderr) == (0, "") and "--page-size N" in done.stdout
+    assert not list(tmp_path.glob("*/*.lives"))
+
+
+def test_the_settings_reach_their_programs_and_only_these(tmp_path: Path) -> None:
+    ends = "sys.exit(2)"
+    write_programs(tmp_path, scheduler=STAYS, worker=ends)
+    done = run(
+        tmp_path, "a/model", "--served-name=m", "--max-length", "128", "--ranks=2", "--default-max-new-tokens=9",
+        "--max-waiting=3", "--runtime-dir", str(tmp_path / "run"), "--log-level=debug", "--shared-pool=off",
+    )  # fmt: skip
+    both = f"--runtime-dir={tmp_path / 'run'} --log-level=debug"
+    lines = done.stdout.splitlines()
+    worker = f"--model=a/model --served-name=m --ranks=2 --max-length=128 --shared-pool=off {both}"
+    assert f"   worker | flags --exit-with-parent {worker}" in lines
+    assert done.returncode == 2
+    # It may have been ended before it printed anything.
+    scheduler = f"--default-max-new-tokens=9 --max-waiting=3 {both}"
+    assert [line for line in lines if line.startswith("scheduler | flags")] in (
+        [],
+        [f"scheduler | flags --exit-with-parent {scheduler}"],
+    )
+
+
+def test_ctrl_c_while_settings_are_read_ends_the_readers_and_says_so_once(tmp_path: Path) -> None:
+    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
+    fifo = tmp_path / "reading"
+    os.mkfifo(fifo)
+    settings = tmp_path / "gpu_worker" / "settings.py"
+    settings.unlink()
+    settings.write_text(f"import signal\nopen({str(fifo)!r}, 'w').write('x')\nsignal.pause()\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "tandem_client.cli", "serve"],
+        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert fifo.read_text() == "x"
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, out, errors) == (130, "", "error: interrupted before anything has started\n")
+    assert not list(tmp_path.glob("*/*.lives"))
