@@ -152,10 +152,7 @@ class Waits:
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         takes = " and take constraints" if request.constraint else ""
-        message = (
-            f"its {request.total_length} tokens (prompt and max_new_tokens) need a larger worker; those that are "
-            f"present{takes} hold at most {longest}"
-        )
+        message = f"its {request.size} need a larger worker; those that are present{takes} hold at most {longest}"
         return WaitReason.NO_LARGE_WORKER, message
 
     def _awaits_constraint(self, request: Request) -> bool:
