@@ -154,7 +154,7 @@ def of_drain(progress: types.DrainProgress) -> str:
         parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
     else:
         parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
-    parts.append(f"{counted(progress.tokens_left, 'token')} expected at most")
+    parts.append(f"about {counted(progress.tokens_left, 'token')} left")
     return "  ".join([*parts, progress.detail])
 
 
