@@ -17,6 +17,7 @@ from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
 from scheduler_svc.core.schedule.endings import End, Ending, restored_ending
 from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.waits import Waits
 
 
@@ -88,22 +89,15 @@ class Acceptance:
         # All workers have the same model identity, which covers the page size and the EOS token ids.
         infos = self._lanes.worker_infos
         info = infos.known[0]
-        page_size, eos_token_ids = info.page_size, info.eos_token_ids
         prompt, maximum = len(submit.prompt), submit.maximum
-        total = total_tokens(infos, prompt, maximum)
-        if longest is not None and not maximum.is_set:
-            total = min(total, longest)
-        is_cut = total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
+        total, is_cut = _length(submit, infos, longest)
         meter = 0
         if submit.tenant and not maximum.is_set:
             meter = self._queue.accounts.of(submit.tenant, arrived_at).number
-        hashes = _page_hashes(submit, page_size)
+        hashes = _page_hashes(submit, info.page_size)
         # Of a tenant's own share, each salt gets its part.
         share = submit.prefix_root if self._config.policy.fair_share else b""
-        banned: tuple[int, ...] = ()
-        if submit.min_new_tokens > 0:
-            own = () if submit.ignore_eos else eos_token_ids
-            banned = tuple(dict.fromkeys((*own, *submit.stop_token_ids)))
+        banned = _banned(submit, info.eos_token_ids)
         stops, options = frozenset(submit.stop_token_ids), submit.options
         prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
         return [
@@ -218,6 +212,21 @@ class Acceptance:
         )
         message += self._waits.named(request, now)
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
+
+
+def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the tokens that may not be sampled before `min_new_tokens`."""
+    own = () if submit.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
+
+
+def _length(submit: Submit, infos: WorkerInfos, longest: int | None) -> tuple[int, bool]:
+    """Returns the length at which a request ends, and whether that is what the workers hold."""
+    prompt, maximum = len(submit.prompt), submit.maximum
+    total = total_tokens(infos, prompt, maximum)
+    if longest is not None and not maximum.is_set:
+        total = min(total, longest)
+    return total, total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
 
 
 def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:

@@ -53,8 +53,7 @@ class Rows:
 
         `longest` is the length of the longest sequence that the worker holds.
         """
-        self.max_rows, n = max_rows, max_rows + 1
-        self._longest = longest
+        self.max_rows, self._longest, n = max_rows, longest, max_rows + 1
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
