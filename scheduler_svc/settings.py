@@ -63,7 +63,9 @@ class SchedulerSettings(BaseModel):
     quarantine_seconds: float = number(
         3600.0, 0, 604_800, "SECONDS", "how long a request that killed its workers is refused"
     )
-    default_max_new_tokens: int = number(256, 1, 1 << 30, "N", "max_new_tokens of a request that does not set it")
+    default_max_new_tokens: int | None = number(
+        None, 1, 1 << 30, "N", "max_new_tokens of a request that does not set it (default: the rest of the context)"
+    )
     max_message_bytes: int = number(4 << 20, 1024, 1 << 30, "BYTES", "largest gRPC message that is accepted")
     weights_folders: Annotated[str, AfterValidator(_absolute_folders)] = Field(
         "",

@@ -65,7 +65,8 @@ class ModelInfo:
     token_budget: int
     eos_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults
-    default_max_new_tokens: int
+    # Of an unset max_new_tokens; None: the rest of the context.
+    default_max_new_tokens: int | None
     max_waiting: int
     has_tokenizer: bool
     max_num_samples: int
@@ -297,7 +298,8 @@ class DrainProgress:
     waiting: int
     # Requests that still run on the worker.
     worker_running: int
-    # The largest number of tokens that the requests of the worker, or of the service, may still produce.
+    # The largest number of tokens that the requests of the worker, or of the service, may still produce; at most 256 of
+    # a request that left max_new_tokens unset.
     tokens_left: int
     # Requests that were moved to other workers.
     moved: int

@@ -111,7 +111,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     TIME_LIMIT = "time_limit"
     ABORTED = "aborted"
-    # The model's length was reached before max_new_tokens.
+    # The model's length was reached before max_new_tokens; or this was unset, and no worker had room for more.
     CONTEXT_FULL = "context_full"
     # The output satisfies the constraint, and nothing can follow.
     CONSTRAINT_COMPLETE = "constraint_complete"

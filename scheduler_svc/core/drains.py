@@ -71,18 +71,18 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     if leaving.is_paused:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
-    requests = lane.rows.requests_at(lane.rows.seated())
-    bound = sum(request.total_length > longest for request in requests)
+    seated = lane.rows.requests_at(lane.rows.seated())
+    bound = sum(request.least_length(int(lane.rows.known[request.row])) > longest for request in seated)
     if bound == rows:
         return f"{numbered(rows, 'request', 'end')} on this worker, because no other one can hold them"
     return f"{rows - bound} requests move when other workers have room; {bound} end here"
 
 
 def _tokens_left(lane: Lane) -> int:
-    """Returns the largest number of tokens that the rows of the lane may still produce."""
+    """Returns the largest number of tokens that the rows of the lane are expected to produce still."""
     rows = lane.rows
     seated = rows.seated()
-    return int((rows.last[seated] + 1 - rows.known[seated]).sum())
+    return int(rows.expected(seated, rows.known[seated] - 1).sum())
 
 
 def _heir(lanes: Lanes) -> Lane | None:
@@ -119,7 +119,7 @@ def _move_rows(
         known = int(lane.rows.known[request.row])
         for other in targets:
             number, needed = other.number, other.info.pages_at_once(known + 1) + 1
-            if free[number] <= 0 or pages[number] < needed or not holds(other, request):
+            if free[number] <= 0 or pages[number] < needed or not holds(other, request, known):
                 continue
             if budget[number] < known and budget[number] < other.info.token_budget:
                 continue
@@ -316,7 +316,7 @@ class Drains:
         waiting = self._queue.num_waiting
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
-            tokens_left = sum(request.total_length - request.known for request in self._queue.waiting())
+            tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
             tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
         return [
             DrainReport(

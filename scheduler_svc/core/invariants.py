@@ -164,9 +164,10 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
     seated: list[int] = rows.seated().tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
-    assert rows.remaining_bound >= sum(rows.last[row] - rows.known[row] for row in seated), (
-        "the bound on remaining positions is too low"
-    )
+    expected = rows.expected(rows.seated(), rows.known[rows.seated()])
+    assert rows.remaining_bound >= expected.sum(), "the bound on remaining positions is too low"
+    metered = [row for row in seated if rows.request_at(row).meter]
+    assert rows.num_metered == len(metered) and rows.meter[seated].nonzero()[0].size == len(metered)
     # Lists, because reading an element of an array takes ten times as long.
     confirmed, planned, known, tokens, last, verified, num_pages, plans, handles, num_logprobs, wanted_from = (
         array.tolist()
@@ -197,7 +198,10 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         counted = plans[row], tokens[row]
         sent = in_flight.plans[handles[row]], in_flight.samples[handles[row]]
         assert counted == sent, f"row {row}: plans and tokens in flight are counted as {counted}, but {sent} were sent"
-        assert known[row] < request.total_length and last[row] == request.total_length - 1
+        total = (
+            request.total_length if request.maximum.is_set else min(request.total_length, lane.info.longest_sequence)
+        )
+        assert known[row] < total and last[row] == total - 1
         assert num_pages[row] == len(rows.pages[row])
         assert num_pages[row] * page_size >= planned[row], f"row {row} computes past its pages"
         held = lane.held_pages(row)

@@ -32,6 +32,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspects import Suspects
 
@@ -244,6 +245,13 @@ class Lanes:
         self.worker_infos.update(lane.info for lane in self.serving)
         self._queue.restore_set_aside()
         self._queue.unpark_all()
+
+    def send_on(self, request: Request) -> None:
+        """Puts a request that fills what its worker holds back into the queue, for a larger one."""
+        if request.row:
+            self.counters.preempted()
+            self.by_worker[request.worker].unseat(request, Move.PREEMPT)
+            self._queue.enqueue(request)
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""

@@ -211,7 +211,7 @@ class Scheduler:
             self.queue.withdraw(request)
         self.queue.remove(request)
         if (account := self.queue.account_of(request)) is not None:
-            account.give_back(request.total_length - request.known, now)
+            account.give_back(request.unmade, now)
         self._lanes.suspects.forget(request)
         self.preparations.removed(request)
         return request.pending_tokens
@@ -284,6 +284,10 @@ class Scheduler:
     def _apply_ending(self, ending: Ending, now: float) -> None:
         if ending.failure is not None:
             self._end(ending.request, now, failure=ending.failure)
+            return
+        if ending.outgrew:
+            self._lanes.send_on(ending.request)
+            self._acceptance.update_worker_wait(ending.request, now)
             return
         ending.request.emitted_last_token(now)
         self._end(ending.request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)

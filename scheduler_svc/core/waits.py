@@ -16,7 +16,6 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import Availability
-from tandem_contract.plural import numbered
 
 LOOK_SECONDS = 1.0
 Why = tuple[WaitReason, str]
@@ -153,10 +152,7 @@ class Waits:
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         takes = " and take constraints" if request.constraint else ""
-        message = (
-            f"its {numbered(request.total_length, 'token')} (prompt and max_new_tokens) need a larger worker; those "
-            f"that are present{takes} hold at most {longest}"
-        )
+        message = f"its {request.size} need a larger worker; those that are present{takes} hold at most {longest}"
         return WaitReason.NO_LARGE_WORKER, message
 
     def _awaits_constraint(self, request: Request) -> bool:

@@ -31,6 +31,8 @@ class Model:
     # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
     # refuses a longer prompt as invalid. The core decides whether a shorter one can run now.
     max_length: int
+    # The longest sequence that the pages of the largest present worker hold; at most info.max_length.
+    longest_sequence: int
     # The limits of requests that follow from the model.
     sizes: Sizes
     defaults: inference_pb2.SamplingParams
@@ -79,6 +81,7 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     return Model(
         info=info,
         max_length=max_length,
+        longest_sequence=min(info.max_length, state.longest_sequence or info.max_length),
         sizes=_sizes(info, max_length, tokenizer),
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),

@@ -22,6 +22,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend import sizes
@@ -237,8 +238,8 @@ async def make_submit(
     Raises Refusal if the lengths do not fit, before it hashes anything.
     """
     stop, sampling = checked.stop, checked.sampling
-    max_new_tokens = _max_new_tokens(stop, len(token_ids), model, who.limits)
-    most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
+    maximum = maximum_of(stop, len(token_ids), model, who.limits)
+    most = new_tokens_in_force(maximum.tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
         refuse("stop.min_new_tokens", f"is {stop.min_new_tokens}", f"max_new_tokens, here {most}")
     prompt = np.asarray(token_ids, dtype="<i4")
@@ -246,7 +247,8 @@ async def make_submit(
     return frontend_pb2.Submit(
         request_id=checked.request_id,
         prompt=prompt.tobytes(),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=maximum.tokens,
+        is_max_unset=not maximum.is_set,
         min_new_tokens=stop.min_new_tokens,
         # Deterministic, so that equal requests make equal bytes: the order of a map's entries is fixed.
         sampling=sampling.SerializeToString(deterministic=True),
@@ -323,18 +325,24 @@ def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
     return max(1, start) if num_prompt > 1 else 0
 
 
-def _max_new_tokens(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> int:
+def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> Maximum:
+    """Returns the most output tokens of a request's samples. Raises Refusal if the prompt leaves no room for one.
+
+    Unset, it is the operator's default or the caller's own limit, and otherwise the rest of the context, as far as the
+    pages of the largest worker hold it.
+    """
     max_length = model.max_length
     if num_prompt >= max_length:
         limit = f"{max_length - 1} (max_length {max_length}, less one new token)"
         refuse("prompt", f"has {num_prompt} tokens", limit)
     if stop.HasField("max_new_tokens"):
         # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
-        return min(stop.max_new_tokens, max_length)
-    # The default is what fits the present workers. A longer prompt is measured against the recently lost ones.
-    num_left = (model.info.max_length if num_prompt < model.info.max_length else max_length) - num_prompt
-    default = model.info.default_max_new_tokens
-    return max(1, min(default if limits.max_new_tokens is None else min(default, limits.max_new_tokens), num_left))
+        return Maximum(tokens=min(stop.max_new_tokens, max_length))
+    # A prompt that fits no present worker is measured against the recently lost ones.
+    room = (model.longest_sequence if num_prompt < model.longest_sequence else max_length) - num_prompt
+    return Maximum(
+        tokens=min(room, model.info.default_max_new_tokens or room, limits.max_new_tokens or room), is_set=False
+    )
 
 
 def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:

@@ -37,7 +37,8 @@ _SAME = (
 class ServedModel:
     """Has no tokenizer until a worker is proven."""
 
-    default_max_new_tokens: int
+    # None: the rest of the context.
+    default_max_new_tokens: int | None
     max_waiting: int
     # 32 random bytes that only front ends receive and that are never logged.
     cache_root: bytes
@@ -88,6 +89,7 @@ class ServedModel:
             cache_root=self.cache_root,
             recent_max_length=effect.recent_max_length,
             constraint_refusal=effect.constraint_refusal,
+            longest_sequence=served.longest_sequence,
         )
 
 

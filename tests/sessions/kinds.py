@@ -47,9 +47,9 @@ def make(kind: str, seed: int, folder: Path) -> tuple[str, Counter[str]]:
 
 
 def _episode(
-    seed: int, session: SessionLog, *, updates: bool = False, crowded: bool = False, **setting: Any
+    seed: int, session: SessionLog, *, updates: bool = False, crowded: bool = False, unset: float = 0.0, **setting: Any
 ) -> Counter[str]:
-    drawn = replace(draw_setting(random.Random(seed), crowded=crowded), **setting)
+    drawn = replace(draw_setting(random.Random(seed), crowded=crowded), unset_share=unset, **setting)
     episode = Episode(seed, operations=_OPERATIONS, updates=updates, setting=drawn, session=session)
     episode.run()
     return episode.seen

@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import DrainReport, StepReport, Weights
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import holds
+from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
@@ -140,7 +141,9 @@ class Episode:
         """Passes the event to the core, audits the core, and delivers the effects."""
         self.num_handled += 1
         self._deaths.before(event)
+        outgrown = self._outgrown(event)
         effects = self.core.handle(event, self.now)
+        self.seen["worker outgrown"] += sum(one.phase is Phase.WAITING and one.known == room for one, room in outgrown)
         self._deaths.after(event)
         if self._replays:
             self.log.append((self.now, event))
@@ -158,6 +161,15 @@ class Episode:
             self._check_status()
             self.lister.look(self.now)
         return effects
+
+    def _outgrown(self, event: ev.Event) -> list[tuple[Request, int]]:
+        """The requests that may get the last token for which the worker of a result has room, and that room."""
+        lane = self.core.lanes.get(event.worker) if isinstance(event, ev.StepDone) else None
+        if lane is None:
+            return []
+        room = lane.info.longest_sequence
+        seated = lane.rows.requests_at(lane.rows.seated())
+        return [(one, room) for one in seated if lane.rows.known[one.row] == room - 1]
 
     def _check_status(self) -> None:
         """Asserts that front ends know whether the queue is full, because they refuse requests on that flag alone."""

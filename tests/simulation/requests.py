@@ -5,6 +5,7 @@ Owns nothing; draws from the caller's generator.
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -97,7 +98,20 @@ def random_submit(
         constraint_hash=sha256(constraint).digest() if constraint else b"",
         **hashes,
     )
-    return over_the_wire(event)
+    return over_the_wire(without_maximum(event, setting))
+
+
+def without_maximum(event: ev.Submit, setting: Setting) -> ev.Submit:
+    """Returns some requests as if their callers had left the maximum unset: the rest of the context, or a default.
+
+    Draws from the stream's own generator, so that the other requests of a seed stay as they are.
+    """
+    rng = random.Random(f"maximum of {event.stream}")
+    if rng.random() >= setting.unset_share:
+        return event
+    rest = max(1, setting.shape.max_length - len(event.prompt))
+    default = event.max_new_tokens if rng.random() < 0.2 else rest
+    return replace(event, is_max_unset=True, max_new_tokens=max(default, event.min_new_tokens, 1))
 
 
 def random_constraint(rng: random.Random) -> bytes:

@@ -19,6 +19,7 @@ WEIGHTS_ROOT = "/weights"
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
 _SHARED_POOL_SHARE = 0.5
+_UNSET_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Setting:
     poison_share: float
     killer_share: float
     constrained_share: float
+    # Share of requests that leave the maximum unset.
+    unset_share: float
     # Share of workers that take no constraints.
     without_constraints_share: float
     lethal_share: float
@@ -71,6 +74,7 @@ def draw_setting(rng: random.Random, *, crowded: bool | None = None) -> Setting:
         poison_share=rng.choice([0.0, 0.05, 0.2]),
         killer_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
         constrained_share=rng.choice([0.0, 0.1, 0.3, 0.6]),
+        unset_share=_UNSET_SHARE,
         without_constraints_share=rng.choice([0.0, 0.0, 0.2]),
         lethal_share=rng.choice([0.0, 0.0, 0.03, 0.1]),
         small_memory_share=rng.choice([0.0, 0.0, 0.3, 1.0]),

@@ -184,7 +184,9 @@ def of_model(model: types.ModelInfo) -> Iterator[str]:
     yield f"model       {model.model} ({model.identity})"
     yield f"vocabulary  {counted(model.vocab_size, 'token')}, {tokenizer}; end of sequence: {eos}"
     yield f"length      {counted(model.max_length, 'token')}, prompt and output together"
-    yield f"output      {counted(model.default_max_new_tokens, 'token')} without --max-new-tokens"
+    most = model.default_max_new_tokens
+    rest = "the rest of the context" if most is None else counted(most, "token")
+    yield f"output      {rest} without --max-new-tokens"
     yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
     if (limits := model.limits) is not None:
         yield f"stops       {counted(limits.max_stop_strings, 'string')}, {counted(limits.max_stop_token_ids, 'token')}"
@@ -205,7 +207,7 @@ def of_drain(progress: types.DrainProgress) -> str:
         parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
     else:
         parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
-    parts.append(f"at most {counted(progress.tokens_left, 'token')} left")
+    parts.append(f"about {counted(progress.tokens_left, 'token')} left")
     return "  ".join([*parts, progress.detail])
 
 

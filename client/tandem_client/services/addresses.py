@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 from tandem_client.connection import DEFAULT_ADDRESS, dialled
+from tandem_client.handshake import own_names
 from tandem_client.services.display import Endpoint
-from tandem_client.services.handshake import own_names
 from tandem_client.services.settings import Settings
 
 _BODY = json.dumps({"prompt": "Return the", "max_tokens": 16})

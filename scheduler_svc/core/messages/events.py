@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
 from scheduler_svc.core.messages.effects import End, WeightsSpan
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.operators import (
     ClearQuarantine,
     Drain,
@@ -93,11 +94,20 @@ class Submit:
     """SHA-256 of `constraint`: 32 bytes, or empty."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
+    is_max_unset: bool = False
+    """Whether the caller left the maximum unset. `max_new_tokens` is then what the front end allows."""
+
+    @property
+    def maximum(self) -> Maximum:
+        """The most output tokens of each sample."""
+        return Maximum(tokens=self.max_new_tokens, is_set=not self.is_max_unset)
 
     @property
     def options(self) -> Options:
         """What identifies the request besides tenant and prompt: sampling and constraint, stop tokens, limits."""
-        limits = (self.ignore_eos, self.max_new_tokens, self.min_new_tokens, self.num_logprobs)
+        # An unset maximum depends on the workers.
+        most = 0 if self.is_max_unset else self.max_new_tokens
+        limits = (self.ignore_eos, most, self.min_new_tokens, self.num_logprobs)
         return (self.sampling_key or self.sampling) + self.constraint_hash, self.stop_token_ids, limits
 
     def ends_at(self, arrived_at: float) -> float | None:

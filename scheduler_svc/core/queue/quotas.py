@@ -5,7 +5,9 @@ The empty tenant (no token file) has no account and no limits. There are as many
 **Tokens per minute.** A request reserves its prompt and all output tokens that it may make when it is accepted, and
 gets the unused ones back when it ends. A limit is therefore enforced only at the door: a stream never ends for it, and
 a tenant cannot exceed it with many long requests at once. A request larger than the whole minute is accepted when the
-bucket is full, and the tenant then waits until the debt is paid.
+bucket is full, and the tenant then waits until the debt is paid. A request with an unset maximum, which may make the
+rest of a context, is accepted when its prompt and the expected output (`messages/maximum`) are free. It reserves its
+prompt alone; each output token is charged when it comes.
 
 **Queue.** One tenant must not shut others out, also if it has no `queue_share` or the shares add up to more than 1. So
 if the token file has several tenants, a tenant may have 8 times as many places as are free (dynamic thresholds: one can
@@ -23,6 +25,9 @@ queue, so that it does not block others, until one of its rows is free.
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.operators import TenantLimits
 
 
@@ -67,7 +72,9 @@ OWN_SHARE = 1 / 8
 class Account:
     """One tenant's use and limits. `requests` and `tokens` are None without a limit."""
 
-    def __init__(self, limits: TenantLimits, now: float) -> None:
+    def __init__(self, limits: TenantLimits, now: float, number: int) -> None:
+        self.number = number
+        """From 1 on."""
         self.waiting = 0
         self.waiting_tokens = 0
         self.drain = DrainRate()
@@ -93,7 +100,7 @@ class Account:
         return share is None or num_rows < max(1, int(share * total))
 
     def charge(self, tokens: int, now: float, *, requests: int = 1) -> None:
-        """Takes accepted requests and all tokens that they may need."""
+        """Takes accepted requests and tokens that they may need or have made."""
         if self.requests is not None:
             self.requests.take(requests, now)
         if self.tokens is not None:
@@ -104,12 +111,16 @@ class Account:
         if self.tokens is not None:
             self.tokens.give_back(tokens, now)
 
-    def rate_refusal(self, tokens: int, now: float) -> tuple[str, float] | None:
-        """Returns one sentence and the seconds until the request would be accepted, or None if it is accepted."""
+    def rate_refusal(self, tokens: int, now: float, *, is_expected: bool = False) -> tuple[str, float] | None:
+        """Returns one sentence and the seconds until the request would be accepted, or None if it is accepted.
+
+        It needs up to `tokens`, or is expected to.
+        """
         for bucket, amount, unit in ((self.requests, 1, "requests"), (self.tokens, tokens, "tokens")):
             if bucket is not None and (seconds := bucket.wait(amount, now)) > 0:
                 limit = f"the limit of this tenant is {bucket.per_minute} {unit} per minute ({unit}_per_minute)"
-                needs = "" if bucket is self.requests else f" of up to {tokens} tokens"
+                some = "an expected" if is_expected else "up to"
+                needs = "" if bucket is self.requests else f" of {some} {tokens} tokens"
                 return f"a request{needs} is accepted in {seconds:.3f} s; {limit}", seconds
         return None
 
@@ -156,6 +167,8 @@ class Accounts:
 
     def __init__(self) -> None:
         self._by_tenant: dict[str, Account] = {}
+        # In the order of their numbers.
+        self._all: list[Account] = []
         self._limits: Mapping[str, TenantLimits] = {}
 
     @property
@@ -189,8 +202,17 @@ class Accounts:
         """Returns the account of a tenant with a name; a new one has full buckets."""
         account = self._by_tenant.get(tenant)
         if account is None:
-            account = self._by_tenant[tenant] = Account(self._limits.get(tenant, _NO_LIMITS), now)
+            account = Account(self._limits.get(tenant, _NO_LIMITS), now, len(self._all) + 1)
+            self._by_tenant[tenant] = account
+            self._all.append(account)
         return account
+
+    def made(self, numbers: Int32Array, now: float) -> None:
+        """Charges output tokens that have come: one for each entry, which is an account's number, or 0 for none."""
+        counts = np.bincount(numbers)
+        for number in np.flatnonzero(counts).tolist():
+            if number:
+                self._all[number - 1].charge(int(counts[number]), now, requests=0)
 
 
 _RECENT = 64

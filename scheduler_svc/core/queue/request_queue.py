@@ -258,7 +258,7 @@ def audit_tenants(queue: RequestQueue) -> None:
     waiting, tokens, reserved = Counter[str](), Counter[str](), Counter[str]()
     running: dict[str, set[int]] = {}
     for request in queue:
-        reserved[request.tenant] += request.total_length if request.turn >= 0 else 0
+        reserved[request.tenant] += request.expected_length if request.turn >= 0 else 0
         if request.phase is Phase.WAITING:
             waiting[request.tenant] += 1
             tokens[request.tenant] += request.known

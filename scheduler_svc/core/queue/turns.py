@@ -2,7 +2,7 @@
 
 Each tenant has a queue of its own (`TenantQueue`), in which priority, salts and the order of arrival count. The tenant
 with the earliest turn is next. A request that gets its first row takes the tenant's next turn and moves the following
-one back by its largest number of tokens; when it ends, the tokens that it did not use are given back. The virtual time
+one back by the tokens that it is expected to use (`Request.expected_length`); its end corrects that. The virtual time
 of the service is the least that a waiting tenant has used when a request gets a row or a tenant begins to wait. A
 tenant that begins to wait counts as having used as much, so it gets no credit for idle time. Only requests that have
 ended count as used: if running ones did, a tenant with short requests would wait for one with long prompts to be
@@ -20,7 +20,7 @@ the service is the largest start time of the requests admitted so far. A new req
 request finishes, but not before the virtual time of the service:
 
     start  = max(virtual time, finish of the tenant's previous request)
-    finish = start + cost                        cost: largest number of tokens, prompt and output
+    finish = start + cost                        cost: expected number of tokens, prompt and output
 
 The requests of a tenant with many requests therefore wait for each other, and a tenant gets no credit for idle time.
 With a single tenant the order is first come, first served.
@@ -49,7 +49,7 @@ class FairShare:
         self._last_finish: dict[str | bytes, int] = {}
 
     def enter(self, tenant: str | bytes, cost: int) -> int:
-        """Returns the virtual start time of a new request that costs at most `cost` tokens."""
+        """Returns the virtual start time of a new request that is expected to cost `cost` tokens."""
         start = max(self._virtual_time, self._last_finish.get(tenant, 0))
         self._last_finish[tenant] = start + cost
         return start
@@ -104,7 +104,7 @@ class TenantQueue:
         for entry in self.waiting.first(count):
             if entry[1].turn < 0:
                 insort(free, following)
-                following += entry[1].total_length
+                following += entry[1].expected_length
             yield free.pop(0), entry
 
     def first_turn(self) -> int:
@@ -119,8 +119,8 @@ class TenantQueue:
         """Gives a turn to a request that gets a row. Returns the turn that was free."""
         if request.turn < 0:
             heapq.heappush(self._free_turns, self.next_turn)
-            self.next_turn += request.total_length
-            self.reserved += request.total_length
+            self.next_turn += request.expected_length
+            self.reserved += request.expected_length
         turn = heapq.heappop(self._free_turns)
         self.running[request.handle] = request
         entry = (queue_key(request), request)
@@ -154,7 +154,7 @@ class TenantQueue:
         del self._order[at]
 
     def ended(self, request: Request) -> None:
-        """Removes a request and its turn, and gives back the tokens that it did not use."""
+        """Removes a request and its turn, and counts the tokens that it used."""
         if request.turn < 0:
             return
         if self.running.pop(request.handle, None) is not None:
@@ -162,8 +162,8 @@ class TenantQueue:
         else:
             self._free_turns.remove(max(self._free_turns))
             heapq.heapify(self._free_turns)
-        self.next_turn -= request.total_length - request.known
-        self.reserved -= request.total_length
+        self.next_turn -= request.expected_length - request.known
+        self.reserved -= request.expected_length
 
 
 class Turns:

@@ -17,8 +17,8 @@ from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
 from scheduler_svc.core.schedule.endings import End, Ending, restored_ending
 from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.waits import Waits
-from tandem_contract.plural import numbered
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Acceptance:
             charge = tokens_to_charge(submit, self._lanes.worker_infos)
             self._queue.accounts.of(submit.tenant, now).charge(charge, now)
         self._preparations.accepted(submit, submit.num_samples)
-        for request in self._new_requests(submit, first_handle, now):
+        for request in self._new_requests(submit, first_handle, now, self._lanes.worker_infos.longest_known):
             self._queue.add(request)
             self._add_deadlines(request, submit, now)
         return first_handle
@@ -67,7 +67,7 @@ class Acceptance:
                 self._queue.add(request)
                 if (account := self._queue.account_of(request)) is not None:
                     # What it may still make: its end gives the rest back.
-                    account.charge(request.total_length - request.known, now, requests=0)
+                    account.charge(request.unmade, now, requests=0)
                 self._add_deadlines(request, event.submit, now)
                 if (ending := restored_ending(request, self._lanes.worker_infos.known, event.identity)) is not None:
                     endings.append(ending)
@@ -77,26 +77,29 @@ class Acceptance:
             self._lanes.suspects.restore(suspects)
         return endings
 
-    def _new_requests(self, submit: Submit, first_handle: int, arrived_at: float) -> list[Request]:
+    def _new_requests(
+        self, submit: Submit, first_handle: int, arrived_at: float, longest: int | None = None
+    ) -> list[Request]:
         """Returns one request for each sample. Its handle is also its number in the order of arrival.
 
+        With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
+        that may not be back.
         The samples share the prompt and all settings. Only the first one returns prompt logprobs.
         """
         # All workers have the same model identity, which covers the page size and the EOS token ids.
         infos = self._lanes.worker_infos
         info = infos.known[0]
-        page_size, eos_token_ids = info.page_size, info.eos_token_ids
-        wanted = len(submit.prompt) + submit.max_new_tokens
-        total = total_tokens(infos, len(submit.prompt), submit.max_new_tokens)
-        hashes = _page_hashes(submit, page_size)
+        prompt, maximum = len(submit.prompt), submit.maximum
+        total, is_cut = _length(submit, infos, longest)
+        meter = 0
+        if submit.tenant and not maximum.is_set:
+            meter = self._queue.accounts.of(submit.tenant, arrived_at).number
+        hashes = _page_hashes(submit, info.page_size)
         # Of a tenant's own share, each salt gets its part.
         share = submit.prefix_root if self._config.policy.fair_share else b""
-        banned: tuple[int, ...] = ()
-        if submit.min_new_tokens > 0:
-            own = () if submit.ignore_eos else eos_token_ids
-            banned = tuple(dict.fromkeys((*own, *submit.stop_token_ids)))
+        banned = _banned(submit, info.eos_token_ids)
         stops, options = frozenset(submit.stop_token_ids), submit.options
-        prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < len(submit.prompt) else 0
+        prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
         return [
             Request(
                 handle=first_handle + i,
@@ -108,7 +111,9 @@ class Acceptance:
                 sample_idx=i,
                 num_samples=submit.num_samples,
                 total_length=total,
-                is_cut=total < wanted,
+                maximum=maximum,
+                meter=meter,
+                is_cut=is_cut,
                 min_new_tokens=submit.min_new_tokens,
                 stop_token_ids=stops,
                 banned=banned,
@@ -118,7 +123,9 @@ class Acceptance:
                 arrival=first_handle + i,
                 arrived_at=arrived_at,
                 ends_at=submit.ends_at(arrived_at),
-                virtual_start=self._queue.virtual_start(submit.tenant, share, total),
+                virtual_start=self._queue.virtual_start(
+                    submit.tenant, share, prompt + maximum.expected(total - prompt)
+                ),
                 tenant=submit.tenant,
                 prefix_root=submit.prefix_root,
                 constraint=submit.constraint_hash,
@@ -149,7 +156,7 @@ class Acceptance:
         """Starts or ends the request's wait for a worker that can hold it."""
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
-        if request.phase is Phase.RUNNING or request.total_length <= longest:
+        if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
             request.end_worker_wait()
         elif request.begin_worker_wait(now):
             self._queue.add_deadline(now + self._config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
@@ -185,7 +192,10 @@ class Acceptance:
         return []
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not."""
+        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not.
+
+        With an unset maximum, what it has is its answer.
+        """
         limit, since = self._config.max_worker_wait_seconds, request.worker_wait_since
         ends_at = request.worker_wait_ends_at(now, limit)
         if since is None or ends_at is None:
@@ -193,13 +203,32 @@ class Acceptance:
         if now < ends_at:
             self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
+        if request.num_outputs and not request.maximum.is_set:
+            # It has all that the workers hold.
+            self._end(request, now, reason=fx.EndReason.CONTEXT_FULL)
+            return
         takes = " and took constraints" if request.constraint else ""
         message = (
-            f"for {now - since:.0f} s no worker could hold its {numbered(request.total_length, 'token')} (prompt and "
-            f"max_new_tokens){takes}; the limit is {limit:g} s (max_worker_wait_seconds)"
+            f"for {now - since:.0f} s no worker could hold its {request.size}{takes}; "
+            f"the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         message += self._waits.named(request, now)
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
+
+
+def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the tokens that may not be sampled before `min_new_tokens`."""
+    own = () if submit.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
+
+
+def _length(submit: Submit, infos: WorkerInfos, longest: int | None) -> tuple[int, bool]:
+    """Returns the length at which a request ends, and whether that is what the workers hold."""
+    prompt, maximum = len(submit.prompt), submit.maximum
+    total = total_tokens(infos, prompt, maximum)
+    if longest is not None and not maximum.is_set:
+        total = min(total, longest)
+    return total, total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
 
 
 def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:

@@ -11,6 +11,7 @@ from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.preparations import Sources
 from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -28,42 +29,52 @@ def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, co
         queue.by_stream(event.frontend, stream) for stream in event.streams
     ):
         return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
-    prompt, new = len(event.prompt), event.max_new_tokens
-    return (
-        _too_large(worker_infos, prompt, new)
-        or _invalid(event, worker_infos, config)
-        or _queue_full(event, queue, config)
-    )
+    return _too_large(event, worker_infos) or _invalid(event, worker_infos, config) or _queue_full(event, queue, config)
 
 
-def total_tokens(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> int:
+def total_tokens(worker_infos: WorkerInfos, prompt: int, maximum: Maximum) -> int:
     """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
-    Each known worker gives a length: prompt and max_new_tokens, cut at its max_length. Workers whose pool cannot hold
-    that length are left out. The result is the largest of the rest.
+    Each known worker gives a length: prompt and maximum, cut at its max_length. Workers whose pool cannot hold that
+    length are left out, unless the maximum is unset: then a full pool ends the request (`rows`). The result is the
+    largest of the rest.
     """
     longest = 0
     for info in worker_infos.known:
-        total = min(prompt + max_new_tokens, info.max_length)
-        if total > max(prompt, longest) and info.holds(total):
+        total = min(prompt + maximum.tokens, info.max_length)
+        if total > max(prompt, longest) and (info.holds(total) or not maximum.is_set):
             longest = total
     return longest
 
 
-def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> Refusal | None:
+def _needed(event: Submit, worker_infos: WorkerInfos) -> int:
+    """Returns the length that a worker must hold to run the request; 0 if no known one does."""
+    prompt, maximum = len(event.prompt), event.maximum
+    if maximum.is_set:
+        return total_tokens(worker_infos, prompt, maximum)
+    least = prompt + max(1, event.min_new_tokens)
+    return least if any(info.holds(least) for info in worker_infos.known) else 0
+
+
+def _too_large(event: Submit, worker_infos: WorkerInfos) -> Refusal | None:
     """Returns the refusal of a request that no worker can run to its end.
 
     Returns None if a present worker can, or if no worker is present and a recent one could. If only
     a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
     """
-    total = total_tokens(worker_infos, prompt, max_new_tokens)
+    prompt, total, maximum = len(event.prompt), _needed(event, worker_infos), event.maximum
+    # What the caller has set, or the one token that every request has.
+    if maximum.is_set:
+        new, field = maximum.tokens, "max_new_tokens"
+    else:
+        new, field = max(1, event.min_new_tokens), "min_new_tokens" if event.min_new_tokens > 1 else ""
     # Some known worker holds it.
     if total and (total <= worker_infos.longest_present or not worker_infos.present):
         return None
     if total:
         reason = (
-            f"prompt ({numbered(prompt, 'token')}) and max_new_tokens make {numbered(total, 'token')}; the present "
-            f"workers hold at most {worker_infos.longest_present}; a larger one left a short while ago"
+            f"prompt ({numbered(prompt, 'token')}) and {field or 'one output token'} make {numbered(total, 'token')}; "
+            f"the present workers hold at most {worker_infos.longest_present}; a larger one left a short while ago"
         )
         return RejectCode.NOT_READY, "", reason
     # The message gives the limits of the present workers, if there are any.
@@ -71,13 +82,13 @@ def _too_large(worker_infos: WorkerInfos, prompt: int, max_new_tokens: int) -> R
     if prompt >= info.max_length:
         reason = f"the prompt and one output token make {prompt + 1} tokens; the limit is {info.max_length}"
         return RejectCode.INVALID, "token_ids", reason
-    new = min(max_new_tokens, info.max_length - prompt)
+    new = min(new, info.max_length - prompt)
     pages = info.pages_at_once(prompt + new - 1)
     reason = (
-        f"prompt ({numbered(prompt, 'token')}) and max_new_tokens ({new}) take {numbered(pages, 'page')} of "
-        f"{info.page_size} tokens; the pool has {info.usable_pages}"
+        f"prompt ({numbered(prompt, 'token')}) and {f'{field} ({new})' if field else 'one output token'} take "
+        f"{numbered(pages, 'page')} of {info.page_size} tokens; the pool has {info.usable_pages}"
     )
-    return RejectCode.INVALID, "stop.max_new_tokens", reason
+    return RejectCode.INVALID, f"stop.{field}" if field else "token_ids", reason
 
 
 def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
@@ -134,9 +145,15 @@ def tenant_queue_full(tenant: str, count: int, tokens: int, queue: RequestQueue,
 
 
 def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:
-    """Returns the tokens that a request may cost its tenant: its prompt, and the longest output of each sample."""
-    prompt = len(event.prompt)
-    return prompt + event.num_samples * (total_tokens(worker_infos, prompt, event.max_new_tokens) - prompt)
+    """Returns the tokens that a request is charged for when it is accepted: its prompt, and the longest output of each
+    sample unless the maximum is unset."""
+    return expected_tokens(event, worker_infos) if event.maximum.is_set else len(event.prompt)
+
+
+def expected_tokens(event: Submit, worker_infos: WorkerInfos) -> int:
+    """Returns the tokens that a request is expected to cost its tenant at most."""
+    prompt, maximum = len(event.prompt), event.maximum
+    return prompt + event.num_samples * maximum.expected(total_tokens(worker_infos, prompt, maximum) - prompt)
 
 
 @dataclass(slots=True)
@@ -182,7 +199,8 @@ class Refusals:
         if message := tenant_queue_full(event.tenant, count, tokens, self._queue, self._config):
             seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
             return (RejectCode.QUEUE_FULL, "", message), seconds
-        if (over := account.rate_refusal(tokens_to_charge(event, self._lanes.worker_infos), now)) is not None:
+        expected, is_unset = expected_tokens(event, self._lanes.worker_infos), event.is_max_unset
+        if (over := account.rate_refusal(expected, now, is_expected=is_unset)) is not None:
             return (RejectCode.RATE_LIMITED, "", over[0]), over[1]
         return None, 0.0
 

@@ -32,6 +32,8 @@ class Ending:
     reason: EndReason | None = None
     stop_token_id: int | None = None
     failure: Failure | None = None
+    outgrew: bool = False
+    """It only leaves its worker, which has no room for another token. The maximum is unset."""
 
     @staticmethod
     def failed(request: Request, message: str) -> "Ending":

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.config import Policy
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -331,6 +332,7 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
         sampling=b"",
         sample_idx=0,
         total_length=2,
+        maximum=Maximum(tokens=1),
         min_new_tokens=0,
         stop_token_ids=frozenset(),
         banned=(),

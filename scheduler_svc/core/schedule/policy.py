@@ -101,7 +101,7 @@ def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: in
 def _expected(rows: Rows, seated: npt.NDArray[np.int64], info: WorkerInfo, share: float) -> int:
     """Returns how many pages the rows need if each produces `share` of its remaining tokens (SGLang's estimate)."""
     begins = np.maximum(rows.planned[seated], rows.known[seated])
-    left = rows.last[seated] - begins
+    left = rows.expected(seated, begins)
     if info.window:
         # Beyond the window, a row frees a page for each one that it allocates.
         left = np.minimum(left, np.maximum(info.window + info.sink_tokens - begins, 0))

@@ -129,21 +129,20 @@ def read_result(
     is_usual = not len(event.nonfinite) and event.constraints is None
     if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
         # The common step: all rows decode, still have the requests of the plan, and have finite logits.
-        return _seated(lane, named, tokens, now)
+        return _seated(lane, queue, named, tokens, now)
     outcomes = Outcomes(event)
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & outcomes.is_good
     failed = np.flatnonzero(sampled_mine & ~outcomes.is_good)
     prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
     is_complete = None if outcomes.is_complete is None else outcomes.is_complete[good]
-    step_tokens = _seated(lane, sampled_rows[good], tokens[good], now, is_complete)
+    step_tokens = _seated(lane, queue, sampled_rows[good], tokens[good], now, is_complete)
     rows.drop_sampled(sampled_rows[failed])
     endings = step_tokens.endings
     endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
     pending_sampled: list[int] = []
     if not all_mine:
-        eos = lane.info.eos_token_ids
-        pending, pending_sampled = _pending(queue, record, tokens, outcomes, ~sampled_mine, eos, frontend_idx, now)
+        pending, pending_sampled = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, frontend_idx, now)
         step_tokens = _joined(step_tokens, pending)
         endings += pending.endings
     if not_finite:
@@ -160,6 +159,7 @@ def read_result(
 
 def _seated(
     lane: Lane,
+    queue: RequestQueue,
     rows_s: npt.NDArray[np.int64],
     tokens: Int32Array,
     now: float,
@@ -168,6 +168,8 @@ def _seated(
     """Applies the tokens of rows that still have the requests of the plan. `is_complete` is as in `Outcomes`."""
     rows = lane.rows
     verified, known = rows.add_sampled(rows_s, tokens)
+    if rows.num_metered:
+        queue.accounts.made(rows.meter[rows_s], now)
     offsets = known - rows.prompt[rows_s]
     offsets -= 1
     if np.count_nonzero(offsets) < len(offsets):
@@ -188,6 +190,8 @@ def _seated(
     for i in may_end.nonzero()[0].tolist():
         request, completes = rows.request_at(int(rows_s[i])), is_complete is not None and bool(is_complete[i])
         ending = ending_of(request, int(tokens[i]), int(known[i]), bool(is_eos[i]), is_complete=completes)
+        if ending is None and known[i] == rows.total[rows_s[i]]:
+            ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
     return StepTokens(
@@ -200,12 +204,12 @@ def _seated(
 
 
 def _pending(
+    lane: Lane,
     queue: RequestQueue,
     record: SentPlan,
     tokens: Int32Array,
     outcomes: Outcomes,
     is_pending: npt.NDArray[np.bool_],
-    eos: tuple[int, ...],
     frontend_idx: Mapping[str, int],
     now: float,
 ) -> tuple[StepTokens, list[int]]:
@@ -216,6 +220,7 @@ def _pending(
     endings: list[Ending] = []
     pending_tokens: list[int] = []
     sampled: list[int] = []
+    info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
         if request is None:
@@ -233,9 +238,13 @@ def _pending(
         pending_tokens.append(token)
         sampled.append(i)
         queue.add_pending_token(request, token)
-        is_eos = not request.ignore_eos and token in eos
+        if request.meter:
+            queue.accounts.made(np.array([request.meter], np.int32), now)
+        is_eos = not request.ignore_eos and token in info.eos_token_ids
         is_complete = outcomes.is_complete is not None and bool(outcomes.is_complete[i])
         ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete)
+        if ending is None and request.known >= info.longest_sequence:
+            ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
     step_tokens = StepTokens(

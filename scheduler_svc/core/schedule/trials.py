@@ -91,7 +91,8 @@ def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:
 def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], counters: Counters) -> None:
     """Preempts the rows of a trial's lane, without plans in flight, that other lanes can run."""
     for request in lane.rows.requests_at(lane.rows.seated()):
-        if not queue.is_held(request) and any(holds(other, request) for other in other_lanes):
+        known = int(lane.rows.known[request.row])
+        if not queue.is_held(request) and any(holds(other, request, known) for other in other_lanes):
             counters.preempted()
             lane.unseat(request, Move.PREEMPT)
             queue.enqueue(request)

@@ -79,7 +79,7 @@ class Lane:
         """Number of the last plan in this generation."""
         self.pages.plans_voided()
         self.schedule.reset()
-        self.rows = Rows(self.info.max_rows, self.info.page_size)
+        self.rows = Rows(self.info.max_rows, self.info.page_size, self.info.longest_sequence)
         self.in_flight: deque[SentPlan] = deque()
         """Plans without a result, oldest first."""
 
@@ -308,10 +308,13 @@ def swap_out(lane: Lane, request: Request, num_written: int) -> list[tuple[int, 
     return swap_outs
 
 
-def holds(lane: Lane, request: Request) -> bool:
-    """Returns whether the lane's worker can run the request to its end."""
-    info = lane.info
-    return info.holds(request.total_length) and not (request.constraint and info.constraint_refusal)
+def holds(lane: Lane, request: Request, known: int | None = None) -> bool:
+    """Returns whether the lane's worker can run the request to its end; with an unset maximum, whether it gets a token.
+
+    `known` are the known tokens of a request that runs on another lane.
+    """
+    info, length = lane.info, request.least_length(request.known if known is None else known)
+    return info.holds(length) and not (request.constraint and info.constraint_refusal)
 
 
 def may_sample(lane: Lane, request: Request) -> bool:

@@ -19,7 +19,9 @@ import numpy as np
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.events import Options
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.page_hash import next_hash
+from tandem_contract.plural import numbered
 
 
 class Phase(StrEnum):
@@ -101,8 +103,11 @@ class Request:
     """Samples of the submitted request, those that have ended included."""
     total_length: int
     """Number of prompt and output tokens at which the request ends with LENGTH, or CONTEXT_FULL if `is_cut`."""
+    maximum: Maximum
+    meter: int = 0
+    """Number of its tenant's account (`queue/quotas`) if that is charged for each token as it comes; otherwise 0."""
     is_cut: bool = False
-    """Whether `total_length` is less than the prompt and max_new_tokens, because of the workers' `max_length`."""
+    """Whether `total_length` is what the workers hold, not what the caller or the operator wants."""
     min_new_tokens: int
     stop_token_ids: frozenset[int]
     banned: tuple[int, ...]
@@ -253,9 +258,29 @@ class Request:
         return len(self.prompt) + self.num_outputs
 
     @property
-    def last_position(self) -> int:
-        """Position of the last token, which is sampled but never computed. The positions before it are all computed."""
-        return self.total_length - 1
+    def expected_length(self) -> int:
+        """Number of tokens that the request is expected to have at its end, fixed at its arrival."""
+        return len(self.prompt) + self.maximum.expected(self.total_length - len(self.prompt))
+
+    @property
+    def unmade(self) -> int:
+        """Number of output tokens that its tenant was charged for in advance and that were not made."""
+        return self.total_length - self.known if self.maximum.is_set else 0
+
+    def least_length(self, known: int) -> int:
+        """Returns the length that a worker must hold to run the request once it has `known` tokens.
+
+        With an unset maximum that is one token more, but at least `min_new_tokens`.
+        """
+        if self.maximum.is_set:
+            return self.total_length
+        return min(self.total_length, max(known + 1, len(self.prompt) + self.min_new_tokens))
+
+    @property
+    def size(self) -> str:
+        """What a worker must hold to run the waiting request, in words."""
+        parts = "prompt and max_new_tokens" if self.maximum.is_set else "prompt, output so far and what must follow"
+        return f"{numbered(self.least_length(self.known), 'token')} ({parts})"
 
     def known_tokens(self) -> Int32Array:
         """Returns the tokens of a request without a row: int32[known]. The caller must not change them."""

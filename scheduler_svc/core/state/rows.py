@@ -10,7 +10,7 @@ that a step of 1,024 rows takes only a few array operations.
     planned             positions that were cached when the row was seated, and those in plans sent so far
     confirmed           the same cached positions, and those whose results have arrived
     verified            positions with finite keys and values: a step that attended to them gave finite logits
-    last                position of the last token, which is sampled but never computed
+    last                position of the last token here, which is sampled but never computed
 
     verified <= confirmed <= planned <= min(known + tokens_in_flight, last)
 
@@ -19,6 +19,9 @@ While planned < min(known + tokens_in_flight, last), a row can be planned: one p
 **Full pages.** `num_cached` is the number of full pages that `cache_full_pages` has processed. The function is called
 again when `verified` reaches `cache_at`. If the worker has a window, the row's first sampled token attends only to its
 window, so the positions before `verified_from` are never verified.
+
+**Room.** A request with an unset maximum runs on any worker that holds its next token. If the worker has less room than
+`Request.total_length`, `total` and `last` are those of the longest sequence that it holds.
 
 **Window.** The row has released the pages with logical index from `sink_pages` (`Lane`) to `held_from - 1`. Its page
 list still contains them, and so does the worker's table.
@@ -38,22 +41,26 @@ from tandem_contract.row_checksum import MASK_64, mix, mix_one, row_weights
 # A row's new tokens collect in `_tail` until it is full, so the loop over requests runs once in about 64 steps.
 TAIL_TOKENS = 64
 
+_ANY = (1 << 31) - 1
 _MANY_PAGES = 16  # from here on, array operations take less time than a loop
 
 
 class Rows:
     """Rows 1 to `max_rows`. Row 0 is reserved for the positions that pad a step and is never seated."""
 
-    def __init__(self, max_rows: int, page_size: int = TAIL_TOKENS) -> None:
-        """Makes free rows. `page_size` affects only how many new tokens collect in a row."""
-        self.max_rows, n = max_rows, max_rows + 1
+    def __init__(self, max_rows: int, page_size: int = TAIL_TOKENS, longest: int = _ANY) -> None:
+        """Makes free rows. `page_size` affects only how many new tokens collect in a row.
+
+        `longest` is the length of the longest sequence that the worker holds.
+        """
+        self.max_rows, self._longest, n = max_rows, longest, max_rows + 1
         self.num_seated = 0
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
         self.num_constrained = self.num_awaiting = 0
         """Numbers of seated rows with a constraint, and of those that must not sample yet (`awaits_constraint`)."""
         self.remaining_bound = 0
-        """Upper bound on the sum of `last - known` over the seated rows: the sum at the times when they were seated."""
+        """Upper bound on the sum of `expected` over the seated rows: the sum at the times when they were seated."""
         # The next row is the lowest, so that seated rows stay dense.
         self._free = list(range(max_rows, 0, -1))
         self.requests: list[Request | None] = [None] * n
@@ -70,6 +77,10 @@ class Rows:
         self.cache_at = np.zeros(n, np.int32)
         self.verified_from = np.zeros(n, np.int32)
         self._remaining_when_seated = [0] * n
+        self._most_expected = np.full(n, _ANY, np.int32)
+        # The account that is charged for each token as it comes, 0 for none.
+        self.meter = np.zeros(n, np.int32)
+        self.num_metered = 0
         self.num_pages = np.zeros(n, np.int32)
         self.held_from = np.zeros(n, np.int32)
         self.last = np.zeros(n, np.int32)
@@ -139,8 +150,11 @@ class Rows:
         self.tokens_in_flight[row] = self.plans_in_flight[row] = self.verified[row] = self.num_cached[row] = 0
         self.confirmed[row], self.cache_at[row], self.verified_from[row] = first_position, 1, 0
         self.num_pages[row], self.held_from[row] = len(pages), held_from
-        self.last[row], self.prompt[row] = request.last_position, request.prompt_tokens
-        self.total[row] = request.total_length
+        total = min(request.total_length, self._longest)
+        self.total[row], self.last[row], self.prompt[row] = total, total - 1, request.prompt_tokens
+        self._most_expected[row] = request.maximum.expected(_ANY)
+        self.meter[row] = request.meter
+        self.num_metered += bool(request.meter)
         self.min_known[row] = request.prompt_tokens + request.min_new_tokens
         self.attach(row, request.stream, frontend_idx)
         self.ignore_eos[row] = request.ignore_eos
@@ -150,11 +164,15 @@ class Rows:
         self.num_with_logprobs += self._has_logprobs(row)
         self.is_constrained[row] = bool(request.constraint)
         self.num_constrained += bool(request.constraint)
-        self._remaining_when_seated[row] = request.last_position - known
+        self._remaining_when_seated[row] = request.maximum.expected(total - 1 - known)
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row
         return row
+
+    def expected(self, rows: npt.NDArray[np.int64], begins: Int32Array) -> Int32Array:
+        """Returns how many positions from `begins[i]` on `rows[i]` is expected to compute at most."""
+        return np.minimum(self.last[rows] - begins, self._most_expected[rows])
 
     def attach(self, row: int, stream: int, frontend_idx: int) -> None:
         """Changes the reader of the row's output."""
@@ -179,6 +197,7 @@ class Rows:
         self.requests[row], self.handle[row] = None, 0
         self.num_seated -= 1
         self.remaining_bound -= self._remaining_when_seated[row]
+        self.num_metered -= bool(request.meter)
         self.num_with_logprobs -= self._has_logprobs(row)
         if request.constraint:
             self.await_constraint(row, False)

@@ -72,6 +72,11 @@ class WorkerInfos:
         return min(self._departed.values()) + self._max_wait_seconds if self._departed else None
 
     @property
+    def longest_known(self) -> int:
+        """The largest `longest_sequence` of the known workers. Call it only after a worker was proven."""
+        return max(info.longest_sequence for info in self.known)
+
+    @property
     def recent(self) -> Sequence[WorkerInfo]:
         """Workers that left recently. If no worker is present, the last one is included however long ago it left."""
         recent = list(self._departed)

@@ -79,9 +79,13 @@ class Tokenizer:
             return
         num_tokens = 0
         for start in range(0, len(text), SLICE_CHARS):
-            num_tokens += await self.threads.run(tenant, partial(self._count, text[start : start + SLICE_CHARS]))
+            part = text[start : start + SLICE_CHARS]
+            num_tokens += await self.threads.run(tenant, partial(self._count, part))
             if num_tokens > SLICE_MARGIN * max_length:
-                many = f"{len(text)} characters, and the first {start + SLICE_CHARS} are {num_tokens} tokens"
+                end = start + len(part)
+                which = "which" if end == len(text) else f"and the first {end}"
+                about = "about " if start else ""
+                many = f"{len(text)} characters, {which} are {about}{num_tokens} tokens"
                 raise wrong(field, f"has {many}; the limit is {max_length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:

@@ -233,10 +233,12 @@ def test_info_gives_limits_with_units_and_the_defaults_that_are_not_neutral(tand
     lines = dict(line.split(maxsplit=1) for line in tandem("info").stdout.splitlines())
     assert lines["length"] == "1,024 tokens, prompt and output together"
     assert lines["limits"] == "16 samples and 20 logprobs a request"
+    assert lines["output"] == "the rest of the context without --max-new-tokens"
     assert lines["attention"] == "the last 4,096 tokens and the first 4"
     assert "temperature 0.5" in lines["defaults"] and "repetition penalty 1.25" in lines["defaults"]
     info = json.loads(tandem("info", "--json").stdout)
     assert (info["max_length"], info["sampling_defaults"]["repetition_penalty"]) == (1024, 1.25)
+    assert info["default_max_new_tokens"] is None
 
 
 def test_load_shows_the_version_of_updated_weights(tandem, service: FakeService) -> None:

@@ -306,7 +306,7 @@ class World:
         self,
         prompt: list[int],
         *,
-        max_new_tokens: int = 4,
+        max_new_tokens: int | None = 4,
         min_new_tokens: int = 0,
         stop_token_ids: tuple[int, ...] = (),
         ignore_eos: bool = False,
@@ -328,7 +328,10 @@ class World:
         constraint: bytes = b"",
         **sampling: Any,
     ) -> int:
-        """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent."""
+        """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent.
+
+        Without `max_new_tokens` (None) the maximum is unset.
+        """
         hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
         if page_hashes is not None:
             hashes["page_hashes"] = page_hashes
@@ -339,7 +342,8 @@ class World:
             request_id=request_id or f"r{stream}",
             prompt=np.array(prompt, np.int32),
             sampling=Settings(**sampling).encoded(),
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=self.room(prompt) if max_new_tokens is None else max_new_tokens,
+            is_max_unset=max_new_tokens is None,
             min_new_tokens=min_new_tokens,
             stop_token_ids=stop_token_ids,
             ignore_eos=ignore_eos,
@@ -364,6 +368,11 @@ class World:
             self.streams[number] = Stream(event, sample_idx)
         self.handle(event)
         return stream
+
+    def room(self, prompt: list[int]) -> int:
+        """Returns the output tokens that a front end allows if the maximum is unset."""
+        info = self.core.info
+        return 1 if info is None else max(1, info.longest_sequence - len(prompt))
 
     def cancel(self, stream: int, *, detach: bool = False) -> None:
         """Cancels a stream, or reports that the connection of the request's caller broke."""

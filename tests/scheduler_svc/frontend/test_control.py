@@ -82,21 +82,34 @@ def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.Mo
     run(scenario)
 
 
-def test_a_text_that_is_much_too_long_is_refused_after_a_part_of_it(run: Run, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("length", "at_once", "num_parts", "said"),
+    [
+        (2500, 500, 2, "and the first 1000 are about 1000 tokens"),
+        (2500, 2499, 1, "and the first 2499 are 2499 tokens"),
+        (2500, 2500, 1, "which are 2500 tokens"),
+        (2500, 65_536, 1, "which are 2500 tokens"),
+        (1199, 600, 2, "which are about 1199 tokens"),
+    ],
+)
+def test_a_text_that_is_much_too_long_is_refused_after_a_part_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, length: int, at_once: int, num_parts: int, said: str
+):
     """The model has 512 tokens, and a text of 2,560 characters may be that short."""
     monkeypatch.setattr(tokenizer, "LIKELY_CHARS_PER_TOKEN", 2)
-    monkeypatch.setattr(tokenizer, "SLICE_CHARS", 500)
+    monkeypatch.setattr(tokenizer, "SLICE_CHARS", at_once)
     counted: list[int] = []
     count = tokenizer.Tokenizer._count
     monkeypatch.setattr(tokenizer.Tokenizer, "_count", lambda own, text: counted.append(len(text)) or count(own, text))
     monkeypatch.setattr(tokenizer.Tokenizer, "_encode", lambda own, text: pytest.fail("all of it"))
 
     async def scenario(s: Service) -> None:
-        for call in (s.inference.Tokenize(pb.TokenizeRequest(text="x" * 2500)), s.generate(text="x" * 2500)):
+        text = "x" * length
+        for call in (s.inference.Tokenize(pb.TokenizeRequest(text=text)), s.generate(text=text)):
             error = await failure(call)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert error.details() == "text has 2500 characters, and the first 1000 are 1000 tokens; the limit is 512"
-        assert counted == [500] * 4
+            assert error.details() == f"text has {length} characters, {said}; the limit is 512"
+        assert len(counted) == 2 * num_parts
 
     run(scenario)
 

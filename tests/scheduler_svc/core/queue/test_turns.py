@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.queue.order import AGEING_TOKENS, WINDOW, queue_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -103,6 +104,7 @@ def new_request(number: int, tenant: str, priority: int, cost: int, queue: Reque
         sampling=b"",
         sample_idx=0,
         total_length=cost,
+        maximum=Maximum(tokens=cost - 1),
         min_new_tokens=0,
         stop_token_ids=frozenset(),
         banned=(),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, Policy
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import Placement
@@ -243,6 +244,7 @@ def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_fr
         sampling=b"",
         sample_idx=0,
         total_length=length + 4,
+        maximum=Maximum(tokens=4),
         min_new_tokens=0,
         stop_token_ids=frozenset(),
         banned=(),

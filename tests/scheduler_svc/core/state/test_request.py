@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.state.request import TRANSITIONS, Move, Phase, Request
 
 
@@ -18,6 +19,7 @@ def request(phase: Phase) -> Request:
         sampling=b"",
         sample_idx=0,
         total_length=5,
+        maximum=Maximum(tokens=3),
         min_new_tokens=0,
         stop_token_ids=frozenset(),
         banned=(),
