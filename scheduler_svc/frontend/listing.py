@@ -10,7 +10,7 @@ import binascii
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 from tandem.internal.v1 import frontend_pb2
@@ -43,7 +43,7 @@ class Turns:
         self._waiting = Counter[str]()
 
     @contextlib.asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
+    async def turn(self, tenant: str) -> AsyncGenerator[None]:
         """Waits for the turn of a call. Raises Refusal if too many of its tenant wait."""
         if (count := self._waiting[tenant]) >= MAX_WAITING:
             raise status.overloaded(f"{count} ListRequests calls wait; the limit is {MAX_WAITING}")
