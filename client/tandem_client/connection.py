@@ -158,14 +158,17 @@ class Access:
         return dialled(self.address)
 
     def channel(self) -> grpc.Channel:
-        """Makes the channel of a blocking client. Raises OSError, ValueError for files of TLS."""
+        """Makes the channel of a blocking client. Raises OSError, ValueError for files of TLS; ClientForked."""
+        _check_fork()
         if self.tls is None:
             return grpc.insecure_channel(self._target, options=self._options())
         return grpc.secure_channel(self._target, self.tls.credentials(), options=self._options())
 
     def aio_channel(self) -> grpc.aio.Channel:
         """Makes the channel of an asynchronous client. Raises OSError, ValueError for files of TLS; ClientForked."""
+        global _process_of_loops
         _check_fork()
+        _process_of_loops = os.getpid()
         if self.tls is None:
             return grpc.aio.insecure_channel(self._target, options=self._options())
         return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
@@ -177,19 +180,18 @@ class Access:
         return options
 
 
-# The process that made a channel for an event loop. The thread of gRPC behind them all does not survive a fork, and
-# calls on a new channel would hang in the child. Channels of blocking clients have no such thread.
+# The process that made a channel for an event loop. A thread of gRPC waits in the library for all of these, so that it
+# leaves out what it does at a fork: in the child, calls on any new channel would hang or crash.
 _process_of_loops: int | None = None
 
 
 def _check_fork() -> None:
-    global _process_of_loops
+    """Raises ClientForked if no channel works in this process."""
     if _process_of_loops not in (None, os.getpid()):
         raise ClientForked(
-            f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork; use "
-            "Client here, or start the process with multiprocessing's spawn or forkserver"
+            f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork, and "
+            "gRPC does not work after that; start it with multiprocessing's spawn or forkserver"
         )
-    _process_of_loops = os.getpid()
 
 
 def _read(path: str | os.PathLike[str] | None) -> bytes | None:
