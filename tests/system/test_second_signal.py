@@ -12,7 +12,7 @@ import pytest
 
 from tandem_client import Client
 from tandem_client.errors import TandemError, Unavailable
-from tests.rigs.processes import child_environment
+from tests.rigs.processes import REPOSITORY, child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 # In place of the real worker, which takes seconds to start: a step of 20 ms, for streams of 80 s.
@@ -60,7 +60,11 @@ class Stream:
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_ends_all_streams_and_processes(tmp_path: Path, second: signal.Signals) -> None:
-    (tmp_path / "gpu_worker.py").write_text(WORKER)
+    package = tmp_path / "gpu_worker"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(WORKER)
+    (package / "settings.py").symlink_to(REPOSITORY / "gpu_worker" / "settings.py")
     (tmp_path / "run").mkdir(mode=0o700)
     flags = ["--listen", "127.0.0.1:0", "--shared-pool", "off", "--runtime-dir", str(tmp_path / "run")]
     # The folder comes before the repository, which has a real worker.
@@ -153,7 +157,11 @@ def test_no_program_goes_on_without_the_one_that_started_it(tmp_path: Path) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("turns", range(3))
 def test_a_kill_of_serve_at_its_start_leaves_no_process(tmp_path: Path, turns: int) -> None:
-    (tmp_path / "gpu_worker.py").write_text(WORKER)
+    package = tmp_path / "gpu_worker"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(WORKER)
+    (package / "settings.py").symlink_to(REPOSITORY / "gpu_worker" / "settings.py")
     (tmp_path / "run").mkdir(mode=0o700)
     flags = ["--listen", "127.0.0.1:0", "--runtime-dir", str(tmp_path / "run"), "--shared-pool", "off"]
     environment = child_environment()
