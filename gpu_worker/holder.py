@@ -39,11 +39,12 @@ from gpu_worker.shared_pool.messages import (
     number,
     pool_id_of,
 )
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
+from tandem_contract.stopping import StopRequests
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -259,6 +260,7 @@ def _user_of(connection: socket.socket) -> User | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves or the folder is wrong, 2 for flags."""
+    stopping.begin()
     logs.open_closed_streams()
     try:
         settings = PROGRAM.read(arguments, os.environ)
@@ -271,6 +273,7 @@ def main(arguments: Sequence[str]) -> int:
         return _serve(settings)
     finally:
         logs.stop()
+        stopping.end()
 
 
 def _serve(settings: "HolderSettings") -> int:
@@ -282,8 +285,8 @@ def _serve(settings: "HolderSettings") -> int:
     except (HolderRuns, ValueError, OSError) as error:
         log.error("%s", error)
         return 1
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: holder.stop())
+    # Workers keep what they have of it, and need it no more.
+    StopRequests().listen(holder.stop)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     log.info("holds pools of at most %d MiB for the workers of %s", settings.max_bytes >> 20, settings.runtime_dir)
     holder.serve(wake)

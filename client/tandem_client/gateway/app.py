@@ -23,6 +23,7 @@ from tandem.v1 import control_pb2, inference_pb2
 from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
+from tandem_client.gateway.draining import Drain, Draining
 from tandem_client.gateway.errors import SERVER, HttpError
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES, Answer, Pulse, bearer, refusal, values
 from tandem_client.gateway.generation import Generation
@@ -49,7 +50,7 @@ class App(Starlette):
     """The application of one process."""
 
     def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
-        self.pulse = Pulse(settings.ping_seconds)
+        self.pulse, self.drain = Pulse(settings.ping_seconds), Drain()
         self._service, self._meter = service, meter
         self._admission = admission = Admission(settings, guard, Callers(service), seats)
         self._created, self._version = int(time.time()), version()
@@ -82,7 +83,7 @@ class App(Starlette):
                 Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
                 for path, name, handler, method, place in table
             ],
-            middleware=[Middleware(_Counted, meter=meter)],
+            middleware=[Middleware(_Counted, meter=meter), Middleware(Draining, drain=self.drain)],
             exception_handlers={HttpError: _refused, HTTPException: _refused, Exception: _refused},
         )
         self.router.redirect_slashes = False

@@ -6,7 +6,6 @@ and trusts it by itself. It starts when the scheduler listens, and again if the 
 """
 
 import os
-import signal
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tandem_client.services.handshake import own_names
 from tandem_client.services.programs import RESTARTED, OnLine, kept
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard
+from tandem_contract.stopping import STOP
 
 _PREFIX = "TANDEM_SCHEDULER_"
 _DOOR = ("tokens", "tls_cert")
@@ -101,7 +101,7 @@ class Gateway:
         if is_first:
             self.process.hurry()
         else:
-            self.process.signal(signal.SIGTERM)
+            self.process.signal(STOP)
 
     def _program(self) -> Program | None:
         if not self._address:

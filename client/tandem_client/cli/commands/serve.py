@@ -8,7 +8,6 @@ import asyncio
 import os
 import select
 import shlex
-import signal
 import sys
 import threading
 from collections import deque
@@ -26,8 +25,10 @@ from tandem_client.errors import TandemError
 from tandem_client.services.pair import READY, TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.probe import Probe
 from tandem_client.services.programs import PROGRAMS
+from tandem_contract import stopping
 from tandem_contract.logs import LogFormat, as_json
 from tandem_contract.processes import ServiceEnded
+from tandem_contract.stopping import Asked, StopRequests
 
 _MAX_LINES = 4096
 
@@ -166,6 +167,7 @@ def serve(
     **options: str | None,
 ) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
+    stopping.begin()
     require_programs(PROGRAMS, "tandem serve")
     model, dtype, runtime_dir = (options.pop(name) for name in ("model", "dtype", "runtime_dir"))
     shared = flags(runtime_dir=runtime_dir, log_format=log_format)
@@ -236,19 +238,17 @@ def _shared_memory_has_huge_pages() -> bool:
 
 async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, str]:
     """Serves until a signal comes or a process ends for good; returns the exit code, and the cause or ""."""
-    stop = asyncio.Event()
+    stop, requests = asyncio.Event(), StopRequests()
 
     def on_signal() -> None:
-        if stop.is_set():
+        if requests.announce():
+            say("stopping: new requests are refused, running ones may end; Ctrl-C or SIGTERM again ends them at once")
+            stop.set()
+        elif requests.asked == Asked.STOP_NOW:
             say("stopping now: all requests end")
             pair.stop_now()
-            return
-        say("stopping: new requests are refused, running ones may end; interrupt again to stop now")
-        stop.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    requests.listen_in(asyncio.get_running_loop(), on_signal)
     pair.start()
     announcing = asyncio.create_task(_announce(pair, say))
     try:
@@ -262,7 +262,8 @@ async def _serve(pair: ServicePair, say: Callable[[str], None]) -> tuple[Exit, s
         return code, str(end)
     finally:
         announcing.cancel()
-        await pair.stop(_STOP_SECONDS)
+        for line in await pair.stop(_STOP_SECONDS):
+            say(line)
     return Exit.OK, ""
 
 
