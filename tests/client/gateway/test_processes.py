@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import httpx2 as httpx
 import psutil
@@ -87,9 +88,9 @@ def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> No
             refused = client.post("/v1/completions", json={"prompt": "a"})
             assert (refused.status_code, refused.headers["connection"]) == (503, "close")
             gateway.signal(signal.SIGTERM)
-            with pytest.raises(httpx.RemoteProtocolError):
-                for _ in pieces:
-                    pass
+            # Its service never ends this stream, so the gateway does, and says so where it still can.
+            with suppress(httpx.RemoteProtocolError):
+                assert b'finish_reason":"' not in b"".join(pieces)
         assert gateway.wait() == 0, gateway.output()
     finally:
         gateway.kill()
