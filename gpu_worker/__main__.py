@@ -30,7 +30,7 @@ from gpu_worker.phases import begin_phase, log_phase
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.process.starting import at_low_priority, import_transformers, keep_objects, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
 from tandem_contract.processes import WRONG_SETTINGS
@@ -53,8 +53,9 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 after a signal, 2 for settings and a model that is not served, 1 for other failures."""
+    """Returns the exit code: 0 after a stop in order, 2 for settings and a model that is not served, 1 for others."""
     begun = time.perf_counter()
+    stopping.begin()
     logs.open_closed_streams()
     try:
         settings = PROGRAM.read(arguments, os.environ)
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
         die_with_parent()
     start_log(settings)
+    if settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader:
+        # The leader ends the group in order, also where every process gets the signal.
+        stopping.leave_to_parent()
     try:
         return run(settings, begun, arguments)
     finally:
@@ -84,8 +88,6 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         log.info("tandem %s: worker %d starts with %s", version(), os.getpid(), model)
         choose_allocator()
         serve(settings, folder, begun, ranks)
-    except KeyboardInterrupt:
-        return 130
     except RankLost as error:
         log.warning("this rank ends: %s", error)
         return GROUP_LOST

@@ -39,12 +39,13 @@ from gpu_worker.shared_pool.messages import (
     number,
     pool_id_of,
 )
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
+from tandem_contract.stopping import StopRequests
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -265,6 +266,7 @@ def _user_of(connection: socket.socket) -> User | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves, 2 for settings."""
+    stopping.begin()
     logs.open_closed_streams()
     try:
         settings = PROGRAM.read(arguments, os.environ)
@@ -277,6 +279,7 @@ def main(arguments: Sequence[str]) -> int:
         return _serve(settings)
     finally:
         logs.stop()
+        stopping.end()
 
 
 def _serve(settings: "HolderSettings") -> int:
@@ -288,8 +291,8 @@ def _serve(settings: "HolderSettings") -> int:
     except (HolderRuns, ValueError, OSError) as error:
         log.error("%s", error)
         return WRONG_SETTINGS if isinstance(error, ValueError | PermissionError | NotADirectoryError) else 1
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: holder.stop())
+    # Workers keep what they have of it, and need it no more.
+    StopRequests().listen(holder.stop)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     log.info("holds pools of at most %d MiB for the workers of %s", settings.max_bytes >> 20, settings.runtime_dir)
     holder.serve(wake)

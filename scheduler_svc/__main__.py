@@ -13,9 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from types import FrameType
 
 import zmq
 
@@ -39,11 +37,12 @@ from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
 from scheduler_svc.shell.links import RouterLink, WorkersLink, with_remote
 from scheduler_svc.shell.loop import Loop
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import KEY_NAME
 from tandem_contract.logs import announce
 from tandem_contract.settings import SettingError, refused
+from tandem_contract.stopping import StopRequests
 
 log = logging.getLogger("tandem.core")
 
@@ -55,6 +54,7 @@ _TO_FRONTEND_BYTES = 256 << 20
 
 def main() -> int:
     """Runs the service. Returns 0 after SIGTERM or SIGINT, 2 for invalid settings, 1 for other failures."""
+    stopping.begin()
     logs.open_closed_streams()
     with ExitStack() as stack:
         try:
@@ -78,6 +78,7 @@ def main() -> int:
         log.error("%s", failure)
         return 2 if isinstance(failure, SettingError) or failure.exit_code == 2 else 1
     log.info("stopped")
+    stopping.end()
     return 0
 
 
@@ -135,7 +136,7 @@ class _Service:
         workers = self._link(context, runtime_dir.worker_endpoint, _WORKER_FRAME_BYTES)
         frontends = self._link(context, runtime_dir.frontend_endpoint, _FRONTEND_FRAME_BYTES, _TO_FRONTEND_BYTES)
         runtime_dir.sockets_bound(workers.bind_again, frontends.bind_again)
-        num_stop_requests, wake = self._signals_and_news()
+        stop_requests, wake = self._signals_and_news()
         self._stack.callback(self._children.stop)
         if self._metrics is not None:
             self._metrics.start()
@@ -143,7 +144,7 @@ class _Service:
         log.info("workers connect to %s", runtime_dir.worker_endpoint)
         with self._recordings.guarding(FrontendFailed):
             every = with_remote(workers, self._remote, max_frame_bytes=_WORKER_FRAME_BYTES, stack=self._stack)
-            self._loop(every, frontends, wake).run(num_stop_requests)
+            self._loop(every, frontends, wake).run(stop_requests)
 
     def _loop(self, workers: WorkersLink, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
@@ -191,16 +192,8 @@ class _Service:
         self._stack.callback(link.close)
         return link
 
-    def _signals_and_news(self) -> tuple[Callable[[], int], socket.socket]:
-        """Returns a function that counts SIGTERM and SIGINT, and a socket.
-
-        Each signal makes the socket readable, and so do news of the front ends' processes.
-        """
-        num_signals = 0
-
-        def on_signal(signum: int, frame: FrameType | None) -> None:
-            nonlocal num_signals
-            num_signals += 1
+    def _signals_and_news(self) -> tuple[StopRequests, socket.socket]:
+        """Returns who asked for a stop, and a socket: a signal makes it readable, and news of the front ends do."""
 
         def on_news() -> None:
             # What the loop has not read yet wakes it too; after its end, threads of processes still call this.
@@ -212,12 +205,12 @@ class _Service:
         woken.setblocking(False)
         for end in (wake, woken):
             self._stack.callback(end.close)
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, on_signal)
+        requests = StopRequests()
+        requests.listen()
         signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
         self._stack.callback(signal.set_wakeup_fd, -1)
         self._children.wake_with(on_news)
-        return lambda: num_signals, wake
+        return requests, wake
 
 
 def _front_end_settings(settings: SchedulerSettings, runtime_dir: RuntimeDir, tls: TlsFiles | None) -> FrontEndSettings:

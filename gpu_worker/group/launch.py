@@ -10,6 +10,7 @@ import errno
 import fcntl
 import ipaddress
 import logging
+import math
 import os
 import re
 import signal
@@ -39,14 +40,13 @@ from tandem_contract.processes import (
     run_async,
 )
 from tandem_contract.settings import SettingError
+from tandem_contract.stopping import Asked, StopRequests, is_stop
 
 if TYPE_CHECKING:
     from gpu_worker.group.meeting import Place
 
 log = logging.getLogger(__name__)
 
-# For ranks that are asked to end.
-_STOP_SECONDS = 5.0
 # It does not know when they serve.
 _POLICY = Policy(
     first_pause_seconds=0.1, steady_seconds=60.0, steady_from_start=True, steady_at_once=False,
@@ -174,8 +174,17 @@ def launch(size: int, arguments: Sequence[str], meeting: Meeting, program: str =
 
 
 async def _run(supervisor: Supervisor) -> int:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, supervisor.stop, _STOP_SECONDS)
+    requests = StopRequests()
+
+    def on_signal() -> None:
+        if requests.announce():
+            log.info("stopping: the leader ends the group in order; a second signal ends it at once")
+            # The leader knows how long the scheduler needs it.
+            supervisor.stop(math.inf)
+        elif requests.asked == Asked.STOP_NOW:
+            supervisor.kill()
+
+    requests.listen_in(asyncio.get_running_loop(), on_signal)
     try:
         await run_async(supervisor)
     except ServiceEnded as error:
@@ -267,7 +276,7 @@ class _Ranks:
         if any(ends) and not self._is_lost:
             for rank, child in enumerate(self._children, self._first):
                 # A rank that the kernel kills because memory ran out says nothing.
-                if child.end is not None and child.end < 0 and child.end != -signal.SIGTERM:
+                if child.end is not None and child.end < 0 and not is_stop(child.end):
                     log.warning("rank %d %s", rank, child.how_it_ended())
             self.lose()
         if None not in ends:

@@ -6,7 +6,6 @@ the leader. It ends when the leader says so; `pulse` ends it if the leader is lo
 """
 
 import logging
-import signal
 import time
 from contextlib import suppress
 
@@ -129,8 +128,6 @@ class Follower:
 
     def serve(self) -> None:
         """Follows until the leader says STOP. Raises fatal exceptions of the runner."""
-        # At a terminal all ranks get the signal; the leader ends the group in order.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._pulse.start()
         log.info("ready: this rank follows rank 0 of %d", self._size)
         while True:

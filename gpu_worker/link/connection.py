@@ -1,25 +1,28 @@
 """One connection to a scheduler: a DEALER, its limits, and what ends a wait for its frames.
 
-Such are the monitor, which reports when the connection begins and ends, and SIGTERM and SIGINT, because a signal does
-not end a poll. Owns these sockets, and both handlers while in use. A connection never opens again after it ended,
-because libzmq does not reconnect a DEALER after a frame above MAXMSGSIZE; the link replaces this object, with a new
-routing id each time. Knows nothing of messages.
+Such are the monitor, which reports when the connection begins and ends, and the signals that ask for a stop, because a
+signal does not end a poll. Owns these sockets, and the handlers while in use. A connection never opens again after it
+ended, because libzmq does not reconnect a DEALER after a frame above MAXMSGSIZE; the link replaces this object, with a
+new routing id each time. Knows nothing of messages.
 """
 
+import logging
 import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import zmq
 import zmq.utils.monitor
 
 from gpu_worker.link.remote import CurveKeys
+from tandem_contract.stopping import STOP, STOP_NOW, Asked, StopRequests, stop_signals
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+log = logging.getLogger(__name__)
+
 # There are a few to a few thousand plans and results per second; a longer queue means that the peer is gone.
 HIGH_WATER_MARK = 64
 MAX_FRAME_BYTES = 64 << 20
@@ -32,29 +35,42 @@ _FAILED_HANDSHAKES = (
 
 @contextmanager
 def signals_wake(stop: Callable[[], None]) -> Iterator[socket.socket]:
-    """SIGTERM and SIGINT call `stop` and make the yielded socket readable, so that a poll returns.
+    """A signal that asks for a stop calls `stop` and makes the yielded socket readable, so that a poll returns.
 
-    The second of these signals ends the process at once, with the status of that signal.
+    A thread hears it also while the main thread loads weights or compiles. Asked to stop now, the process ends at once,
+    with the status that a shell gives for that signal.
     """
-
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        for number in _NUMBERS:
-            signal.signal(number, signal.SIG_DFL)
-        stop()
-
-    wake, woken = socket.socketpair()
-    wake.setblocking(False)
-    woken.setblocking(False)
-    previous_fd = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, on_signal) for number in _NUMBERS}
+    (wake, waker), (heard, hears) = socket.socketpair(), socket.socketpair()
+    for end in (wake, waker, hears):
+        end.setblocking(False)
+    thread = threading.Thread(target=_hear, args=(heard, stop, waker), name="signals", daemon=True)
+    previous_fd = signal.set_wakeup_fd(hears.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
+    thread.start()
     try:
         yield wake
     finally:
         signal.set_wakeup_fd(previous_fd)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        wake.close()
-        woken.close()
+        for number in set(previous) - {STOP, STOP_NOW}:
+            signal.signal(number, previous[number])
+        hears.close()
+        thread.join()
+        for end in (wake, waker, heard):
+            end.close()
+
+
+def _hear(heard: socket.socket, stop: Callable[[], None], waker: socket.socket) -> None:
+    """Reads the numbers of signals from their socket until its other end is closed."""
+    requests = StopRequests()
+    while numbers := heard.recv(64):
+        for number in sorted(set(numbers) & set(stop_signals())):
+            requests.heard(number)
+            if requests.asked == Asked.STOP_NOW:
+                os._exit(128 + number)
+        if requests.announce():
+            log.info("stopping: the scheduler moves this worker's requests; a second signal ends this worker at once")
+            stop()
+            waker.send(b"\0")
 
 
 class Connection:

@@ -35,6 +35,8 @@ _JOIN_RETRY_SECONDS = 0.02
 # While a constraint is prepared: its answer comes from another process.
 _PREPARING_SECONDS = 2e-3
 REFUSED_RETRY_SECONDS = 0.5
+# A worker that was asked to stop leaves by itself if its scheduler says nothing for so long.
+_SILENT_SECONDS = 5.0
 _LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
 _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
@@ -135,9 +137,12 @@ class Reconnects:
         if is_worth_a_line(self.num_ended):
             times = f" {self.num_ended} times before a step succeeded" if self.num_ended > 1 else ""
             cause = f": {why}" if why else ""
-            log.warning(
-                "the connection to the scheduler ended%s%s; waiting for a scheduler at %s", times, cause, self.endpoint
-            )
+            # A scheduler that is stopped or replaced ends the connection too.
+            level = logging.WARNING if times or cause else logging.INFO
+            log.log(
+                level, "the connection to the scheduler ended%s%s; waiting for a scheduler at %s",
+                times, cause, self.endpoint,
+            )  # fmt: skip
         if self.num_ended == 1:
             return 0.0
         return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.num_ended, 16), _LAST_PAUSE_SECONDS)
@@ -190,7 +195,10 @@ class Link:
         self._join_at: float | None = 0.0
         self._joined = False
         self._last_sent = 0.0
-        self._stopping = False
+        # Asked to stop, it computes until it is dismissed: rows that no other worker takes may need it.
+        self._is_asked = self._is_dismissed = False
+        # When the scheduler, told of that, has last sent something; None: it was not told.
+        self._heard_at: float | None = None
         # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
         self._ready = ReadyLines(endpoint if curve else "")
@@ -199,14 +207,14 @@ class Link:
         self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:
-        """Serves until a signal.
+        """Serves until a signal, after which the scheduler lets the worker go, or until it is dismissed.
 
         Raises JoinRefused, ValueError for a key that cannot be trusted, and fatal exceptions of the runner.
         """
         with signals_wake(self._stop) as wake:
             poller = self._connection.poller(wake)
             try:
-                while not self._stopping:
+                while not self._is_over():
                     if self._connection.has_ended:
                         self._connect_again()
                         poller = self._connection.poller(wake)
@@ -217,7 +225,6 @@ class Link:
                     self._send_done()
                     if self._runner.num_in_flight:
                         time.sleep(_BUSY_POLL_SECONDS)
-                log.info("the worker stops; a second signal ends it at once")
             finally:
                 # Leave is also sent when the device is lost, so that the scheduler resets the lane at once.
                 self._send(pb.WorkerToCore(leave=pb.Leave()).SerializeToString())
@@ -226,7 +233,18 @@ class Link:
                 self._context.term()
 
     def _stop(self) -> None:
-        self._stopping = True  # `serve` logs: the handler of a signal interrupts any line, also one of the log
+        self._is_asked = True  # by another thread
+
+    def _is_over(self) -> bool:
+        """Whether the worker ends now. Tells the scheduler that it was asked to stop."""
+        if self._is_dismissed or not self._is_asked:
+            return self._is_dismissed
+        if not self._joined or self._connection.has_ended:
+            return True
+        now = time.monotonic()
+        if self._heard_at is None and self._send(pb.WorkerToCore(stops=pb.Stops()).SerializeToString()):
+            self._heard_at = now
+        return self._heard_at is not None and now > self._heard_at + _SILENT_SECONDS
 
     def _wait(self, poller: zmq.Poller) -> None:
         constraints, is_open = self._runner.constraints, self._connection.is_open
@@ -244,7 +262,7 @@ class Link:
         self._last_problem = ""
         until = time.monotonic() + self._reconnects.ended(self._connection.refusal)
         # A signal ends the pause early.
-        while not self._stopping and (left := until - time.monotonic()) > 0:
+        while not self._is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, FIRST_PAUSE_SECONDS))
         self._connection = Connection(self._context, self._endpoint, self._curve)
 
@@ -294,6 +312,8 @@ class Link:
         while self._runner.num_in_flight < self._max_in_flight:
             if (frame := self._connection.receive()) is None:
                 return
+            if self._heard_at is not None:
+                self._heard_at = time.monotonic()
             if not frame:
                 continue  # an empty frame is the scheduler's probe of the connection
             try:
@@ -338,7 +358,7 @@ class Link:
             self._load_weights(message.load_weights)
         elif kind == "dismissed":
             log.info("the scheduler has drained this worker; it ends")
-            self._stopping = True
+            self._is_dismissed = True
 
     def _load_weights(self, order: pb.LoadWeights) -> None:
         """Loads the weights, and answers. Later Joins name the version. Passes on fatal errors."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_group
 from tandem_contract.needed import NeededThread
+from tandem_contract.stopping import kept_from_children
 
 # Of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
@@ -165,7 +166,8 @@ class _Life:
             if not self._is_wanted:
                 return
             try:
-                process = self._popen(self._theirs.fileno())
+                with kept_from_children():
+                    process = self._popen(self._theirs.fileno())
             except OSError as error:
                 self._failure = error
                 return

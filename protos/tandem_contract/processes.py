@@ -25,6 +25,7 @@ from typing import Protocol
 
 from tandem_contract.child import Child, Program
 from tandem_contract.logs import last_line
+from tandem_contract.stopping import STOP, STOP_NOW, is_stop
 
 # The exit code of all programs for wrong settings.
 WRONG_SETTINGS = 2
@@ -87,6 +88,10 @@ class GiveUp:
     in_order: bool = False
 
 
+_DRAINED = GiveUp(" because it was drained", in_order=True)
+_STOPPED = GiveUp(" because it was stopped", in_order=True)
+
+
 class Restart:
     """Applies a policy to the ends of one process."""
 
@@ -108,7 +113,10 @@ class Restart:
         policy = self.policy
         if status == 0 and (ever_served or policy.each_alone) and policy.on_zero != OnZero.CRASH:
             self._begin_anew()
-            return GiveUp(" because it was drained", in_order=True) if policy.on_zero == OnZero.WANTED else 0.0
+            return _DRAINED if policy.on_zero == OnZero.WANTED else 0.0
+        if not ever_served and is_stop(status):
+            # Somebody stopped it during its start, so nothing is known against it.
+            return _STOPPED if policy.on_zero == OnZero.WANTED else self._next_pause()
         has_served = served_seconds > 0 if policy.each_alone else ever_served
         if not has_served and status in policy.final:
             return GiveUp("", wrong_settings=True)
@@ -292,8 +300,12 @@ class Supervisor:
         self._ask(lambda: self._stop(None))
 
     def stop(self, grace_seconds: float) -> None:
-        """Asks the process to end, kills it after the grace, and starts no other."""
+        """Asks the process to end in order, kills it after the grace, and starts no other."""
         self._ask(lambda: self._stop(grace_seconds))
+
+    def stop_now(self) -> None:
+        """Asks the process that runs to end at once, without a start of another one if `stop` was called."""
+        self.signal(STOP_NOW)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process that runs, at once."""
@@ -391,7 +403,7 @@ class Supervisor:
     def _on_end(self, now: float, status: int, how: str) -> None:
         self._life, self.pid = None, 0
         served_at = min(now, self._served_at)
-        then: float | GiveUp = GiveUp(" because it was stopped", in_order=True)
+        then: float | GiveUp = _STOPPED
         if self._kill_at is None:
             then = self._restart.decide(
                 at=now,
@@ -413,7 +425,7 @@ class Supervisor:
             return
         self._kill_at = self._clock() + grace_seconds
         if self._life is not None:
-            self._life.signal(signal.SIGTERM)
+            self._life.signal(STOP)
 
     def _end_pause(self) -> None:
         self._start_at = -math.inf

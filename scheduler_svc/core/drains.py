@@ -7,6 +7,10 @@ dies. It remembers nothing after its end.
 answered, and the worker ends; the standby worker then continues all rows from their pages. Otherwise rows are released
 a few at a time, and other workers compute their tokens again while the remaining rows go on. A row that no other worker
 can hold, or has room for, stays and runs.
+
+**A worker that was asked to stop** is drained by its own wish. What no other worker can take goes on there for
+`STAY_SECONDS` and then waits for one. If the service stops meanwhile, the wish waits until it has stopped: who stops
+all processes at once asks the worker and the scheduler in any order, and the service's rows need their worker.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,6 +33,8 @@ from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
 """A worker that was told to end ends within this time, or its lane is closed."""
+STAY_SECONDS = 2.0
+"""How long the rows of a worker that was asked to stop go on there if no other worker takes them."""
 
 
 def _is_last(lane: Lane, lanes: Lanes) -> bool:
@@ -154,6 +160,8 @@ class _Drain:
     lane_number: int
     began_at: float
     ends_at: float | None
+    is_wished: bool = False
+    """Whether only the worker has asked for it."""
     state: DrainState = DrainState.DRAINING
     detail: str = ""
     moving: list[Request] = field(default_factory=list[Request])
@@ -215,23 +223,50 @@ class Drains:
                     "first, set force to let its requests end there while new ones wait, or drain the service"
                 )
                 return [_refused(event, fx.RejectCode.INVALID, message)]
-            drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
-            self._drains[lane.worker] = drain
-            # No further request starts on the lane. Callers see the sizes of the other workers from now on.
-            self._lanes.leaving[lane.worker] = Leaving()
-            if lane.serves:
-                self._lanes.worker_infos.worker_left(lane.info, now)
-                self._lanes.serving_changed()
+            drain = self._drain_worker(lane, now)
+        drain.is_wished = False
         if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
             drain.ends_at = ends_at
         drain.watchers.each.add(watcher)
         return []
+
+    def worker_stops(self, event: ev.WorkerStops, now: float) -> list[fx.Effect]:
+        """Begins the drain that a worker wishes which was asked to stop; while the service stops, none."""
+        lane = self._lanes.by_worker.get(event.worker)
+        if lane is None or lane.worker in self._drains:
+            return []
+        if self.is_stopping:
+            message = f"worker {lane.worker} was asked to stop too; it stays until the service has stopped"
+            return [fx.News(message=message)]
+        drain = self._drain_worker(lane, now)
+        drain.is_wished, drain.ends_at = True, now + STAY_SECONDS
+        then = f"those that no other worker takes within {STAY_SECONDS:g} s wait for one"
+        return [fx.News(message=f"worker {lane.worker} was asked to stop: its requests move; {then}")]
+
+    def _drain_worker(self, lane: Lane, now: float) -> _Drain:
+        drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
+        self._drains[lane.worker] = drain
+        # No further request starts on the lane. Callers see the sizes of the other workers from now on.
+        self._lanes.leaving[lane.worker] = Leaving()
+        if lane.serves:
+            self._lanes.worker_infos.worker_left(lane.info, now)
+            self._lanes.serving_changed()
+        return drain
+
+    def _put_wishes_off(self) -> None:
+        """Lets workers that were asked to stop serve again, except those that were told to end."""
+        for drain in list(self._drains.values()):
+            if drain.is_wished and drain.state is DrainState.DRAINING:
+                del self._drains[drain.worker]
+                if self._lanes.leaving.pop(drain.worker, None) is not None:
+                    self._lanes.serving_changed()
 
     def stop(self, now: float) -> list[fx.Effect]:
         """Stops the service: new requests are rejected."""
         if self.is_stopping:
             return []
         self.is_stopping = True
+        self._put_wishes_off()
         detail = "new requests are refused, the others may end"
         self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
@@ -289,12 +324,13 @@ class Drains:
                 return []
             # It does not end, perhaps because it hangs. It has no request.
             drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
-            return self._lanes.close(lane.worker, "it was drained", now, ResetCause.DRAINED, is_death=False)
+            return self._close(lane, "it was drained", now, is_orderly=True)
         if is_late:
             rows = lane.rows.num_seated
             drain.state = DrainState.TIME_LIMIT
             drain.detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
-            closed = self._lanes.close(lane.worker, "its drain took too long", now, ResetCause.DRAINED, is_death=False)
+            reason = "it stops" if drain.is_wished else "its drain took too long"
+            closed = self._close(lane, reason, now, is_orderly=drain.is_wished)
             return [fx.DismissWorker(worker=lane.worker), *closed]
         drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
         effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
@@ -306,6 +342,10 @@ class Drains:
             drain.moved += lane.rows.num_seated
         drain.detail = _detail_of(lane, self._lanes)
         return effects
+
+    def _close(self, lane: Lane, reason: str, now: float, *, is_orderly: bool) -> list[fx.Effect]:
+        drained = ResetCause.DRAINED
+        return self._lanes.close(lane.worker, reason, now, drained, is_death=False, is_orderly=is_orderly)
 
     def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
         watchers = drain.watchers.due(drain.state, self._frontends, now)

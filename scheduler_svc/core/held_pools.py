@@ -160,4 +160,4 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
         return [accepted]
     labels = kept.labels
     lane.pool.restore(labels.pages.tolist(), labels.hashes, labels.tokens)
-    return [accepted, fx.Note(message=f"worker {lane.worker} has kept {lane.pool.num_cached} pages")]
+    return [accepted, fx.News(message=f"worker {lane.worker} has kept {lane.pool.num_cached} pages")]

@@ -290,7 +290,7 @@ class Lanes:
         self.held_pools.hand_over(lane, now)
         self._was_seated = True
         self.serving_changed()
-        note = fx.Note(message=f"worker {lane.worker}, which was on standby, serves now")
+        note = fx.News(message=f"worker {lane.worker}, which was on standby, serves now")
         return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
@@ -307,15 +307,18 @@ class Lanes:
         compute_us: int = 0,
         *,
         is_death: bool = True,
+        is_orderly: bool = False,
         seats: bool = True,
     ) -> list[fx.Effect]:
         """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop.
 
-        If `seats`, a standby worker gets the seat of a worker that served, or of the last one that was seated.
+        `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
+        worker gets the seat of a worker that served, or of the last one that was seated.
         """
         lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
         was_dismissed = leaving is not None and leaving.is_dismissed
         is_death &= not was_dismissed
+        is_orderly |= was_dismissed
         end = "was drained" if was_dismissed else f"was lost: {reason}"
         self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
@@ -327,9 +330,12 @@ class Lanes:
         if is_death and (lane.serves or not self.serving):
             self.crash_loop.died(reason, now, in_trial=in_trial)
         if not lane.is_seated:
-            return [fx.Note(message=f"worker {worker} lost: {reason}; it was on standby")]
+            message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
+            return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
         pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
-        effects = self.reset(lane, f"worker {worker} lost: {reason}", now, cause, compute_us, keep_pages=bool(pool_id))
+        gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
+        keeps = bool(pool_id)
+        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=keeps, is_orderly=is_orderly)
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
             self.last_loss = now, reason
@@ -351,7 +357,15 @@ class Lanes:
         return [*effects, *refused_for_good(lane.worker, difference)]
 
     def reset(
-        self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int, *, keep_pages: bool
+        self,
+        lane: Lane,
+        reason: str,
+        now: float,
+        cause: ResetCause,
+        compute_us: int,
+        *,
+        keep_pages: bool,
+        is_orderly: bool = False,
     ) -> list[fx.Effect]:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
@@ -366,7 +380,8 @@ class Lanes:
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
-        effects: list[fx.Effect] = [fx.Note(message=f"{reason}; {len(requests)} requests go back to the queue")]
+        message = f"{reason}; {len(requests)} requests go back to the queue"
+        effects: list[fx.Effect] = [fx.News(message=message) if is_orderly else fx.Note(message=message)]
         return effects + (self.report(lane, now, void, cause=cause, compute_us=compute_us) if lane.is_seated else [])
 
     def reset_or_refuse(

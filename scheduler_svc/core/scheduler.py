@@ -85,6 +85,7 @@ class Scheduler:
             ev.FrontendLost: lambda event, now: self._drop_frontend(event.frontend, now),
             ev.WorkerJoined: self._lanes.join,
             ev.WorkerLost: self._on_worker_lost,
+            ev.WorkerStops: self.drains.worker_stops,
             ev.WorkerAlive: lambda event, now: faults.heard(self._lanes, event, now),
             ev.StepDone: self._on_step_done,
             ev.ConstraintReady: self.preparations.answered,
@@ -258,7 +259,8 @@ class Scheduler:
     def _on_worker_lost(self, event: ev.WorkerLost, now: float) -> list[fx.Effect]:
         if event.worker not in self.lanes:
             return []
-        return self._lanes.close(event.worker, event.reason, now, is_death=not event.is_orderly)
+        is_orderly = event.is_orderly
+        return self._lanes.close(event.worker, event.reason, now, is_death=not is_orderly, is_orderly=is_orderly)
 
     def _on_workers_changed(self, now: float) -> list[fx.Effect]:
         """Updates the waits of all requests and announces the model, after the known workers changed."""

@@ -62,7 +62,7 @@ def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) ->
         lane.pages.evict_all()
         lane.pages.labels.forget()
         return [
-            fx.Note(message=f"worker {lane.worker} has weights {weights.version!r}; {len(requests)} requests go on")
+            fx.News(message=f"worker {lane.worker} has weights {weights.version!r}; {len(requests)} requests go on")
         ]
     if running is Running.ABORT:
         for request in requests:

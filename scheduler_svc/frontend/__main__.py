@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from scheduler_svc.frontend.grpc_tuning import event_loop
 from scheduler_svc.processes.frontends import ALIVE, FAILED, READY, FrontEndSettings
 from scheduler_svc.recording import flight_files
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.logs import escaped
 from tandem_contract.needed import needed_task
@@ -35,10 +35,11 @@ ALIVE_SECONDS = 1.0
 
 
 def main() -> int:
-    """Serves until SIGTERM or the parent's end. Returns the exit code: 2 if another start cannot help."""
+    """Serves until a stop is asked for, or the parent's end. Returns the exit code: 2 if another start cannot help."""
     if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
         print("the scheduler service starts this program; its only argument is a pipe with settings", file=sys.stderr)
         return 0 if sys.argv[1:] == ["--help"] else 2
+    stopping.begin()
     try:
         settings = _settings(int(sys.argv[1]))
         die_with_parent()
@@ -53,6 +54,7 @@ def main() -> int:
     except Exception as error:
         log.exception("the front end failed")
         return _fail(f"{type(error).__name__}: {error}", 1)
+    stopping.end()
     return 0
 
 
@@ -70,7 +72,7 @@ def _settings(pipe: int) -> FrontEndSettings:
 
 
 def serve(settings: FrontEndSettings) -> None:
-    """Serves until SIGTERM. Raises CannotServeError if the address cannot be used."""
+    """Serves until a stop is asked for. Raises CannotServeError if the address cannot be used."""
     # Silences gRPC's C library, which writes its own lines to stderr.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Each thread processes one text at a time. The library reads this when the tokenizer is first used.

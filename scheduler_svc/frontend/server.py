@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import grpc
@@ -36,6 +37,7 @@ from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 from scheduler_svc.processes.frontends import FrontEndSettings
+from tandem_contract.stopping import STOP, leave_to_parent
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class HealthListener:
 SWEEP_SECONDS = 1.0
 # The grace for what remains after the last stream has ended: health watches and answers that are being sent.
 STOP_SECONDS = 0.5
+_MOMENT_SECONDS = 0.25
 
 
 class FrontEnd:
@@ -138,7 +141,11 @@ class FrontEnd:
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
-        self._stop = asyncio.Event()
+        # Set when it shall end: with its streams, or after so many seconds.
+        self._stop, self._grace_seconds = asyncio.Event(), settings.grace_seconds
+        self._core_drains = False
+        # Ends this front end alone, because it got a signal that is not its parent's.
+        self._leaving: asyncio.Task[None] | None = None
         # The newest model state that is not loaded yet: workers of other sizes may join while one is loaded.
         self._next_state: frontend_pb2.ModelState | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -165,24 +172,48 @@ class FrontEnd:
             await asyncio.gather(*(one.stop(STOP_SECONDS) for one in (self._server, self._probes) if one is not None))
             self._report()
             self._readiness.lose_core()
-            for task in (link, sweep, stop):
+            tasks = [task for task in (link, sweep, stop, self._leaving) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(link, sweep, stop, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._constraints.close()
 
     def stop(self) -> None:
         """Takes no more requests, and ends when the running ones have ended or the grace period is over."""
         if not self._stop.is_set():
-            logger.info(
-                "stopping: %d streams may run for %g s more", self._streams.num_open, self._settings.grace_seconds
-            )
-        self._readiness.drain()
+            self._refuse(self._grace_seconds)
         self._stop.set()
 
     def stop_on_signals(self) -> None:
-        """Stops on SIGTERM. Ignores SIGINT, which a terminal sends to parent and child; the parent handles it."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """Stops when the parent asks for it, and on SIGTERM. A terminal's SIGINT is the parent's business alone."""
+        loop = asyncio.get_running_loop()
+        leave_to_parent()
+        loop.add_signal_handler(STOP, self.stop)
+        loop.add_signal_handler(signal.SIGTERM, self._leave)
+
+    def _leave(self) -> None:
+        """Somebody asks this process alone to stop, or every process of the service."""
+        if self._leaving is None and not self._core_drains and not self._stop.is_set():
+            self._refuse(self._grace_seconds)
+            self._leaving = asyncio.create_task(self._stop_alone())
+
+    async def _stop_alone(self) -> None:
+        """Stops when the streams have ended, unless the core drains too: then the parent says when to stop."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._grace_seconds
+        # The core may have got the same signal, and says so in a moment.
+        await asyncio.sleep(_MOMENT_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_at):
+                await self._streams.wait_idle()
+        if not self._core_drains:
+            self._grace_seconds = max(0.0, ends_at - loop.time())
+            self._stop.set()
+
+    def _refuse(self, seconds: float) -> None:
+        num = self._streams.num_open
+        logger.info("stopping: new requests are refused; %d streams have at most %g s to end", num, seconds)
+        self._readiness.drain()
 
     def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
         """Passes a message of the core to the part that handles it."""
@@ -216,6 +247,7 @@ class FrontEnd:
                     self._on_message(one)
             case "draining":
                 logger.info("the core is shutting down: no new requests")
+                self._core_drains = True
                 self._readiness.drain()
             case _:
                 logger.error("the core sent a message that this front end does not know")
@@ -271,7 +303,7 @@ class FrontEnd:
     async def _wait_until_drained(self) -> None:
         await self._stop.wait()
         try:
-            async with asyncio.timeout(self._settings.grace_seconds):
+            async with asyncio.timeout(self._grace_seconds):
                 await self._streams.wait_idle()
         except TimeoutError:
             logger.warning("the grace period ended while %d streams were open", self._streams.num_open)

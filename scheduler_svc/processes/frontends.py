@@ -23,6 +23,7 @@ from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenEr
 from tandem_contract.child import Program, python
 from tandem_contract.logs import LogFormat, announce
 from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
+from tandem_contract.stopping import is_stop
 
 log = logging.getLogger("tandem.core")
 
@@ -170,7 +171,10 @@ class _FrontEnd:
             before = " before it listened" if was_started else ""
             raise FrontendFailed(f"{self.name} {how}{before}{cause}", ended.status)
         next_one = " and is restarted" if was_started else "; the next attempt is"
-        log.warning("%s %s%s in %g s%s", self.name, how, next_one, ended.then, cause)
+        # Somebody asked this one alone to stop.
+        is_asked = ended.status == 0 or is_stop(ended.status)
+        level = logging.INFO if was_started and is_asked else logging.WARNING
+        log.log(level, "%s %s%s in %g s%s", self.name, how, next_one, ended.then, cause)
 
 
 class FrontendProcesses:

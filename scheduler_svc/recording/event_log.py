@@ -73,6 +73,7 @@ TAGS: dict[type[Any], bytes] = {
     DrainReport: b"drain",
     fx.DrainRefused: b"drain refused",
     fx.Note: b"note",
+    fx.News: b"news",
     StepReport: b"step",
     Resumed: b"resumed",
     Replaced: b"replaced",
@@ -126,7 +127,7 @@ class EffectsDigest:
         return repr(value.value if isinstance(value, Enum) else value)
 
 
-NAMES_OF_VERSION_5: dict[type[Any], str] = {}
+NAMES_OF_VERSION_5: dict[type[Any], str] = {fx.News: "Note"}
 """What classes and enums that were renamed since were called in version 5."""
 
 

@@ -69,7 +69,9 @@ def catch_fatal_signals(path: Path, process: str) -> None:
 
     def forget() -> None:
         faulthandler.disable()
-        file.close()
+        # A process that ends says nothing of a file that is empty, whatever closed it.
+        with contextlib.suppress(OSError):
+            file.close()
         with contextlib.suppress(OSError):
             name.unlink()
 

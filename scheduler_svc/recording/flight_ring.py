@@ -73,6 +73,7 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
         "worker_joined", "worker pid pages rows device", **_SIZES, device=lambda one: one.info.device[:MAX_TEXT]
     ),
     ev.WorkerLost: _form("worker_lost", "worker reason is_orderly", reason=_text("reason")),
+    ev.WorkerStops: _form("worker_stops", "worker"),
     ev.Paused: _form("paused", "seconds"),
     ev.DrainStarted: _form("drain_started", ""),
     ev.DrainEnded: _form("drain_ended", ""),
@@ -96,6 +97,7 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
     fx.PrepareConstraint: _form("prepare_constraint", "worker hash bytes", hash=_hash, bytes=_size("source")),
     fx.DropConstraint: _form("drop_constraint", "worker hash", hash=_hash),
     fx.Note: _form("note", "message", message=_text("message")),
+    fx.News: _form("news", "message", message=_text("message")),
     Resumed: _form("resumed", "frontend stream request_id"),
     fx.Replaced: _form("replaced", "frontend stream"),
 }

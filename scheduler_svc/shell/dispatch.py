@@ -172,6 +172,8 @@ class EffectDispatcher:
                     self.worker_processes.kill(effect.worker)
                 case fx.Note():
                     log.warning("%s", effect.message)
+                case fx.News():
+                    log.info("%s", effect.message)
                 case StepReport():
                     reports.append(effect)
                 case fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):

@@ -30,6 +30,7 @@ from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
 from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import tenants as tenants_wire
+from tandem_contract.stopping import Asked, StopRequests
 
 log = logging.getLogger("tandem.core")
 
@@ -38,38 +39,40 @@ _FAREWELL_SECONDS, _SHORT_FAREWELL_SECONDS = 5.0, 0.5
 
 
 class Stop:
-    """The first signal, or the drain of the service by an operator, begins the stop. The second signal ends it now."""
+    """Begins when somebody asks for it, or an operator drains the service. Asked to stop now, it is over at once."""
 
     def __init__(self, core: Scheduler, grace_seconds: float) -> None:
         self._core = core
         self._grace_seconds = grace_seconds
         self._farewell_seconds = _FAREWELL_SECONDS
-        self._num_seen = 0
+        self._is_now = False
         self.deadline: float | None = None
         """When the live requests end; None before the stop has begun."""
 
     @property
     def has_begun(self) -> bool:
         """Whether the service takes no more requests."""
-        return self._num_seen > 0
+        return self.deadline is not None
 
-    def begins(self, num_signals: int) -> bool:
+    def begins(self, requests: StopRequests) -> bool:
         """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
-        drains, before = self._core.drains, self._num_seen
-        # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
-        self._num_seen = max(num_signals, int(drains.is_stop_wanted))
-        now = time.monotonic()
-        if not before and self._num_seen:
-            self.deadline = drains.stop_at or now + self._grace_seconds
-            seconds = self.deadline - now
-            log.info("stopping: new requests are refused, %d have %.3g s to end", len(self._core.queue), seconds)
-            log.info("a second signal stops the service now")
-        if self._num_seen > 1 and before < 2:
-            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
-            self.deadline, self._farewell_seconds = now, _SHORT_FAREWELL_SECONDS
+        drains, now, is_first = self._core.drains, time.monotonic(), False
+        if self.deadline is None and (requests.asked or drains.is_stop_wanted):
+            is_first, self.deadline = True, drains.stop_at or now + self._grace_seconds
         if drains.stop_at is not None and self.deadline is not None:
             self.deadline = min(self.deadline, drains.stop_at)
-        return self._num_seen > 0 and not before
+        if self.deadline is not None and not self._is_now and (requests.announce() or is_first):
+            left, seconds = len(self._core.queue), max(0.0, self.deadline - now)
+            # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
+            second = "a second signal ends" if requests.asked else "one signal changes nothing, a second one ends"
+            log.info(
+                "stopping: new requests are refused; %d running ones have at most %.4g s to end; %s them at once",
+                *(left, seconds, second),
+            )
+        if requests.asked == Asked.STOP_NOW and not self._is_now:
+            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
+            self.deadline, self._farewell_seconds, self._is_now = now, _SHORT_FAREWELL_SECONDS, True
+        return is_first
 
     def is_over(self, *, with_farewell: bool) -> bool:
         """Returns whether the live requests must end; or whether the front ends have had time for the last answers."""
@@ -150,8 +153,8 @@ class Loop:
         for fd in (*(fd for link in links for fd in (*link.fds, *link.monitor_fds)), wake.fileno()):
             self._poller.register(fd, select.POLLIN)
 
-    def run(self, num_stop_requests: Callable[[], int]) -> None:
-        """Runs turns. The first stop request drains the service, the second ends it at once."""
+    def run(self, stop_requests: StopRequests) -> None:
+        """Runs turns until the service has stopped."""
         self._dispatcher.dispatch(self._tenants_changed())
         if self._journal is not None:
             restored = self._journal.restore(self._handle, time.monotonic())
@@ -164,6 +167,8 @@ class Loop:
                 # Perhaps of a front end's process, whose line would otherwise wait for the next event.
                 self._watch_at = 0.0
             now = time.monotonic()
+            # Before anything that another process has done which got the same signal.
+            effects = self._begin_stop(stop_requests)
             self._find_lost_peers(readable, now)
             if now >= self._watch_at:
                 self._watch_at = now + _WATCH_SECONDS
@@ -171,14 +176,13 @@ class Loop:
             if is_check := now >= self._next_check_at:
                 self._next_check_at = now + _CHECK_SECONDS
                 self._check(now)
-            effects = self._excuse_workers(now - turned_at)
+            effects += self._excuse_workers(now - turned_at)
             turned_at = now
             if self._tokens is not None and is_check and self._tokens.poll():
                 effects += self._tenants_changed()
                 self._inbound.send_tenants(list(self._core.frontends))
             effects += self._inbound.receive()
-            if self._stop.begins(num_stop_requests()):
-                effects += self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
+            effects += self._begin_stop(stop_requests)
             if self._stop.is_over(with_farewell=False):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
@@ -195,6 +199,11 @@ class Loop:
             has_work = len(self._core.queue) or self._dispatcher.lost_peers
             if self._stop.has_begun and not has_work and self._is_over():
                 return
+
+    def _begin_stop(self, requests: StopRequests) -> list[fx.Effect]:
+        if not self._stop.begins(requests):
+            return []
+        return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
         """Passes an event to the core now, and records it before. `entry` has the event's fields in record.proto."""

@@ -44,6 +44,8 @@ def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
             return ev.WorkerAlive(worker=worker, num_in_flight=beat.num_in_flight, done=done)
         case "leave":
             return ev.WorkerLost(worker=worker, reason="it stops", is_orderly=True)
+        case "stops":
+            return ev.WorkerStops(worker=worker)
         case "result":
             return _step_done(message.result, worker)
         case "constraint_ready":

@@ -9,6 +9,7 @@ from tests.architecture.source import PROGRAMS, files, tree
 CALLED_FROM_OUTSIDE = {
     "TandemRollout",  # the rollout_func of TRL's GRPOTrainer, made by the user
     "List",  # gRPC: a method of grpc.health.v1.Health
+    "capture_signals",  # uvicorn.Server
     "aclose",  # contextlib.aclosing
     "emit",  # logging.Handler
     "list_commands",  # click.Command

@@ -22,7 +22,7 @@ import ctypes, os, pathlib, signal, sys
 if "--exit-with-parent" in sys.argv:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 # A signal that comes before `stay` stays pending until then.
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1])
 lives = pathlib.Path(__file__).with_suffix(".lives")
 life = len(lives.read_text()) if lives.exists() else 0
 lives.write_text("x" * (life + 1))
@@ -30,7 +30,7 @@ def say(line):
     print(line, flush=True)
 def stay():
     say(f"up {os.getpid()}" + " on standby" * ("--standby" in sys.argv))
-    signal.sigwait([signal.SIGTERM])
+    signal.sigwait([signal.SIGTERM, signal.SIGUSR1])
     os._exit(0)
 say("flags " + " ".join(sys.argv[1:]))
 say(f"pid {os.getpid()}")

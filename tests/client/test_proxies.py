@@ -12,7 +12,8 @@ from tandem_client import AsyncClient, Client
 from tandem_client.connection import Access, dialled
 from tandem_client.gateway.service import Service
 from tandem_client.handshake import is_plaintext
-from tandem_client.services.probe import Probe, gateway_flags
+from tandem_client.services.gateway import gateway_flags
+from tandem_client.services.probe import Probe
 from tests.client.cli.test_serve import READY, Programs, run_serve
 from tests.client.fake_programs import STAYS, Output
 from tests.client.fake_service import FakeService
@@ -135,4 +136,4 @@ def test_only_callers_of_another_machine_use_the_proxy() -> None:
 def test_a_wildcard_is_called_at_loopback(address: str, expected: str) -> None:
     assert dialled(address) == expected
     if expected.endswith(":1"):
-        assert gateway_flags([], address, {}) == [f"--address={expected}"]
+        assert gateway_flags({"tls_cert": None, "tls_key": None}, address) == [f"--address={expected}"]

@@ -27,6 +27,7 @@ from tandem_contract.processes import (
     run,
     run_async,
 )
+from tandem_contract.stopping import STOP
 from tests.rigs.processes import child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -225,11 +226,11 @@ def test_a_process_is_asked_to_end_and_killed_after_the_grace() -> None:
     bench = Bench()
     bench.one.look()
     bench.one.stop(3.0)
-    assert bench.one.look() == 3.0 and bench.life.signals == [signal.SIGTERM]
+    assert bench.one.look() == 3.0 and bench.life.signals == [STOP]
     bench.after(2.9)
-    assert bench.life.signals == [signal.SIGTERM]
+    assert bench.life.signals == [STOP]
     bench.after(0.1)
-    assert bench.life.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert bench.life.signals == [STOP, signal.SIGKILL]
     assert bench.one.look() is None
     assert bench.told[-1] == State.STOPPED and bench.one.ended is not None and bench.one.ended.status == -9
 
@@ -356,7 +357,7 @@ def test_a_task_keeps_a_process_running_until_it_is_stopped() -> None:
 
     asyncio.run(play())
     assert said == ["the it was ended by SIGKILL; it starts again in 0.0 s"]
-    assert one.ended is not None and one.ended.status == -signal.SIGTERM
+    assert one.ended is not None and one.ended.status == -STOP
 
 
 def test_a_task_ends_with_what_its_process_said_last() -> None:

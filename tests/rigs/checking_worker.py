@@ -19,6 +19,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import KeyFile
+from tandem_contract.stopping import STOP
 from tests.rigs import byte_tokenizer
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
@@ -285,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
         die_with_parent()
     wake, waker = socket.socketpair()
     waker.setblocking(False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, STOP):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno())
     connection = Connection(args, wake)

@@ -18,6 +18,7 @@ import numpy as np
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
+from tandem_contract.stopping import STOP
 from tests.rigs import byte_tokenizer, checking_worker
 
 _HEARTBEAT_SECONDS = 1.0
@@ -147,7 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     def stop(*_: object) -> None:
         worker.is_stopping = True
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, STOP):
+        signal.signal(number, stop)
     try:
         worker.serve()
     finally:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -16,8 +17,9 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.link.link import Link
 from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.wire.frames import Outcome
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
+from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor
 
@@ -77,18 +79,19 @@ def _recorder(path: object) -> Callable[[str], None]:
 
 def main(arguments: list[str]) -> int:
     """Serves until SIGTERM."""
+    stopping.begin()
     args = checking_worker.parse(arguments)
     if args.exit_with_parent:
         die_with_parent()
     logs.start("worker", level="info", log_format="text", package="gpu_worker")
     executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
     runner = ExecutorRunner(executor, args.step_ms / 1e3)
-    curve = read_keys(args.keys, args.connect)
+    curve = read_keys(args.keys, args.connect) if args.connect else None
     link = Link(
-        args.connect,
+        args.connect or endpoint_of(Path(args.runtime_dir), WORKER_SOCKET),
         checking_worker.join_message(args),
         runner,
-        key=NoKey(),
+        key=NoKey() if args.connect else KeyFile(Path(args.runtime_dir)),
         max_in_flight=MAX_IN_FLIGHT,
         curve=curve,
     )

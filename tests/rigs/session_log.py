@@ -171,6 +171,7 @@ _MESSAGES: dict[type[Any], Callable[[Any], tuple[str, Any]]] = {
     ev.UpdateWeights: _update,
     ev.WorkerJoined: _joined,
     ev.WorkerLost: _lost,
+    ev.WorkerStops: lambda event: ("worker", worker_pb2.WorkerToCore(stops=worker_pb2.Stops())),
     ev.WorkerAlive: _alive,
     ev.StepDone: _result,
     ev.ConstraintReady: lambda event: ("worker", worker_pb2.WorkerToCore(

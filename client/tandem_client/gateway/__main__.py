@@ -1,6 +1,6 @@
 """`python -P -m tandem_client.gateway`: the OpenAI-compatible HTTP gateway.
 
-Exit codes: 0 after SIGTERM or SIGINT, 2 for wrong settings, 1 for other failures.
+Exit codes: 0 after a stop, 2 for wrong settings, 1 for other failures.
 """
 
 import gc
@@ -9,7 +9,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-from tandem_contract import logs
+from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.version import how_to_install
 
@@ -18,6 +18,7 @@ log = logging.getLogger("tandem.gateway")
 
 def main() -> int:
     """Runs the gateway."""
+    stopping.begin()
     logs.open_closed_streams()
     # gRPC's library would write lines of its own form between those of the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -43,14 +44,19 @@ def main() -> int:
             log.warning("%s", line)
         with server.bind(settings) as bound:
             if settings.processes > 1:
-                return server.run(settings, bound, arguments)
+                return _ended(server.run(settings, bound, arguments))
             # A collection of all that was imported takes some 50 ms, in which no stream goes on.
             gc.collect()
             gc.freeze()
             server.serve(settings, bound)
     except SettingError as error:
         return refused("gateway", error)
-    return 0
+    return _ended(0)
+
+
+def _ended(code: int) -> int:
+    stopping.end()
+    return code
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
 from tandem_client.gateway.cors import Cors
+from tandem_client.gateway.draining import Drain, Draining
 from tandem_client.gateway.errors import SERVER, HttpError
 from tandem_client.gateway.exchange import Answer, Pulse, bearer, header, refusal, too_large, values
 from tandem_client.gateway.generation import Generation
@@ -50,7 +52,7 @@ class App(Starlette):
     """The application of one process."""
 
     def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
-        self.pulse = Pulse(settings.ping_seconds)
+        self.pulse, self.drain = Pulse(settings.ping_seconds), Drain()
         self._service, self._meter = service, meter
         self._admission = admission = Admission(settings, guard, Callers(service), seats)
         self._created, self._version = int(time.time()), version()
@@ -86,6 +88,7 @@ class App(Starlette):
                 Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
                 for path, _, name, handler, method, place in table
             ],
+            middleware=[Middleware(Draining, drain=self.drain)],
             exception_handlers={HttpError: self._refused, HTTPException: self._refused, Exception: self._refused},
         )
         self.router.redirect_slashes = False

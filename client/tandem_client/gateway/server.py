@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import logging
 import resource
-import signal
 import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ import uvicorn
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
 from tandem_client.gateway.certificates import follow, load
+from tandem_client.gateway.draining import Drain
 from tandem_client.gateway.metrics import Meter, table_bytes
 from tandem_client.gateway.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.service import Guard, Service
@@ -34,6 +34,7 @@ from tandem_contract.logs import announce
 from tandem_contract.needed import needed_task
 from tandem_contract.processes import Heard, Policy, ServiceEnded, State, Supervisor, run_async
 from tandem_contract.settings import SettingError
+from tandem_contract.stopping import Asked, StopRequests
 
 log = logging.getLogger("tandem.gateway")
 
@@ -45,6 +46,11 @@ _BACKLOG = 2048
 _PINGS_TO_STALL = 4
 
 _MODULE = "tandem_client.gateway"
+# How often a gateway that drains looks whether the service does too; first after a moment, because the service may have
+# got the same signal.
+_DRAIN_LOOK_SECONDS, _MOMENT_SECONDS = 0.25, 0.1
+# For connections that end when no request is in work any more, or the grace is over.
+_CLOSING_SECONDS = 1
 # More than the processes need after their own grace.
 _SPARE_SECONDS = 5.0
 _POLICY = Policy(max_ends=5)
@@ -87,7 +93,7 @@ def _address_of(bound: socket.socket) -> str:
 
 
 def serve(settings: Settings, bound: socket.socket) -> None:
-    """Serves until SIGTERM or SIGINT, and then until open requests have ended or the grace is over.
+    """Serves until a stop is asked for, and then until open requests have ended or the grace is over.
 
     Raises SettingError if the files of TLS cannot be used.
     """
@@ -125,16 +131,14 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     seats = Seats(meter, max_connections=settings.max_connections, per_address=address_connections)
     app = App(settings, service, meter, guard, seats)
     readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
-    server = _Server(_config(settings, app, seats, readers), settings, seats)
+    server = _Server(_config(settings, app, seats, readers), settings, seats, app.drain)
     background = list[asyncio.Task[object]]()
     try:
         await guard.start()
         files = _files(settings, service, server.config.ssl)
-        works = (app.pulse.run(), guard.run(), readers.run(), follow(files))
+        stopping = server.stop_when_asked(service)
+        works = (app.pulse.run(), guard.run(), readers.run(), follow(files), stopping)
         background = [needed_task(work, work.__qualname__) for work in works]
-        # uvicorn raises the signals that it has taken again when it has stopped; then they find these.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: None)
         await server.serve(sockets=[bound])
     finally:
         for task in background:
@@ -158,12 +162,47 @@ def _files(settings: Settings, service: Service, context: ssl.SSLContext | None)
 class _Server(uvicorn.Server):
     """uvicorn's, with an acceptor of connections of our own."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, seats: Seats) -> None:
+    def __init__(self, config: uvicorn.Config, settings: Settings, seats: Seats, drain: Drain) -> None:
         super().__init__(config)
-        self._settings, self._seats = settings, seats
+        self._settings, self._seats, self._drain = settings, seats, drain
+        self._requests = StopRequests()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves them to `stop_when_asked`: uvicorn would not listen any more after the first one."""
+        yield
+
+    async def stop_when_asked(self, service: Service) -> None:
+        """Waits for a signal, then until no request is in work, and stops the server.
+
+        While the service drains too, this gateway goes on to answer that it does, for the grace at most.
+        """
+        loop, requests, drain = asyncio.get_running_loop(), self._requests, self._drain
+        while not requests.announce():
+            drain.changed.clear()
+            await drain.changed.wait()
+        ends_at = loop.time() + self._settings.grace_seconds
+        log.info(
+            "stopping: new requests get 503; %d have at most %g s to end; a second signal ends them at once",
+            drain.num_in_work,
+            self._settings.grace_seconds,
+        )
+        drain.begin()
+        seconds = _MOMENT_SECONDS
+        while requests.asked != Asked.STOP_NOW and (left := ends_at - loop.time()) > 0:
+            drain.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(drain.changed.wait(), min(seconds, left))
+            if not drain.num_in_work and not await service.drains():
+                break
+            seconds = _DRAIN_LOOK_SECONDS
+        self.config.timeout_graceful_shutdown = _CLOSING_SECONDS
+        self.force_exit = requests.asked == Asked.STOP_NOW
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept connections."""
+        self._requests.listen_in(asyncio.get_running_loop(), self._drain.changed.set)
         await self.lifespan.startup()
         acceptors: Any = []
         for one in sockets or []:
@@ -195,7 +234,6 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
         server_header=False,
         date_header=False,
         timeout_keep_alive=round(settings.idle_seconds),
-        timeout_graceful_shutdown=round(settings.grace_seconds),
     )
     config.load()
     if settings.tls_cert is not None:
@@ -219,7 +257,7 @@ def _allow_files(max_connections: int) -> None:
 
 
 def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> int:
-    """Runs the processes until SIGTERM or SIGINT; returns the status. `bound` keeps the address, also for a port 0.
+    """Runs the processes until a stop is asked for; returns the status. `bound` keeps the address, also for a port 0.
 
     Raises SettingError.
     """
@@ -273,9 +311,16 @@ def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[S
 
 
 async def _run(settings: Settings, supervisors: Sequence[Supervisor]) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop, requests = asyncio.Event(), StopRequests()
+
+    def on_signal() -> None:
+        if requests.announce():
+            stop.set()
+        elif requests.asked == Asked.STOP_NOW:
+            for each in supervisors:
+                each.stop_now()
+
+    requests.listen_in(asyncio.get_running_loop(), on_signal)
     running = [asyncio.create_task(run_async(each)) for each in supervisors]
     stopping = asyncio.create_task(stop.wait())
     try:

@@ -32,12 +32,16 @@ from tandem_contract.settings import SettingError
 ANSWER_SECONDS = 60.0
 # For the question who calls, which is answered without the core.
 _CALLER_SECONDS = 5.0
+# For the question whether the service drains, while this gateway does.
+_DRAINS_SECONDS = 1.0
 # The name of the served model, for answers to requests that name none, may be as old as this.
 _NAME_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 _NO_NAMES: Mapping[str, str] = {}
 # Trailing metadata of the service's answer about its health (scheduler_svc/frontend/readiness.py).
 _REASON_KEY, _SINCE_KEY = "tandem-reason", "tandem-since"
+# The reason while the service drains; the gateway says the same of itself.
+SHUTTING_DOWN = "shutting_down"
 
 # OpenSSL's codes of a certificate that is not valid yet or no more, and of one for another host or address.
 _FLAGS = Names(
@@ -133,6 +137,14 @@ class Service:
             return None
         said = dict(await call.trailing_metadata())
         return {"reason": said.get(_REASON_KEY), "since": float(said[_SINCE_KEY]) if _SINCE_KEY in said else None}
+
+    async def drains(self) -> bool:
+        """Whether the service refuses requests because it stops. No if it does not answer, or not without a token."""
+        try:
+            why = await self.why_not_serving((), _DRAINS_SECONDS)
+        except HttpError:
+            return False
+        return why is not None and why["reason"] == SHUTTING_DOWN
 
     async def rights(self, metadata: Metadata) -> frozenset[str]:
         """Returns the rights of the caller. Raises HttpError."""

@@ -6,7 +6,6 @@ address that serves health alone.
 """
 
 import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tandem_client.services.programs import RESTARTED, OnEnd, OnLine, kept
 from tandem_client.services.settings import Settings
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard, Supervisor
+from tandem_contract.stopping import STOP
 
 PROGRAM = "tandem_client.gateway"
 # Its line when it serves, with its URL.
@@ -67,7 +67,7 @@ class Gateway:
         if is_first:
             self.process.hurry()
         else:
-            self.process.signal(signal.SIGTERM)
+            self.process.signal(STOP)
 
     def _program(self) -> Program | None:
         if not self._address:

@@ -7,8 +7,8 @@ them, because one of the others serves by then. The worker itself keeps the CPU 
 
 import asyncio
 import contextlib
+import math
 import re
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +42,9 @@ _WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
 # They are no news before the service was ready.
 _AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
 _ANSWER_SECONDS = 5.0
+# How long a drain of the scheduler takes at most, as it says at the begin; and what a program may need after it.
+_DRAIN = re.compile(r"\bstopping: .* have at most (\S+) s to end")
+_SPARE_SECONDS = 15.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
 # The line before it, with --health-listen.
@@ -174,10 +177,9 @@ class ServicePair:
         self._probe = ""
         # The address of the running scheduler. Another service may answer at the address of the flags.
         self._address = ""
-        self._listening = asyncio.Event()
+        self._listening, self._commanded = asyncio.Event(), asyncio.Event()
         # The scheduler's own command, with the flags that callers need.
         self._command = ""
-        self._commanded = asyncio.Event()
         # Set when a child ends.
         self._down = asyncio.Event()
         scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags, *health_flags(settings)))
@@ -201,6 +203,7 @@ class ServicePair:
         if gateway_flags is not None:
             self._gateway = Gateway([_WITH_PARENT, *gateway_flags], settings, on_line=on_line, on_end=on_end)
             self._services.append(self._gateway.process)
+        self._stops_within, self._drains_within = math.inf, 0.0
         self._supervising: dict[Supervisor, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -269,14 +272,18 @@ class ServicePair:
                     return
 
     async def stop(self, grace_seconds: float) -> list[str]:
-        """Stops all, each within the grace; returns a line for each that did not end with status 0."""
+        """Stops all, each within the grace; returns a line for each that did not end with status 0.
+
+        The programs that callers reach have more if the scheduler's own grace is longer.
+        """
+        self._stops_within = max(grace_seconds, self._drains_within)
         for each in self._supervising:
             each.start_no_more()
         wrong: list[str] = []
         for group in (self._services, self._workers.all, self._holders):
             running = [each for each in group if each.pid]
             for each in group:
-                each.stop(grace_seconds)
+                each.stop(self._stops_within if group is self._services else grace_seconds)
             tasks = [self._supervising[each] for each in group if each in self._supervising]
             await asyncio.gather(*tasks, return_exceptions=True)
             ended = [(each.name, each.ended.status) for each in running if each.ended is not None]
@@ -284,8 +291,9 @@ class ServicePair:
         return wrong
 
     def stop_now(self) -> None:
-        """Lets the scheduler, which `stop` has signalled, end all streams now; kills what is left after a moment."""
-        self.scheduler.signal(signal.SIGTERM)
+        """Lets the programs that callers reach end all streams now; kills what is left after a moment."""
+        for each in self._services:
+            each.stop_now()
         asyncio.get_running_loop().call_later(_NOW_SECONDS, self.kill)
 
     def kill(self) -> None:
@@ -337,6 +345,8 @@ class ServicePair:
         if self._has_door and (command := READY.search(parse(line).message)) is not None:
             self._command = command[1]
             self._commanded.set()
+        if (drain := _DRAIN.search(line)) is not None:
+            self._note_drain(float(drain[1]) + _SPARE_SECONDS)
         if (found := _LISTENING.search(line)) is None:
             return Heard.WORDS
         self._address = found[1]
@@ -344,6 +354,14 @@ class ServicePair:
             self._gateway.follow(self._address, self._probe)
         self._listening.set()
         return Heard.SERVES
+
+    def _note_drain(self, seconds: float) -> None:
+        """Takes note of what the scheduler says when it begins to stop, before or after it was asked to."""
+        self._drains_within = seconds
+        if seconds > self._stops_within:
+            self._stops_within = seconds
+            for each in self._services:
+                each.stop(seconds)
 
     def _on_scheduler_end(self, scheduler: Supervisor) -> None:
         self._address = ""

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import signal
 from collections.abc import Mapping, Sequence
 
 from tandem_client.errors import TandemError
@@ -14,6 +13,7 @@ from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy, probe
 from tandem_client.services.phases import Phase
 from tandem_client.services.settings import GATEWAY, SCHEDULER, WORKER, Settings
 from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
+from tandem_contract.stopping import Asked, StopRequests
 
 # Longer than the service's own grace for its streams (30 s by default).
 _STOP_SECONDS = 45.0
@@ -51,19 +51,18 @@ def run(
 
 async def serve(pair: ServicePair, display: Display, settings: Mapping[str, Settings]) -> tuple[int, str]:
     """As `run`, with these processes."""
-    stop = asyncio.Event()
+    stop, requests = asyncio.Event(), StopRequests()
 
     def on_signal() -> None:
-        if stop.is_set():
+        if requests.announce():
+            said = "stopping: new requests are refused, running ones may end; Ctrl-C or SIGTERM again ends them at once"
+            display.stopping(said)
+            stop.set()
+        elif requests.asked == Asked.STOP_NOW:
             display.say("stopping now: all requests end")
             pair.stop_now()
-            return
-        display.stopping("stopping: new requests are refused, running ones may end; interrupt again to stop now")
-        stop.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    requests.listen_in(asyncio.get_running_loop(), on_signal)
     pair.start()
     beside = [asyncio.create_task(_announce(pair, display, settings)), asyncio.create_task(_look(display))]
     try:
@@ -79,7 +78,8 @@ async def serve(pair: ServicePair, display: Display, settings: Mapping[str, Sett
     finally:
         for each in beside:
             each.cancel()
-        await pair.stop(_STOP_SECONDS)
+        for line in await pair.stop(_STOP_SECONDS):
+            display.say(line)
     return 0, ""
 
 

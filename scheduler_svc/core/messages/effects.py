@@ -449,7 +449,14 @@ class UpdateRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for the operator's log."""
+    """A line for the operator's log about something that went wrong."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """A line for the operator's log about something that goes as it should."""
 
     message: str
 
@@ -483,6 +490,7 @@ Effect = (
     | DrainReport
     | DrainRefused
     | Note
+    | News
     | StepReport
     | Resumed
     | Replaced

@@ -245,6 +245,13 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStops:
+    """A worker was asked to stop, and computes until it is told to end."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAlive:
     """A worker sent a heartbeat."""
 
@@ -360,6 +367,7 @@ Event = (
     | FrontendLost
     | WorkerJoined
     | WorkerLost
+    | WorkerStops
     | WorkerAlive
     | StepDone
     | ConstraintReady

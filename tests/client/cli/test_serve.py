@@ -195,12 +195,12 @@ def test_a_worker_that_has_served_is_restarted_without_a_limit(service: FakeServ
 
 
 def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeService, programs: Programs) -> None:
-    programs(scheduler=listens(service, "say('up'); signal.sigwait([signal.SIGUSR1])"), worker=STAYS)
+    programs(scheduler=listens(service, "say('up'); signal.sigwait([signal.SIGHUP])"), worker=STAYS)
 
     async def play(output: Output) -> None:
         await output.until("scheduler | up")
         os.kill(os.getpid(), signal.SIGINT)
-        await output.until("interrupt again to stop now")
+        await output.until("SIGTERM again ends them at once")
 
     code, cause, output = run_serve(service, play)
     # A program that was just started may print another line after this one.

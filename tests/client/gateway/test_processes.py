@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import httpx2 as httpx
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
-from tests.client.fake_service import one_completion
+from tests.client.fake_service import endless, one_completion
 from tests.client.gateway.conftest import start_gateway
 from tests.client.gateway.told_service import ToldService
 
@@ -59,6 +60,38 @@ def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
         assert f"{line[:-2]}21" in httpx.get(f"{url}/metrics").text
         assert gateway.terminate() == 0, gateway.output()
         assert not [child for child in children if child.is_running()]
+    finally:
+        gateway.kill()
+        service.stop()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> None:
+    """The first one goes to every process, as systemd sends it; the second one to the gateway alone."""
+    service = ToldService()
+    service.behaviour = endless
+    gateway, url = start_gateway("--address", service.address, "--processes", processes)
+    own = psutil.Process(gateway.pid)
+    try:
+        with (
+            httpx.Client(base_url=url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer,
+        ):
+            pieces = answer.iter_raw()
+            next(pieces)
+            for process in (*own.children(), own):
+                process.send_signal(signal.SIGTERM)
+            seen = 0
+            for _ in range(int(processes)):
+                gateway.wait_line(r"stopping: new requests get 503", after=seen)
+                seen = 1 + next(i for i, line in enumerate(gateway.lines) if i >= seen and "get 503" in line)
+            refused = client.post("/v1/completions", json={"prompt": "a"})
+            assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+            gateway.signal(signal.SIGTERM)
+            # Its service never ends this stream, so the gateway does, and says so where it still can.
+            with suppress(httpx.RemoteProtocolError):
+                assert b'finish_reason":"' not in b"".join(pieces)
+        assert gateway.wait() == 0, gateway.output()
     finally:
         gateway.kill()
         service.stop()

@@ -1,8 +1,8 @@
 """A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
 
 `refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
-with a signal; at the second all ranks end in order. `end`: they do so at the first. `lead`: rank 0 ends when it gets
-SIGTERM, and rank 1 after it.
+with a signal; at the second all ranks end in order. `end`: they do so at the first. `lead`: rank 0 ends when its
+launcher asks, and rank 1 after it.
 """
 
 import os
@@ -10,6 +10,8 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+from tandem_contract.stopping import STOP
 
 
 def main() -> None:
@@ -35,11 +37,11 @@ def main() -> None:
 
 
 def lead(rank: int, folder: Path) -> None:
-    """Ends rank 0 by SIGTERM; rank 1 notes that it ended after it, and in order."""
+    """Ends rank 0 as its launcher asks; rank 1 notes that it ended after it, and in order."""
     if rank == 0:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [STOP])
         (folder / "leads").touch()
-        signal.sigwait([signal.SIGTERM])
+        signal.sigwait([STOP])
         (folder / "left").touch()
         return
     while not (folder / "left").exists():

@@ -15,10 +15,12 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.link import link
 from gpu_worker.link.connection import MAX_FRAME_BYTES
 from gpu_worker.link.link import JoinRefused, Link, Reconnects, ready_line
 from gpu_worker.wire.frames import MAX_JOIN_BYTES, Outcome
 from tandem_contract.files import KEY_NAME, KeyFile
+from tandem_contract.stopping import STOP
 
 WAIT_MS = 10_000
 
@@ -87,7 +89,7 @@ class Core:
                 self.joins.append(self.worker)
             if message.WhichOneof("message") == kind:
                 return message
-            assert message.WhichOneof("message") == "heartbeat"
+            assert message.WhichOneof("message") in ("heartbeat", "stops" if kind == "leave" else "")
 
     def say(self, **message: object) -> None:
         self.socket.send_multipart([self.worker, pb.CoreToWorker(**message).SerializeToString()])
@@ -131,7 +133,9 @@ class Served:
 
 
 @pytest.fixture
-def served(endpoint: str, tmp_path: Path) -> Served:
+def served(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    # The signal at the end of a script is not answered.
+    monkeypatch.setattr(link, "_SILENT_SECONDS", 0.0)
     return Served(endpoint, tmp_path)
 
 
@@ -241,7 +245,8 @@ def test_repeated_disconnects_are_retried_with_few_log_lines(
             core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
         core.expect("join")
 
-    served.run(script)
+    with caplog.at_level(logging.INFO, "gpu_worker"):
+        served.run(script)
     assert len(set(core.joins)) == 6
     lines = [record.getMessage() for record in caplog.records if "the connection to the scheduler" in record.message]
     assert [line.partition("ended")[2].split(";")[0] for line in lines] == [
@@ -457,17 +462,73 @@ def test_a_dismissed_worker_leaves_without_a_signal(core: Core, served: Served) 
     served.run(script, stop=False)
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
-    code = """
-import os, signal
+def test_a_worker_that_was_asked_to_stop_computes_until_it_is_dismissed(
+    core: Core, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_SILENT_SECONDS", 3600.0)
+
+    def script() -> None:
+        core.expect("join")
+        core.say(joined=pb.Joined(generation=1))
+        os.kill(os.getpid(), STOP)
+        core.expect("stops")
+        # The service stops too, and its rows need this worker. The parent's word may come again.
+        os.kill(os.getpid(), STOP)
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.expect("result")
+        core.say(dismissed=pb.Dismissed())
+        core.expect("leave")
+
+    served.run(script, stop=False)
+
+
+@pytest.mark.parametrize("how", ["lost", "silent", "unknown"])
+def test_a_worker_that_was_asked_to_stop_does_not_wait_for_a_scheduler(
+    core: Core, served: Served, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its scheduler ends, says nothing more, or has not accepted it yet."""
+    monkeypatch.setattr(link, "_SILENT_SECONDS", 0.3 if how == "silent" else 3600.0)
+
+    def script() -> None:
+        core.expect("join")
+        if how == "unknown":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        core.say(joined=pb.Joined(generation=1))
+        os.kill(os.getpid(), signal.SIGTERM)
+        core.expect("stops")
+        if how == "lost":
+            core.socket.close()
+        else:
+            core.expect("leave")
+
+    served.run(script, stop=False)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_the_second_signal_from_outside_ends_the_process_at_once(is_busy: bool) -> None:
+    """Also while its main thread is in a call that takes long."""
+    code = f"""
+import hashlib, os, signal, threading, time
 from gpu_worker.link.connection import signals_wake
-with signals_wake(lambda: print("stops", flush=True)):
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)
+from tandem_contract.stopping import STOP
+heard = threading.Event()
+with signals_wake(lambda: (print("stops", flush=True), heard.set())):
+    for number in (STOP, STOP, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    heard.wait()
+    time.sleep(0.1)
+    os.kill(os.getpid(), STOP)
+    time.sleep(0.1)
     print("still there", flush=True)
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    if {is_busy}:
+        # Minutes in C, where no handler of Python's runs.
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGINT, "stops\n")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "stops\nstill there\n")
 
 
 class FakeConstraints:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS
+from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import DrainReport, DrainState
@@ -290,3 +290,67 @@ def test_the_number_of_watchers_is_bounded() -> None:
     fleet.handle(ev.Drain(frontend=FRONTEND, query=3, worker="", max_seconds=0.0, stop_replies=True))
     assert not fleet.core.drains.is_stopping
     assert drain(fleet, "a", query=MAX_WATCHERS) == []
+
+
+def test_the_rows_of_a_worker_that_was_asked_to_stop_move_and_it_is_dismissed() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 8)
+    fleet.step(0.01)
+    assert fleet.running("a")
+    fleet.handle(ev.WorkerStops(worker="a"))
+    run_until_dismissed(fleet, "a")
+    assert not fleet.running("a")
+    fleet.lose("a", is_orderly=True)
+    fleet.run()
+    fleet.check_all_ended()
+    # Its end is no warning.
+    assert [effect for effect in fleet.effects if isinstance(effect, fx.Note)] == []
+
+
+def test_what_no_other_worker_takes_goes_on_for_a_moment_and_then_waits_for_one() -> None:
+    fleet = fleet_of(False)
+    ask(fleet, 2, tokens=90)
+    fleet.step(0.01)
+    at = fleet.now
+    fleet.handle(ev.WorkerStops(worker="a"))
+    ask(fleet, 1)
+    while not dismissed(fleet):
+        assert len(fleet.running("a")) == 2
+        fleet.handle(ev.Tick())
+        fleet.now += 0.25
+    assert fleet.now == at + STAY_SECONDS + 0.25
+    assert "a" not in fleet.core.lanes and fleet.core.queue.num_waiting == 3
+    fleet.join_as(SHAPE)
+    fleet.run()
+    fleet.check_all_ended()
+    assert [effect for effect in fleet.effects if isinstance(effect, fx.Note)] == []
+
+
+@pytest.mark.parametrize("worker_is_first", [True, False])
+def test_a_worker_stays_while_the_service_stops_whoever_was_asked_first(worker_is_first: bool) -> None:
+    """Also for a request that has no row yet, and an idle worker beside one with rows."""
+    fleet = fleet_of(False)
+    ask(fleet, 9, tokens=40)
+    fleet.step(0.01)
+    assert fleet.core.queue.num_waiting == 1
+    events: list[ev.Event] = [ev.WorkerStops(worker="a"), ev.DrainStarted()]
+    for event in events if worker_is_first else reversed(events):
+        fleet.handle(event)
+    for _ in range(20):
+        fleet.step(STAY_SECONDS / 10)
+    fleet.run()
+    fleet.check_all_ended()
+    assert dismissed(fleet) == []
+
+
+def test_an_operators_drain_of_a_worker_that_was_asked_to_stop_goes_on_when_the_service_stops() -> None:
+    fleet = fleet_of(False, False)
+    ask(fleet, 8)
+    fleet.step(0.01)
+    fleet.handle(ev.WorkerStops(worker="a"))
+    drain(fleet, "a")
+    fleet.handle(ev.DrainStarted())
+    run_until_dismissed(fleet, "a")
+    fleet.lose("a", is_orderly=True)
+    fleet.run()
+    fleet.check_all_ended()

@@ -1,6 +1,7 @@
 """The loop on real sockets: several messages in one turn, the stop, and frames of unknown peers."""
 
 import logging
+import signal
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
 from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
 from scheduler_svc.shell.loop import Loop
+from tandem_contract.stopping import STOP_NOW, StopRequests
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.wire.test_worker import JOIN
 
@@ -107,7 +109,7 @@ class Bench:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoints = [f"ipc://{folder}/w", f"ipc://{folder}/f"]
         self.links = [RouterLink(self.context, at, max_frame_bytes=1 << 20) for at in self.endpoints]
-        self.child, self.stops = FakeChildren(), 0
+        self.child, self.stops = FakeChildren(), StopRequests()
         self.wake, self.woken = socket.socketpair()
         self.core = Scheduler(CoreConfig())
         self.recorder: Recorder | None = None
@@ -137,7 +139,7 @@ class Bench:
             metrics=self.metrics,
         )
         try:
-            loop.run(lambda: self.stops)
+            loop.run(self.stops)
         except BaseException as failure:
             self.failure = failure
 
@@ -157,22 +159,20 @@ class Bench:
     def start(self) -> None:
         self.thread.start()
 
-    def stop(self) -> None:
-        self.stops += 1
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.stops.heard(number)
         self.woken.send(b"x")
 
     def end(self) -> None:
         """Stops the loop at once."""
         self.child.may_end.set()
-        self.stop()
-        self.stop()
+        self.stop(STOP_NOW)
         self.thread.join(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         self.child.may_end.set()
         if self.thread.ident is not None:
-            self.stop()
-            self.stop()
+            self.stop(STOP_NOW)
             self.thread.join(TIMEOUT_SECONDS)
             assert not self.thread.is_alive()
         for peer in self.peers:

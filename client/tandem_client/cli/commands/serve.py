@@ -6,6 +6,7 @@ Owns the command's flags and its exit code; `services.pair` owns the processes, 
 import contextlib
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
@@ -30,6 +31,7 @@ from tandem_client.services.settings import (
     SettingsReader,
     SettingsRefused,
 )
+from tandem_contract import stopping
 from tandem_contract.files import own_runtime_dir
 from tandem_contract.logs import LogFormat, as_json
 
@@ -106,6 +108,9 @@ _PARAMETERS = (
 @takes(_PARAMETERS)
 def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
+    stopping.begin()
+    # Until programs start, Ctrl-C ends the command with a word.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     require_programs(PROGRAMS, "tandem serve")
     try:
         more = {name: _words(name, options.pop(name) or "") for name in (SCHEDULER, WORKER, GATEWAY)}

@@ -1,0 +1,137 @@
+"""Who asks a program to stop: signals from outside are counted, those of a parent are not."""
+
+import os
+import signal
+import subprocess
+import sys
+from signal import SIGHUP, SIGINT, SIGTERM
+
+import pytest
+
+from tandem_contract.processes import GiveUp, OnZero, Policy, Restart
+from tandem_contract.stopping import STOP, STOP_NOW, Asked, StopRequests
+from tests.rigs.processes import child_environment
+
+NEW, ONE, TWO = Asked.NOTHING, Asked.STOP, Asked.STOP_NOW
+ANNOUNCED = 0
+
+
+@pytest.mark.parametrize(
+    ("heard", "asked"),
+    [
+        ([], NEW),
+        # A supervisor of the system, a terminal, a closed terminal, a parent: each alone.
+        ([SIGTERM], ONE),
+        ([SIGINT], ONE),
+        ([SIGHUP], ONE),
+        ([STOP], ONE),
+        ([STOP_NOW], TWO),
+        # All processes got the signal, and the parent gives its word: in both orders, however often.
+        ([SIGTERM, ANNOUNCED, STOP], ONE),
+        ([STOP, ANNOUNCED, STOP, STOP], ONE),
+        ([SIGINT, STOP, ANNOUNCED, STOP], ONE),
+        ([SIGTERM, ANNOUNCED, STOP, STOP_NOW], TWO),
+        # A program between hands on a signal that all got. systemd's SendSIGHUP comes after SIGTERM.
+        ([SIGINT, SIGINT, SIGTERM, ANNOUNCED], ONE),
+        ([SIGTERM, ANNOUNCED, SIGHUP], ONE),
+        # The operator once more.
+        ([SIGTERM, ANNOUNCED, SIGTERM], TWO),
+        ([SIGINT, ANNOUNCED, SIGTERM], TWO),
+        ([STOP, ANNOUNCED, SIGINT], TWO),
+        ([SIGHUP, ANNOUNCED, SIGINT], TWO),
+        ([SIGTERM, ANNOUNCED, SIGTERM, STOP], TWO),
+    ],
+)
+def test_what_is_asked_for(heard: list[int], asked: Asked) -> None:
+    requests = StopRequests()
+    assert not requests.announce()
+    for number in heard:
+        if number == ANNOUNCED:
+            assert requests.announce()
+        else:
+            requests.heard(number)
+    assert requests.asked == asked
+
+
+def test_a_stop_is_announced_once() -> None:
+    requests = StopRequests()
+    requests.heard(SIGTERM)
+    assert [requests.announce(), requests.announce()] == [True, False]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGHUP, STOP])
+@pytest.mark.parametrize(
+    ("on_zero", "then"),
+    [
+        (OnZero.AGAIN, 0.5),
+        (OnZero.CRASH, 0.5),
+        (OnZero.WANTED, GiveUp(" because it was stopped", in_order=True)),
+    ],
+)
+def test_a_program_that_somebody_stopped_during_its_start_is_not_at_fault(
+    number: int, on_zero: OnZero, then: float | GiveUp
+) -> None:
+    restart = Restart(Policy(on_zero=on_zero, jitter=False))
+    assert restart.decide(at=1.0, status=-number, ever_served=False, start_seconds=1.0, served_seconds=0.0) == then
+
+
+START = """
+import os, signal, sys, time
+from tandem_contract import stopping
+{before}
+stopping.begin()
+print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
+{after}
+"""
+
+
+def start(before: str = "", after: str = "signal.pause()", command: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A program in a session without a terminal."""
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", START.format(before=before, after=after)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=child_environment(),
+    )  # fmt: skip
+
+
+def line_of(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_a_signal_during_the_start_ends_the_program_without_a_traceback(number: int) -> None:
+    program = start()
+    assert line_of(program) == "True"
+    program.send_signal(SIGHUP)
+    program.send_signal(number)
+    assert program.communicate(timeout=60) == ("", None)
+    assert program.returncode == -number
+
+
+def test_a_terminal_that_is_closed_asks_for_a_stop() -> None:
+    ours, theirs = os.openpty()
+    before = f"import fcntl, termios; fcntl.ioctl({theirs}, termios.TIOCSCTTY, 0)"
+    after = "requests = stopping.StopRequests(); requests.listen(lambda: print(requests.asked.name, flush=True))"
+    waits = "print('listens', flush=True); signal.pause()"
+    program = subprocess.Popen(
+        [sys.executable, "-c", START.format(before=before, after=f"{after}; {waits}")],
+        stdout=subprocess.PIPE, text=True, start_new_session=True, pass_fds=[theirs], env=child_environment(),
+    )  # fmt: skip
+    os.close(theirs)
+    assert [line_of(program), line_of(program)] == ["False", "listens"]
+    os.close(ours)
+    assert line_of(program) == "STOP"
+    program.kill()
+    program.communicate(timeout=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PID namespaces are Linux's")
+def test_process_1_of_a_container_ends_at_the_first_signal_of_its_start() -> None:
+    unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a PID namespace")
+    # Process 1 has no default actions for signals of its own namespace, but a child of it sends them.
+    sends = "child = os.fork()\nif not child: os.kill(1, signal.SIGTERM); os._exit(0)\ntime.sleep(60)"
+    program = start(after=sends, command=unshare)
+    assert program.communicate(timeout=60) == ("True\n", None)
+    assert program.returncode == 128 + signal.SIGTERM
