@@ -8,11 +8,13 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from socket import create_connection, socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem_client.address import dialled
-from tandem_client.connection import TlsSettings
 from tandem_contract.certificates import own_certificate
+
+if TYPE_CHECKING:
+    from tandem_client.connection import TlsSettings
 
 _SECONDS = 5.0
 # How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.
@@ -30,7 +32,7 @@ class ClientUnwanted(OSError):
     """The service shows a good certificate, and does not accept the client's, or its lack of one."""
 
 
-def context_of(tls: TlsSettings) -> ssl.SSLContext:
+def context_of(tls: "TlsSettings") -> ssl.SSLContext:
     """The context of a client with these settings. Raises OSError (SSLError too) for files that cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])

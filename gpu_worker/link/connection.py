@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +18,7 @@ import zmq
 import zmq.utils.monitor
 
 from gpu_worker.link.remote import CurveKeys
+from tandem_contract.needed import NeededThread
 from tandem_contract.stopping import STOP, STOP_NOW, Asked, StopRequests, stop_signals
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def signals_wake(stop: Callable[[], None]) -> Iterator[socket.socket]:
     (wake, waker), (heard, hears) = socket.socketpair(), socket.socketpair()
     for end in (wake, waker, hears):
         end.setblocking(False)
-    thread = threading.Thread(target=_hear, args=(heard, stop, waker), name="signals", daemon=True)
+    thread = NeededThread(target=lambda: _hear(heard, stop, waker), name="signals")
     previous_fd = signal.set_wakeup_fd(hears.fileno(), warn_on_full_buffer=False)
     previous = {number: signal.signal(number, lambda *_: None) for number in stop_signals()}
     thread.start()

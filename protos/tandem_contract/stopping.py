@@ -5,12 +5,13 @@ then each program gets it from outside and, a moment later, the word of the prog
 same. So a program gives its children other signals than those from outside, and only signals from outside are counted:
 
     from outside    SIGTERM, SIGINT, SIGHUP of a closed terminal   the first one: stop in order
-                    SIGTERM, SIGINT after the stop was announced   stop now
+                    SIGTERM, SIGINT once more                      stop now
     from a parent   SIGUSR1                                        stop in order, however often it comes
                     SIGUSR2                                        stop now
 
-What came before the announcement is one signal: some programs hand on a signal that their child got as well. Owns these
-numbers and the count. What a program does then is its own.
+What came before the stop was announced is one signal: some programs hand on a signal that their child got as well. A
+parent's word counts as none: the system's signal may come after it. Owns these numbers and the count. What a program
+does then is its own.
 """
 
 import os
@@ -42,17 +43,18 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.asked = Asked.NOTHING
-        self._is_announced = False
+        self._is_announced, self._is_from_outside = False, False
 
     def heard(self, number: int) -> None:
         """A signal has come."""
-        if number == STOP_NOW or (number in _COUNTED and self._is_announced):
+        if number == STOP_NOW or (number in _COUNTED and self._is_announced and self._is_from_outside):
             self.asked = Asked.STOP_NOW
         elif self.asked == Asked.NOTHING:
             self.asked = Asked.STOP
+        self._is_from_outside = self._is_from_outside or number in _FROM_OUTSIDE
 
     def announce(self) -> bool:
-        """Returns whether the stop was asked for and is to be announced. A signal that comes later is a second one."""
+        """Returns whether the stop was asked for and is to be announced."""
         is_due = self.asked != Asked.NOTHING and not self._is_announced
         self._is_announced = self._is_announced or is_due
         return is_due

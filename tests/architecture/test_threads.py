@@ -9,7 +9,7 @@ from tests.architecture.source import ROOT
 FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tandem_client")
 # Those whose own exceptions reach somebody else.
 THREADS = {
-    "client/tandem_client/cli/commands/serve.py LineWriter": "lines to a stream; nothing else depends on it",
+    "client/tandem_client/services/lines.py LineWriter": "lines to a stream; nothing else depends on it",
     "gpu_worker/group/meeting.py _in_thread": "a future carries what it raises",
     "gpu_worker/native/build.py build_ahead": "`built_library` builds again and raises",
     "gpu_worker/process/starting.py at_low_priority": "the caller raises it",

@@ -171,6 +171,15 @@ ROWS: dict[str, Row] = {
     ),
     "DetokenizeRequest.separately": Row(("/tokenize", {**_TOKENIZE, "return_token_strs": True}), _PIECES),
     "AbortRequest.request_ids": Row(_NO_OPERATORS, lambda: made(calls.abort("r"))),
+    **{
+        f"ListRequestsRequest.{path}": Row(
+            _NO_OPERATORS,
+            lambda: made(
+                calls.list_requests(tenant="t", states=["running"], id_prefix="r", page_size=5, page_token="p")
+            ),
+        )
+        for path in ("page_size", "page_token", "tenant", "states", "id_prefix")
+    },
     "ClearQuarantineRequest.keys": Row(_NO_OPERATORS, lambda: made(calls.clear_quarantine("k"))),
     **{
         f"ResumeRequest.{path}": Row(
@@ -240,6 +249,8 @@ ANSWERS: Mapping[str, type | str] = {
     "GetModelInfoResponse": types.ModelInfo,
     "DrainResponse": types.DrainProgress,
     "UpdateWeightsResponse": types.UpdateProgress,
+    "ListRequestsResponse": types.RequestPage,
+    "RequestEntry": types.ListedRequest,
     "RenderChatResponse": types.RenderedChat,
     "GenerateResponse": "each of its events has a class",
     "Logprobs": "TokenLogprob has those of one token; ProtocolError guards the shape",

@@ -173,7 +173,10 @@ class Serve(Supervised):
                 # Otherwise the scheduler's load says so.
                 pair.worker.mark_serving()
 
-        pair = ServicePair(scheduler_flags=[], worker_flags=[], on_line=on_line, say=print)
+        settings = {"tokens": None, "tls_cert": None, "tls_key": None, "health_listen": None}
+        pair = ServicePair(
+            scheduler_flags=[], worker_flags=[], settings=settings, on_line=on_line, on_end=lambda _: None, say=print
+        )
         pair.start()
         try:
             await pair.guard(asyncio.sleep(1e6))

@@ -30,6 +30,8 @@ ANNOUNCED = 0
         ([SIGTERM, ANNOUNCED, STOP], ONE),
         ([STOP, ANNOUNCED, STOP, STOP], ONE),
         ([SIGINT, STOP, ANNOUNCED, STOP], ONE),
+        ([STOP, ANNOUNCED, SIGTERM], ONE),
+        ([STOP, ANNOUNCED, SIGINT, STOP], ONE),
         ([SIGTERM, ANNOUNCED, STOP, STOP_NOW], TWO),
         # A program between hands on a signal that all got. systemd's SendSIGHUP comes after SIGTERM.
         ([SIGINT, SIGINT, SIGTERM, ANNOUNCED], ONE),
@@ -37,7 +39,7 @@ ANNOUNCED = 0
         # The operator once more.
         ([SIGTERM, ANNOUNCED, SIGTERM], TWO),
         ([SIGINT, ANNOUNCED, SIGTERM], TWO),
-        ([STOP, ANNOUNCED, SIGINT], TWO),
+        ([STOP, ANNOUNCED, SIGINT, SIGINT], TWO),
         ([SIGHUP, ANNOUNCED, SIGINT], TWO),
         ([SIGTERM, ANNOUNCED, SIGTERM, STOP], TWO),
     ],
@@ -110,7 +112,9 @@ def test_a_signal_during_the_start_ends_the_program_without_a_traceback(number: 
 
 def test_a_terminal_that_is_closed_asks_for_a_stop() -> None:
     ours, theirs = os.openpty()
-    before = f"import fcntl, termios; fcntl.ioctl({theirs}, termios.TIOCSCTTY, 0)"
+    # A parent that ignores SIGHUP, as under nohup, hands that on.
+    heard = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    before = f"import fcntl, termios; fcntl.ioctl({theirs}, termios.TIOCSCTTY, 0); {heard}"
     after = "requests = stopping.StopRequests(); requests.listen(lambda: print(requests.asked.name, flush=True))"
     waits = "print('listens', flush=True); signal.pause()"
     program = subprocess.Popen(

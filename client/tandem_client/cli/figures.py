@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem_client import types
-from tandem_client.cli.show import plain
+from tandem_client.cli.plain import plain
 from tandem_contract.plural import counted
 
 

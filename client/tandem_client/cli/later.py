@@ -26,6 +26,7 @@ _REQUESTS = "tandem requests lists the requests that wait or run, tandem load sh
 _INFO = "tandem info shows the served model"
 _PULL = "tandem serve takes a folder or a hub name as its model"
 _STOP = "Ctrl-C ends tandem serve, and tandem drain lets a service end its requests first"
+_LOG = "tandem serve -v prints the log of its programs, or has it in serve.log of the runtime folder"
 _BENCH = "tandem simulate predicts speeds, and tandem plot draws a step log"
 # What people type who know ollama, docker, vllm or systemd.
 _WORDS = {
@@ -37,7 +38,10 @@ _WORDS = {
     **dict.fromkeys(("pull", "download", "create", "fetch"), _PULL),
     **dict.fromkeys(("stop", "down", "shutdown", "quit"), _STOP),
     **dict.fromkeys(("restart", "reload"), f"{_STOP}; {_START}"),
-    **dict.fromkeys(("logs", "log", "journalctl"), "tandem serve prints the log of its programs"),
+    **dict.fromkeys(
+        ("logs", "log", "journalctl"),
+        _LOG,
+    ),
     **dict.fromkeys(("cancel", "kill", "rm"), "tandem abort ends requests"),
     **dict.fromkeys(("complete", "completion", "prompt", "ask"), "tandem generate continues a text"),
     **dict.fromkeys(("encode", "decode"), "tandem tokenize prints token ids, tandem detokenize their text"),

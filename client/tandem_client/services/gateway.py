@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem_client.connection import dialled
+from tandem_client.address import dialled
 from tandem_client.handshake import own_names
 from tandem_client.services.programs import RESTARTED, OnEnd, OnLine, kept
 from tandem_client.services.settings import Settings

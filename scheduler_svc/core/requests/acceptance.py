@@ -97,6 +97,7 @@ class Acceptance:
         hashes = _page_hashes(submit, info.page_size)
         # Of a tenant's own share, each salt gets its part.
         share = submit.prefix_root if self._config.policy.fair_share else b""
+        expected = prompt + maximum.expected(total - prompt)
         banned = _banned(submit, info.eos_token_ids)
         stops, options = frozenset(submit.stop_token_ids), submit.options
         prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
@@ -123,9 +124,7 @@ class Acceptance:
                 arrival=first_handle + i,
                 arrived_at=arrived_at,
                 ends_at=submit.ends_at(arrived_at),
-                virtual_start=self._queue.virtual_start(
-                    submit.tenant, share, prompt + maximum.expected(total - prompt)
-                ),
+                virtual_start=self._queue.virtual_start(submit.tenant, share, expected),
                 tenant=submit.tenant,
                 prefix_root=submit.prefix_root,
                 constraint=submit.constraint_hash,

@@ -10,7 +10,7 @@ from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
-from tandem_client.cli.show import plain
+from tandem_client.cli.plain import plain
 from tests.client import fake_service
 from tests.client.fake_service import Ending, FakeService, bad_request
 

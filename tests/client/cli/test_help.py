@@ -72,7 +72,7 @@ def test_the_version_is_printed_alone() -> None:
         ),
         (
             ("PS",),
-            "there is no command 'PS'; tandem load shows requests, pages and workers, tandem health whether it serves",
+            "there is no command 'PS'; tandem requests lists the requests that wait or run, tandem load shows the load",
         ),
         (("update-weights",), "FOLDER is missing"),
         (("info", "-a", "localhost"), "--address is 'localhost'; it must be HOST:PORT, such as localhost:50051"),

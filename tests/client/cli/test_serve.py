@@ -481,7 +481,10 @@ def test_a_terminal_says_that_a_program_was_restarted_and_that_it_is_ready_again
 
 @pytest.mark.parametrize("flags", [("--verbose",), ("--log-format=json",)])
 def test_a_terminal_shows_all_lines_if_it_is_asked_to(service: FakeService, tmp_path: Path, flags: list[str]) -> None:
-    write_programs(tmp_path, scheduler=listens(service), worker="say('gpu_worker: enough'); sys.exit(2)")
+    os.mkfifo(tmp_path / "listens")
+    told, awaited = (f"open({str(tmp_path / 'listens')!r}, {mode!r}).close()\n" for mode in "wr")
+    worker = f"{awaited}say('gpu_worker: enough'); sys.exit(2)"
+    write_programs(tmp_path, scheduler=listens(service, told + STAYS), worker=worker)
     with on_terminal(tmp_path, *flags) as terminal:
         assert terminal.expect_end() == 2
     assert "frontend listening on" in terminal.seen and "\x1b" not in terminal.seen

@@ -28,8 +28,8 @@ from tandem_client.cli.chat.answer import ask
 from tandem_client.cli.chat.commands import COMMANDS, SETTINGS, is_complete, parse_setting
 from tandem_client.cli.chat.screen import Screen, new_screen
 from tandem_client.cli.chat.session import Session, check
+from tandem_client.cli.plain import plain
 from tandem_client.cli.reporting import describe
-from tandem_client.cli.show import plain
 from tandem_client.types import ModelInfo
 from tandem_contract.plural import counted
 

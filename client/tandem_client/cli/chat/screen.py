@@ -15,7 +15,7 @@ from rich.segment import Segment, SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from tandem_client.cli.show import plain
+from tandem_client.cli.plain import plain
 
 _PARSER = MarkdownIt().enable("strikethrough").enable("table")
 

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
+from tandem_client.address import DEFAULT_ADDRESS
 from tandem_client.cli.flags import flag, parameter, takes
 from tandem_client.cli.reporting import Exit, fail, require_programs
-from tandem_client.connection import DEFAULT_ADDRESS
 from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Lines, formed
 from tandem_client.services.lines import LineWriter, to_stream
 from tandem_client.services.phases import Phase
