@@ -130,11 +130,11 @@ def test_a_fault_of_the_worker_keeps_its_traceback() -> None:
 
 
 def last_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], runtime_dir: Path, *flags: str, code: int = 1
 ) -> str:
     monkeypatch.setattr(program, "use_caches", lambda _: None)
     monkeypatch.setattr(program, "choose_allocator", lambda: None)
-    assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == 1
+    assert program.main(["--runtime-dir", str(runtime_dir), "--device", "cpu", *flags]) == code
     return capfd.readouterr().err.splitlines()[-1]
 
 
@@ -174,7 +174,7 @@ def test_files_that_may_not_be_read_are_named(
         return real_open(path, *arguments, **keywords)
 
     monkeypatch.setattr(Path, "open", denied)
-    line = last_line(monkeypatch, capfd, tmp_path / "run", "--model", str(saved))
+    line = last_line(monkeypatch, capfd, tmp_path / "run", "--model", str(saved), code=2)
     assert line.startswith(f"gpu_worker: {saved}/model.safetensors: permission denied; it must be readable by")
 
 
@@ -204,7 +204,7 @@ def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path:
     run = subprocess.run(
         [sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert run.stdout == ""
     last = run.stderr.splitlines()[-1]
     assert last.startswith(f"gpu_worker: the weights in {folder} cannot be read: ")

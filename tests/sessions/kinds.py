@@ -110,6 +110,7 @@ KINDS = {
     "standby": _kind(7, "standby seated", "not serving: worker lost", max_workers=1, lethal_share=0.1, hang_share=0.3),
     "tenants": _kind(7, "token file", tenants=("t1", "t2", "t3", "t3")),
     "weights": _kind(0, "weights loaded", "update: done", "output of several versions", updates=True),
+    "unset": _kind(2, "worker outgrown", "end: context full", unset=0.7, max_workers=3),
     "journal": _kind(
         24, "core died", "core died before it sent", "resumed after the core's death", "restored suspects",
         make=_deaths,

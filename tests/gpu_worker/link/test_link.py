@@ -470,11 +470,14 @@ def test_a_worker_that_was_asked_to_stop_computes_until_it_is_dismissed(
     def script() -> None:
         core.expect("join")
         core.say(joined=pb.Joined(generation=1))
+        # Its result says that the worker has heard of both.
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.expect("result")
         os.kill(os.getpid(), STOP)
         core.expect("stops")
         # The service stops too, and its rows need this worker. The parent's word may come again.
         os.kill(os.getpid(), STOP)
-        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.say(plan=pb.StepPlan(generation=1, step=2))
         core.expect("result")
         core.say(dismissed=pb.Dismissed())
         core.expect("leave")
@@ -495,6 +498,8 @@ def test_a_worker_that_was_asked_to_stop_does_not_wait_for_a_scheduler(
             os.kill(os.getpid(), signal.SIGTERM)
             return
         core.say(joined=pb.Joined(generation=1))
+        core.say(plan=pb.StepPlan(generation=1, step=1))
+        core.expect("result")
         os.kill(os.getpid(), signal.SIGTERM)
         core.expect("stops")
         if how == "lost":
