@@ -68,7 +68,9 @@ def _hear(heard: socket.socket, stop: Callable[[], None], waker: socket.socket) 
             if requests.asked == Asked.STOP_NOW:
                 os._exit(128 + number)
         if requests.announce():
-            log.info("stopping: the scheduler moves this worker's requests; a second signal ends this worker at once")
+            log.info(
+                "stopping: a scheduler that is there moves this worker's requests; a second signal ends it at once"
+            )
             stop()
             waker.send(b"\0")
 
