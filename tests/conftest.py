@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 FILE_SECONDS = Path(__file__).with_name("file_seconds.json")
 # Shorter files are not in it.
 _LEAST_SECONDS = 2.0
@@ -64,6 +66,16 @@ def pytest_configure(config: pytest.Config) -> None:
             stack.enter_context(cpu_quota(config.getoption("--cores")))
         except OSError as error:
             raise pytest.UsageError(f"--cores: this user may make no control groups here: {error}") from None
+
+
+@pytest.fixture(autouse=True)
+def kept_signals() -> Iterator[None]:
+    """A program that a test runs in this process takes signals; the programs of later tests would inherit that."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(trylast=True)
