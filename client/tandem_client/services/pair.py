@@ -21,6 +21,7 @@ from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
 from tandem_contract.logs import parse
 from tandem_contract.processes import Heard, Policy, Supervisor, run_async
+from tandem_contract.stopping import is_stop
 
 if TYPE_CHECKING:
     from tandem_client.services.probe import Probe
@@ -287,7 +288,8 @@ class ServicePair:
             tasks = [self._supervising[each] for each in group if each in self._supervising]
             await asyncio.gather(*tasks, return_exceptions=True)
             ended = [(each.name, each.ended.status) for each in running if each.ended is not None]
-            wrong += [f"the {name} ended with status {status}" for name, status in ended if status]
+            # During its start a program is ended by the order itself.
+            wrong += [f"the {name} ended with status {code}" for name, code in ended if code and not is_stop(code)]
         return wrong
 
     def stop_now(self) -> None:
