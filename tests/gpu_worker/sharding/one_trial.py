@@ -6,6 +6,7 @@ dimension that its plan shards. Prints `refused` and why, or what the log says.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,8 +76,9 @@ def main() -> None:
         trial.run(ranks, OverGloo(), cpu)
     except ModelRefused as error:
         print("refused", error)
-    finally:
-        dist.destroy_process_group()
+    sys.stdout.flush()
+    # Gloo's threads abort the process now and then if it ends with its group, and this test is of the trial alone.
+    os._exit(0)
 
 
 if __name__ == "__main__":
