@@ -19,8 +19,9 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
+from tandem_client.address import DEFAULT_ADDRESS
 from tandem_client.calls import Stubs
-from tandem_client.connection import DEFAULT_ADDRESS, Access, Metadata, TlsSettings, Tries
+from tandem_client.connection import Access, Metadata, TlsSettings, Tries
 from tandem_client.errors import (
     AlreadyExists,
     ClientClosed,

@@ -14,10 +14,7 @@ from urllib.request import getproxies
 import grpc
 import grpc.aio
 
-from tandem_client.address import DEFAULT_ADDRESS as DEFAULT_ADDRESS
-from tandem_client.address import dialled as dialled
-from tandem_client.address import is_local as is_local
-from tandem_client.address import problem_of
+from tandem_client.address import dialled, is_local, problem_of
 from tandem_client.errors import ClientForked, TandemError, Unavailable
 
 # The limit of one message in each direction. The service's own limit (4 MiB by default) is lower, and its error gives

@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tandem_client import AsyncClient, Client
-from tandem_client.connection import Access, dialled
+from tandem_client.address import dialled
+from tandem_client.connection import Access
 from tandem_client.gateway.service import Service
 from tandem_client.handshake import is_plaintext
 from tandem_client.services.gateway import gateway_flags

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tandem_client.connection import DEFAULT_ADDRESS, TlsSettings, dialled, is_local
+from tandem_client.address import DEFAULT_ADDRESS, dialled, is_local
+from tandem_client.connection import TlsSettings
 from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
 
