@@ -63,6 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--response-template", type=Path)
     parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
     parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--slow-file", type=Path, help="while it exists, steps are slow (`lateness.py`)")
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
     parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")
@@ -153,7 +154,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
     return WorkerSession(
         join=join_message(args),
         executor=Executor(shape_of(args), faults=faults, on_violation=violated),
-        lateness=Lateness(seed=args.lateness, step_seconds=args.step_ms / 1000),
+        lateness=Lateness(seed=args.lateness, step_seconds=args.step_ms / 1000, slow_file=args.slow_file),
         faults=faults,
         heartbeat_seconds=args.heartbeat_seconds,
         retry_seconds=args.retry_seconds,

@@ -307,6 +307,8 @@ class Rig:
             for child in self.children:
                 if isinstance(child, kind):
                     child.signal(signal.SIGTERM)
+                    # A test that failed may have left it stopped.
+                    child.signal(signal.SIGCONT)
             for child in self.children:
                 if isinstance(child, kind):
                     child.wait()

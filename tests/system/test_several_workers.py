@@ -1,7 +1,9 @@
 """Two workers on one machine: both serve, both keep a prefix cache, and the loss of one costs no stream."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -10,17 +12,38 @@ from tests.rigs.streams import Caller, Stream
 from tests.system.asks import Ask, random_asks
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
-SLOW = ("--step-ms", "2")
-# Streams of it have not ended when all have begun, on a busy machine too.
-SLOWER = ("--step-ms", "10")
 
 
-def two_of(rig: Rig, pace: Sequence[str] = SLOW) -> tuple[Child, Child, Caller]:
+def slow_file(rig: Rig) -> Path:
+    return rig.runtime_dir / "slow"
+
+
+def pace(rig: Rig) -> tuple[str, ...]:
+    """A worker's flags for its pace."""
+    return "--step-ms", "2", "--slow-file", str(slow_file(rig))
+
+
+@contextmanager
+def slowed(rig: Rig) -> Iterator[None]:
+    """Steps are slow within, so that no stream ends there."""
+    slow_file(rig).touch()
+    try:
+        yield
+    finally:
+        slow_file(rig).unlink()
+
+
+def worker(rig: Rig) -> Child:
+    """Another serving worker."""
+    child = rig.worker(*SHAPE, *pace(rig))
+    child.wait_line("^joined")
+    return child
+
+
+def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
     """Two serving workers in the order of their joining, and a caller."""
-    _, first, caller = rig.serve(*SHAPE, *pace)
-    second = rig.worker(*SHAPE, *pace)
-    second.wait_line("^joined")
-    return first, second, caller
+    _, first, caller = rig.serve(*SHAPE, *pace(rig))
+    return first, worker(rig), caller
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +76,14 @@ def running(caller: Caller) -> dict[int, int]:
     return {one.pid: one.running for one in caller.load().per_worker}
 
 
-def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, Caller]) -> None:
+def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, Caller], shared_rig: Rig) -> None:
     first, second, caller = two
     asks = long_asks(16, seed=1)
-    streams = generate(caller, asks)
-    for stream in streams:
-        stream.wait_tokens(3)
-    load = caller.load()
+    with slowed(shared_rig):
+        streams = generate(caller, asks)
+        for stream in streams:
+            stream.wait_tokens(3)
+        load = caller.load()
     each = {one.pid: one for one in load.per_worker}
     assert each.keys() == {first.pid, second.pid}
     assert load.workers == 2
@@ -94,40 +118,42 @@ def test_a_worker_with_another_attention_window_is_refused(two: tuple[Child, Chi
 
 
 def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -> None:
-    first, second, caller = two_of(rig, SLOWER)
+    first, second, caller = two_of(rig)
     asks = long_asks(16, seed=2)
-    streams = generate(caller, asks)
-    for stream in streams:
-        stream.wait_tokens(5)
-    # None of its streams ends between the count and its death.
-    second.signal(signal.SIGSTOP)
-    theirs = running(caller)[second.pid]
-    assert theirs >= 6
-    second.kill()
+    with slowed(rig):
+        streams = generate(caller, asks)
+        for stream in streams:
+            stream.wait_tokens(5)
+        # None of its streams ends between the count and its death.
+        second.signal(signal.SIGSTOP)
+        theirs = running(caller)[second.pid]
+        assert theirs >= 6
+        second.kill()
     caller.wait_load(lambda load: load.workers == 1)
     check(asks, streams)
     assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs
-    again = rig.worker(*SHAPE, *SLOW)
-    again.wait_line("^joined")
+    again = worker(rig)
     asks = long_asks(8, seed=3)
-    streams = generate(caller, asks)
-    for stream in streams:
-        stream.wait_tokens(3)
-    assert running(caller).keys() == {first.pid, again.pid}
-    assert min(running(caller).values()) >= 3
+    with slowed(rig):
+        streams = generate(caller, asks)
+        for stream in streams:
+            stream.wait_tokens(3)
+        assert running(caller).keys() == {first.pid, again.pid}
+        assert min(running(caller).values()) >= 3
     check(asks, streams)
     caller.wait_idle()
 
 
 def test_a_request_too_long_for_the_remaining_worker_waits_for_a_larger_one(rig: Rig) -> None:
-    flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *SLOW)
+    flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *pace(rig))
     _, large, caller = rig.serve(*flags, "--max-length", "600")
     rig.worker(*flags, "--max-length", "100").wait_line("^joined")
     assert caller.model_info().max_length == 600
     long = Ask(prompt=(1, 2, 3), max_new_tokens=400)
-    stream = caller.generate(long.request())
-    stream.wait_tokens(10)
-    large.kill()
+    with slowed(rig):
+        stream = caller.generate(long.request())
+        stream.wait_tokens(10)
+        large.kill()
     caller.wait_load(lambda load: load.workers == 1 and load.waiting == 1)
     # The small worker serves the requests that fit it.
     asks = random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))
