@@ -203,7 +203,11 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
 
     def program() -> Program | None:
         found = _alone(size, folder) if place is None else place.variables()
-        return None if found is None else Program(argv=argv, environment=environment | found, takes_stderr=False)
+        return (
+            None
+            if found is None
+            else Program(argv=argv, environment=environment | found, takes_stderr=False, has_session=False)
+        )
 
     def start(program: Program, wake: Callable[[], None]) -> _Ranks:
         ranks = _Ranks(program, wake)

@@ -143,7 +143,12 @@ class _FrontEnd:
             if pipe.write(content) != len(content):
                 os.close(reading)
                 raise OSError(errno.E2BIG, f"{len(content):,} bytes of settings do not fit a pipe")
-        return Program(argv=python("scheduler_svc.frontend", str(reading)), descriptors=(reading,), takes_stderr=False)
+        return Program(
+            argv=python("scheduler_svc.frontend", str(reading)),
+            descriptors=(reading,),
+            takes_stderr=False,
+            has_session=False,
+        )
 
     def _hear(self, line: str) -> Heard:
         if line == ALIVE:

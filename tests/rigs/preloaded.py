@@ -58,6 +58,7 @@ class _Order:
     environment: dict[str, str]
     descriptors: list[int]
     in_new_session: bool
+    in_new_group: bool
 
 
 class Popen(subprocess.Popen[str]):
@@ -93,7 +94,7 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     environment = dict(os.environ if given["env"] is None else given["env"])
     order = _Order(
         command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed],
-        in_new_session=given["start_new_session"],
+        in_new_session=given["start_new_session"], in_new_group=given["process_group"] == 0,
     )  # fmt: skip
     return order, [*streams, *passed]
 
@@ -223,6 +224,8 @@ def _take(order: _Order, descriptors: list[int]) -> None:
     """Takes what a program gets from who starts it."""
     if order.in_new_session:
         os.setsid()
+    elif order.in_new_group:
+        os.setpgid(0, 0)
     # The server's own would close numbers that are the program's, when the program ends.
     for each in [each for each in gc.get_objects() if isinstance(each, socket.socket)]:
         each.detach()

@@ -304,7 +304,7 @@ def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[S
                 announce("%s %s", LISTENING, url)
 
     def kept(row: int) -> Supervisor:
-        program = Program(argv=python(_MODULE, *flags, f"--row={row}"))
+        program = Program(argv=python(_MODULE, *flags, f"--row={row}"), has_session=False)
         return Supervisor(f"gateway {row + 1}", lambda: program, _POLICY, hear=hear, on_change=on_change)
 
     return [kept(row) for row in range(settings.processes)]
