@@ -93,7 +93,7 @@ def _tokens_left(lane: Lane) -> int:
 
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.by_worker.values(), lanes.leaving)
+    return first_proven(lanes.values(), lanes.leaving)
 
 
 def _move_rows(
@@ -212,7 +212,7 @@ class Drains:
             return effects
         lane = self._find(event.worker)
         if lane is None:
-            present = ", ".join(self._lanes.by_worker) or "none"
+            present = ", ".join(self._lanes) or "none"
             message = f"worker: there is no worker {event.worker!r}; the workers are: {present}"
             return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
         drain = self._drains.get(lane.worker)
@@ -232,7 +232,7 @@ class Drains:
 
     def worker_stops(self, event: ev.WorkerStops, now: float) -> list[fx.Effect]:
         """Begins the drain that a worker wishes which was asked to stop; while the service stops, none."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None or lane.worker in self._drains:
             return []
         if self.is_stopping:
@@ -304,13 +304,13 @@ class Drains:
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
-        lanes = self._lanes.by_worker
+        lanes = self._lanes
         if worker in lanes:
             return lanes[worker]
         return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
 
     def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        lane = self._lanes.by_worker.get(drain.worker)
+        lane = self._lanes.get(drain.worker)
         if lane is None or lane.number != drain.lane_number:
             if drain.state is DrainState.LEAVING:
                 drain.state, drain.detail = DrainState.DONE, "the worker has left"
@@ -351,13 +351,13 @@ class Drains:
         watchers = drain.watchers.due(drain.state, self._frontends, now)
         if not watchers:
             return []
-        lane = self._lanes.by_worker.get(drain.worker)
+        lane = self._lanes.get(drain.worker)
         live = len(self._queue)
         waiting = self._queue.num_waiting
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
             tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
-            tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
+            tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
         return [
             DrainReport(
                 frontend=frontend,

@@ -25,7 +25,7 @@ from scheduler_svc.core.state.memory_limit import Reduction
 def next_timeout(lanes: Lanes, config: CoreConfig) -> float | None:
     """Returns the time at which the first worker is given up, None without a worker. Those on standby count, too."""
     first = None
-    for lane in lanes.by_worker.values():
+    for lane in lanes.values():
         at = lane.timeout(config)
         if first is None or at < first:
             first = at
@@ -38,7 +38,7 @@ def give_up_hung(lanes: Lanes, config: CoreConfig, now: float) -> list[fx.Effect
     if first is None or now < first:
         return []
     effects = list[fx.Effect]()
-    for lane in [lane for lane in lanes.by_worker.values() if now >= lane.timeout(config)]:
+    for lane in [lane for lane in lanes.values() if now >= lane.timeout(config)]:
         if lane.weights.loading is None:
             reason = lane.clock.why_given_up(lane.in_flight, config, now)
         else:
@@ -51,7 +51,7 @@ def give_up_hung(lanes: Lanes, config: CoreConfig, now: float) -> list[fx.Effect
 
 def excuse(lanes: Lanes, seconds: float) -> None:
     """Excuses all workers for a time in which the scheduler did not run."""
-    for lane in lanes.by_worker.values():
+    for lane in lanes.values():
         lane.clock.paused(seconds, is_working=bool(lane.in_flight))
         lane.weights.paused(seconds)
         lane.constraints.paused(seconds)
@@ -63,7 +63,7 @@ _PLAN_SECONDS = 2.0
 
 def heard(lanes: Lanes, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
     """Handles a heartbeat: resets the lane if frames are missing. An unknown worker is asked to join."""
-    lane = lanes.by_worker.get(event.worker)
+    lane = lanes.get(event.worker)
     if lane is None:
         return [fx.AskRejoin(worker=event.worker)]
     lane.clock.heard(now)

@@ -109,13 +109,13 @@ class Preparations:
         self._is_used = True
         for _ in range(count):
             self.sources.use(name, submit.constraint, submit.tenant)
-        for lane in self._lanes.by_worker.values():
+        for lane in self._lanes.values():
             lane.constraints.used(name)
 
     def removed(self, request: Request) -> None:
         """Counts a request as ended."""
         if request.constraint and self.sources.release(request.constraint):
-            for lane in self._lanes.by_worker.values():
+            for lane in self._lanes.values():
                 lane.constraints.unused(request.constraint, lane.step)
 
     # Orders --------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Preparations:
         if not self._is_used:
             return []
         effects: list[fx.Effect] = []
-        for lane in self._lanes.by_worker.values():
+        for lane in self._lanes.values():
             names = lane.constraints.take_drops(lane.step - len(lane.in_flight))
             effects += [fx.DropConstraint(worker=lane.worker, hash=name) for name in names]
         return effects
@@ -139,7 +139,7 @@ class Preparations:
 
     def answered(self, event: ConstraintReady, now: float) -> list[fx.Effect]:
         """Lets rows with the constraint sample, or ends the requests that need it from this worker."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         if not lane.constraints.answered(event.hash, ok=not event.error):
@@ -156,7 +156,7 @@ class Preparations:
         """Ends the requests whose workers have not answered in time. Heartbeats cause a Tick often enough."""
         if not self._is_used:
             return
-        for lane in self._lanes.by_worker.values():
+        for lane in self._lanes.values():
             for name in lane.constraints.overdue(now):
                 lane.constraints.answered(name, ok=False)
                 what = f"worker {lane.worker} has not prepared it within {ANSWER_SECONDS:g} s"

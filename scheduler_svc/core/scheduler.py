@@ -42,9 +42,7 @@ class Scheduler:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.queue = RequestQueue()
-        self._lanes = lanes = Lanes(config, self.queue)
-        self.lanes = lanes.by_worker
-        """Lanes by the worker's name, the longest joined first; those of standby workers too."""
+        self.lanes = self._lanes = lanes = Lanes(config, self.queue)
         self.suspects, self.held_pools, self.counters = lanes.suspects, lanes.held_pools, lanes.counters
         self._steps = Steps(config, self.queue, lanes, self._end)
         self.preparations = self._steps.preparations

@@ -69,13 +69,13 @@ class Availability:
     def _cause(self) -> tuple[WaitReason, str]:
         """Returns why no lane takes requests: that of the lane which is nearest to it."""
         lanes = self._lanes
-        if not lanes.by_worker:
+        if not lanes:
             if not lanes.last_end:
                 return WaitReason.NO_WORKER, NOBODY
             is_lost, what = lanes.last_end
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"
-        states = [(*state_of(lane, lanes.leaving), lane.worker) for lane in lanes.by_worker.values()]
+        states = [(*state_of(lane, lanes.leaving), lane.worker) for lane in lanes.values()]
         state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
         return _REASONS[state], f"worker {worker} {what}"
 
@@ -212,7 +212,7 @@ def load_of(
     counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
     reductions = counters.memory_reductions
     each = [_of_lane(lane, leaving) for lane in seated]
-    on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.is_seated]
+    on_standby = [_of_lane(lane, leaving) for lane in lanes.values() if not lane.is_seated]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,

@@ -61,7 +61,7 @@ class Steps:
         num_idle = 0
         while num_idle <= len(proven):
             has_planned, looked = False, set[int]()
-            for lane in by_backlog(self._lanes.by_worker.values()):
+            for lane in by_backlog(self._lanes.values()):
                 if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
                     continue
                 if lane.proven_at is None:
@@ -123,7 +123,7 @@ class Steps:
         self, event: ev.StepDone, frontends: Mapping[str, int], now: float
     ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
         """Reads a result. Returns effects, the tokens of a successful step, and the requests that end with the step."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)], None, []
         lane.clock.answered(now, lane.in_flight)

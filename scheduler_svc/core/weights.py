@@ -161,11 +161,11 @@ class Updates:
             roots=self._config.weights_folders,
             going_on=None if update is None else update.weights,
             used=self._used,
-            has_workers=bool(self._lanes.by_worker),
+            has_workers=bool(self._lanes),
         )
         if refusal is not None:
             return [refusal]
-        for lane in self._lanes.by_worker.values():
+        for lane in self._lanes.values():
             lane.weights.retry_at, lane.weights.refusal = 0.0, ""
         self._update = Update(
             weights=event.weights,
@@ -184,7 +184,7 @@ class Updates:
 
     def loaded(self, event: WeightsLoaded, now: float) -> list[fx.Effect]:
         """Handles a worker's answer."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
@@ -221,7 +221,7 @@ class Updates:
 
     def advance(self, now: float) -> list[fx.Effect]:
         """Tells workers to load, marks lanes, and reports. Called before plans are made."""
-        lanes = list(self._lanes.by_worker.values())
+        lanes = list(self._lanes.values())
         version = "" if self.current is None else self.current.version
         is_even = all(lane.info.weights_version == version for lane in lanes)
         if is_even and not self._is_uneven and self._update is None:
@@ -244,7 +244,7 @@ class Updates:
         """Returns when `advance` must be called at the latest, None if nothing is due."""
         times = [self._update.ends_at, self._update.watchers.reports_at] if self._update is not None else []
         if self._is_uneven:
-            times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
+            times += [lane.weights.retry_at for lane in self._lanes.values() if lane.weights.refusal]
         return min(times, default=None)
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:

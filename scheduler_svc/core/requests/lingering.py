@@ -122,7 +122,7 @@ class Lingering:
     def _attach(self, request: Request, frontend: str, stream: int, frontend_idx: int) -> None:
         self._queue.attach(request, frontend, stream)
         if request.row:
-            self._lanes.by_worker[request.worker].rows.attach(request.row, stream, frontend_idx)
+            self._lanes[request.worker].rows.attach(request.row, stream, frontend_idx)
 
     def resume(self, event: ev.Resume, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
         """Makes a front end the reader of a request, instead of the present reader if there is one."""
@@ -179,7 +179,7 @@ class Lingering:
         """Returns all output tokens of a live request."""
         if not request.row:
             return request.tokens_between(request.prompt_tokens, request.known)
-        rows = self._lanes.by_worker[request.worker].rows
+        rows = self._lanes[request.worker].rows
         return rows.tokens_between(request.row, request.prompt_tokens, int(rows.known[request.row])).copy()
 
     # The journal ---------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class Listing:
         why, spans = self._waits.why(request, now), request.weights.spans
         output, version = request.num_outputs, spans[-1].version if spans else ""
         if request.row:
-            lane = self._lanes.by_worker[request.worker]
+            lane = self._lanes[request.worker]
             output = int(lane.rows.known[request.row]) - request.prompt_tokens
             version = lane.info.weights_version
         return RequestEntry(
