@@ -10,11 +10,11 @@ from functools import cache
 import numpy as np
 
 from scheduler_svc.core.pages.lane_pages import audit_lane_pages
-from scheduler_svc.core.preparations import MAX_SOURCES_BYTES, Sources
 from scheduler_svc.core.quarantine import MAX_ENTRIES
 from scheduler_svc.core.queue.request_queue import audit_tenants
 from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sources import MAX_SOURCES_BYTES, Sources
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows

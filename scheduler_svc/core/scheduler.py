@@ -14,14 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.core import faults
+from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.drains import Drains
+from scheduler_svc.core.front_ends import Announcer
 from scheduler_svc.core.lanes import Lanes, flush
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineRestored, RequestsQuery
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.requests.acceptance import Acceptance
 from scheduler_svc.core.requests.lingering import Lingering
@@ -30,7 +31,7 @@ from scheduler_svc.core.requests.refusals import Refusals
 from scheduler_svc.core.schedule.endings import Ending, stats_of
 from scheduler_svc.core.schedule.results import OutputCollector
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.status import Announcer, Availability, load_of
+from scheduler_svc.core.status import Availability, load_of
 from scheduler_svc.core.steps import Steps
 from scheduler_svc.core.waits import Waits
 from scheduler_svc.core.weights import Updates

@@ -16,8 +16,8 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import WeightsSpan
+from scheduler_svc.core.queue.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import Availability

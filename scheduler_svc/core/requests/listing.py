@@ -13,8 +13,8 @@ from scheduler_svc.core.messages.effects import Effect
 from scheduler_svc.core.messages.names import forms, own_id
 from scheduler_svc.core.messages.operators import RequestsMark, RequestsQuery, RequestsReply
 from scheduler_svc.core.messages.reports import RequestEntry, RequestState, WaitReason
+from scheduler_svc.core.queue.kept_requests import KeptRequest
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.kept_requests import KeptRequest
 from scheduler_svc.core.requests.lingering import Lingering
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import NOBODY, Availability

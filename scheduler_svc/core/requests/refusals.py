@@ -6,15 +6,15 @@ or positions that cannot exist. A request is accepted with all its samples or no
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.convictions import Convictions
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
-from scheduler_svc.core.preparations import Sources
-from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.sources import Sources
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.status import Availability
 from tandem_contract.plural import numbered
