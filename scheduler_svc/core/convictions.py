@@ -1,43 +1,77 @@
-"""Puts convicted requests into the quarantine, and answers operators who ask for it."""
+"""The end of requests that were convicted of killing their workers, and operators who ask for the quarantine."""
 
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
-from scheduler_svc.core.quarantine import Entry, Quarantine
-from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.quarantine import MAX_ENTRIES, Entry
 
 
-class Convictions:
-    """Owns the quarantine."""
+def end_convicted(core: Core, now: float) -> list[fx.Effect]:
+    """Ends and quarantines the requests that were convicted of killing their workers or making their steps fail."""
+    effects = list[fx.Effect]()
+    convicted = core.suspects.take_convicted()
+    for conviction in convicted:
+        request, cause = conviction.request, conviction.cause
+        core.quarantine.add(request, cause, now)
+        # The deaths are explained, so they were no crash loop.
+        core.lanes.crash_loop.confirmed()
+        message = f"request {request.request_id}: {cause}"
+        effects.append(fx.Note(message=f"{message}; it is quarantined"))
+        core.end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message))
+    return effects
 
-    def __init__(self, config: CoreConfig, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self.quarantine = Quarantine(config.quarantine_seconds)
 
-    def take(self, now: float) -> list[tuple[Request, fx.Failure]]:
-        """Quarantines the requests that were convicted since the last call. Returns them; the caller ends them."""
-        taken: list[tuple[Request, fx.Failure]] = []
-        for conviction in self._lanes.suspects.take_convicted():
-            request, cause = conviction.request, conviction.cause
-            self.quarantine.add(request, cause, now)
-            # The deaths are explained, so they were no crash loop.
-            self._lanes.crash_loop.confirmed()
-            message = f"request {request.request_id}: {cause}"
-            taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
-        return taken
+class Convictions(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.handlers = {
+            QuarantineQuery: self._answer,
+            ClearQuarantine: self._answer,
+            QuarantineRestored: self._restored,
+        }
 
-    def restore(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Ends the requests that this Tick has convicted so far, so that no plan has them."""
+        return end_convicted(self._core, now) if self._core.suspects.has_convicted else []
+
+    def next_wake(self) -> float | None:
+        """Returns when the trial stops waiting for another worker, None if it does not wait."""
+        return self._core.suspects.waits_until
+
+    def _restored(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
         """Continues the quarantine of an earlier process."""
         for entry in event.entries:
             at = now - entry.age_seconds
-            self.quarantine.restore(
+            self._core.quarantine.restore(
                 Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
             )
         return []
 
-    def answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
+    def _answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
         """Lists the entries; for a ClearQuarantine those that are left."""
-        removed = self.quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
-        entries = self.quarantine.report(now)
+        quarantine = self._core.quarantine
+        removed = quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
+        entries = quarantine.report(now)
         return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]
+
+    def audit(self) -> None:
+        """Checks that suspects are live, are held, are in one group each, and run only in their trial, alone."""
+        core, queue, suspects = self._core, self._queue, self._core.suspects
+        handles = suspects.handles
+        assert all(queue.by_handle(handle) for handle in handles), "a suspect is not live"
+        assert {request.handle for request in queue if queue.is_held(request)} == handles, "another request is held"
+        members = [request.handle for request in suspects.members()]
+        grouped = sorted([*members, *(handle for group in suspects.groups for handle in group)])
+        assert grouped == sorted(handles), "a suspect is in no group, or in two"
+        workers = {request.worker for request in queue if request.row and request.handle in handles}
+        assert len(workers) < 2, f"suspects run on {workers}"
+        for lane in self._lanes.values():
+            for record in lane.in_flight:
+                found = handles.intersection(record.handles.tolist())
+                # A request that is not live any more may have been suspected when the plan was made.
+                others = [
+                    handle for handle in record.handles.tolist() if handle not in handles and queue.by_handle(handle)
+                ]
+                assert not found or not others, "a suspect shares a plan with another request"
+                assert found <= set(members), "a suspect runs outside its trial"
+        assert len(core.quarantine) <= MAX_ENTRIES

@@ -1,19 +1,15 @@
-"""What front ends are told: the served model, and whether a request that arrives now is computed.
+"""Front ends: their joins and losses, and what they are told of the service and of requests that wait.
 
-`Announcer` remembers what it sent last, so that each change is sent once. Front ends use only this status to refuse
-requests before they parse them, because under overload a refusal must be cheap.
+`FrontEnds` remembers the status that it sent last, so that each change is sent once. Front ends use only this status to
+refuse requests before they parse them, because under overload a refusal must be cheap.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
+from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.messages.effects import AnnounceDrain, CoreStatus, Effect, ModelServed, Note
+from scheduler_svc.core.messages.events import FrontendJoined, FrontendLost
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
-from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.requests.lingering import detach
 from scheduler_svc.core.state.worker_infos import Served
-from scheduler_svc.core.status import Availability
 from tandem_contract.plural import numbered
 
 RETRY_CHANGE = 1.5
@@ -22,38 +18,53 @@ _REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
 """If no request is computed for these reasons, new ones are refused. Otherwise they wait."""
 
 
-@dataclass(slots=True)
-class Announcer:
-    """Makes announcements from the queue, the lanes and the availability, and does not change them."""
+class FrontEnds(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.handlers = {FrontendJoined: self._joined, FrontendLost: self._lost}
+        self._next_index = 1
+        # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
+        # that is refused because the queue is full may be sent again.
+        self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
 
-    _config: CoreConfig
-    _queue: RequestQueue
-    _lanes: Lanes
-    _availability: Availability
-    _sent_served: Served | None = None
-    # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request that
-    # is refused because the queue is full may be sent again.
-    _sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
+    def tick(self, now: float) -> list[Effect]:
+        """Returns what front ends and the callers of requests that wait are told."""
+        return [*self._changed_status(now), *self._core.waits.tell(self._frontends, now)]
 
-    def greeting(self, frontend: str, now: float) -> list[Effect]:
-        """Returns the announcements for a front end that joins."""
-        return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend, now)]
+    def next_wake(self) -> float | None:
+        """Returns when the waits of requests are looked at, None if they need not be."""
+        return self._core.waits.next_wake()
 
-    def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
-        """Returns the served model for every front end, if callers see a difference."""
-        served = self._lanes.worker_infos.served
-        if served is self._sent_served:
+    def _joined(self, event: FrontendJoined, now: float) -> list[Effect]:
+        frontend, is_stopping = event.frontend, self._core.is_stopping
+        effects = [*self._drop(frontend, now), *self._changed_status(now)]
+        self._frontends[frontend] = self._next_index
+        self._next_index += 1
+        drain = [AnnounceDrain(frontend=frontend)] if is_stopping else []
+        return [*effects, model_of(frontend, self._lanes.worker_infos.served), self._status(frontend, now), *drain]
+
+    def _lost(self, event: FrontendLost, now: float) -> list[Effect]:
+        return self._drop(event.frontend, now)
+
+    def _drop(self, frontend: str, now: float) -> list[Effect]:
+        """Frees the requests of a front end that is gone, except for those that linger."""
+        if self._frontends.pop(frontend, None) is None:
             return []
-        self._sent_served = served
-        return [_model(frontend, served) for frontend in frontends]
+        core = self._core
+        effects = [each for entry in core.kept.of_frontend(frontend) for each in detach(core, entry, now)]
+        for request in [request for request in self._queue if request.frontend == frontend]:
+            core.remove(request, now)
+        return effects
 
-    def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
+    def _changed_status(self, now: float) -> list[Effect]:
         """Returns the core's status for every front end, if it changed.
 
         That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
         the estimated time in the queue has changed by RETRY_CHANGE.
         """
-        queue_full, not_serving, workers = self._queue_full(), self._availability.value, self._availability.num_workers
+        availability = self._core.availability
+        availability.look(now, is_stopping=self._core.is_stopping)
+        queue_full, not_serving, workers = self._queue_full(), availability.value, availability.num_workers
         before, queue = self._sent_status, self._queue
         seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
         is_same = (bool(queue_full), not_serving, workers) == (bool(before[0]), before[1], before[2])
@@ -61,7 +72,7 @@ class Announcer:
         if is_same and is_near:
             return []
         self._sent_status = (queue_full, not_serving, workers, seconds)
-        effects: list[Effect] = [self._status(frontend, now) for frontend in frontends]
+        effects: list[Effect] = [self._status(frontend, now) for frontend in self._frontends]
         if _crashes(not_serving) and not _crashes(before[1]) and not_serving is not None:
             effects.append(Note(message=f"not serving: {not_serving.message}"))
         elif _crashes(before[1]) and not _crashes(not_serving):
@@ -103,7 +114,8 @@ def _crashes(not_serving: NotServing | None) -> bool:
     return not_serving is not None and not_serving.reason is WaitReason.CRASH_LOOP
 
 
-def _model(frontend: str, served: Served | None) -> ModelServed:
+def model_of(frontend: str, served: Served | None) -> ModelServed:
+    """Returns what a front end is told of the model."""
     if served is None:
         return ModelServed(frontend=frontend, info=None, recent_max_length=0)
     return ModelServed(

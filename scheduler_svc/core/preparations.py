@@ -3,67 +3,32 @@
 The states of a lane are in its `LaneConstraints`; `schedule/` lets it want one.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
 
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.events import ConstraintReady, Submit
-from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import End
-from scheduler_svc.core.sources import Sources
+from scheduler_svc.core.messages.events import ConstraintReady
+from scheduler_svc.core.sources import MAX_SOURCES_BYTES
 from scheduler_svc.core.state.lane import Lane, prepared
 from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
-from scheduler_svc.core.state.request import Phase, Request
+from scheduler_svc.core.state.request import Phase
 
 
-@dataclass(slots=True)
-class Preparations:
-    """`_end` ends a live request."""
+class Preparations(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.handlers = {ConstraintReady: self.answered}
 
-    _queue: RequestQueue
-    _lanes: Lanes
-    _end: End
-    sources: Sources = field(default_factory=Sources)
-    # Whether a request has had a constraint. Without one, nothing here costs time.
-    _is_used: bool = False
-
-    # Requests ------------------------------------------------------------------------------------------------------
-
-    def accepted(self, submit: Submit, count: int) -> None:
-        """Counts `count` new requests with the constraint of the Submit, if it has one."""
-        name = submit.constraint_hash
-        if not name:
-            return
-        self._is_used = True
-        for _ in range(count):
-            self.sources.use(name, submit.constraint, submit.tenant)
-        for lane in self._lanes.values():
-            lane.constraints.used(name)
-
-    def removed(self, request: Request) -> None:
-        """Counts a request as ended."""
-        if request.constraint and self.sources.release(request.constraint):
-            for lane in self._lanes.values():
-                lane.constraints.unused(request.constraint, lane.step)
-
-    # Orders --------------------------------------------------------------------------------------------------------
-
-    def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """Returns the orders to prepare what the lane wants."""
-        names = lane.constraints.take_wanted(now)
-        return [fx.PrepareConstraint(worker=lane.worker, hash=name, source=self.sources[name]) for name in names]
-
-    def drops(self) -> list[fx.Effect]:
-        """Returns the orders to drop what no request has any more."""
-        if not self._is_used:
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Ends the requests whose workers have not answered in time, and drops what no request has any more."""
+        if not self._core.sources.is_used:
             return []
+        self._expire(now)
         effects: list[fx.Effect] = []
         for lane in self._lanes.values():
             names = lane.constraints.take_drops(lane.step - len(lane.in_flight))
             effects += [fx.DropConstraint(worker=lane.worker, hash=name) for name in names]
         return effects
-
-    # Answers -------------------------------------------------------------------------------------------------------
 
     def answered(self, event: ConstraintReady, now: float) -> list[fx.Effect]:
         """Lets rows with the constraint sample, or ends the requests that need it from this worker."""
@@ -80,10 +45,8 @@ class Preparations:
             prepared(lane, event.hash)
         return []
 
-    def expire(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         """Ends the requests whose workers have not answered in time. Heartbeats cause a Tick often enough."""
-        if not self._is_used:
-            return
         for lane in self._lanes.values():
             for name in lane.constraints.overdue(now):
                 lane.constraints.answered(name, ok=False)
@@ -95,4 +58,26 @@ class Preparations:
         for request in list(self._queue):
             if request.constraint == name and (request.phase is Phase.WAITING or request.worker == lane.worker):
                 what = f"the constraint cannot be used: {error}"
-                self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=what))
+                self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=what))
+
+    def audit(self) -> None:
+        """Checks that sources and lanes have what live requests use, and that no row samples without its constraint."""
+        sources = self._core.sources
+        users = Counter(request.constraint for request in self._queue if request.constraint)
+        assert sources.users() == users, "the users of constraints are miscounted"
+        assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
+        for lane in self._lanes.values():
+            lane.constraints.audit(set(users))
+            _audit_awaiting(lane)
+
+
+def _audit_awaiting(lane: Lane) -> None:
+    rows = lane.rows
+    seated = rows.requests_at(rows.seated())
+    awaiting = [request for request in seated if rows.awaits_constraint[request.row]]
+    assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
+    assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
+    for request in seated:
+        is_ready = not request.constraint or lane.constraints.is_ready(request.constraint)
+        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
+        assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"

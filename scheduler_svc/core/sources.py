@@ -2,6 +2,12 @@
 
 from collections import Counter
 
+from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.request import Request
+
 MAX_SOURCES_BYTES = 64 << 20
 """Largest size of all sources together."""
 
@@ -9,7 +15,10 @@ MAX_SOURCES_BYTES = 64 << 20
 class Sources:
     """The source of each constraint that a live request uses, by its hash."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self.is_used = False
+        """Whether a request has had a constraint. Without one, constraints cost no time."""
         self.num_bytes = 0
         """Size of all sources together."""
         self._sources: dict[bytes, bytes] = {}
@@ -73,3 +82,25 @@ class Sources:
         if not self._bytes_of[tenant]:
             del self._bytes_of[tenant]
         return True
+
+    def accepted(self, submit: Submit, count: int) -> None:
+        """Counts `count` new requests with the constraint of the Submit, if it has one."""
+        name = submit.constraint_hash
+        if not name:
+            return
+        self.is_used = True
+        for _ in range(count):
+            self.use(name, submit.constraint, submit.tenant)
+        for lane in self._lanes.values():
+            lane.constraints.used(name)
+
+    def removed(self, request: Request) -> None:
+        """Counts a request as ended."""
+        if request.constraint and self.release(request.constraint):
+            for lane in self._lanes.values():
+                lane.constraints.unused(request.constraint, lane.step)
+
+    def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
+        """Returns the orders to prepare what the lane wants."""
+        names = lane.constraints.take_wanted(now)
+        return [fx.PrepareConstraint(worker=lane.worker, hash=name, source=self[name]) for name in names]

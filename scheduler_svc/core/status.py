@@ -99,10 +99,8 @@ def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
     return WorkerState.STANDBY, "is on standby"
 
 
-def load_of(
-    lanes: Lanes, queue: RequestQueue, step_ms: float, output_tokens: int, weights_version: str, now: float
-) -> Load:
-    """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
+def load_of(lanes: Lanes, queue: RequestQueue, weights_version: str, now: float) -> Load:
+    """Returns the load at `now`."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
     reductions = counters.memory_reductions
@@ -116,10 +114,10 @@ def load_of(
         pages_total=sum(one.pages_total for one in each),
         workers=sum(one.state is WorkerState.SERVING for one in each),
         steps=counters.steps,
-        step_ms=step_ms,
+        step_ms=counters.step_ms,
         preemptions=counters.preemptions,
         lane_resets=counters.resets,
-        output_tokens=output_tokens,
+        output_tokens=counters.output_tokens,
         worker_pid=each[0].pid if each else 0,
         pages_cached=sum(one.pages_cached for one in each),
         prompt_tokens=counters.prompt_tokens,
