@@ -1,9 +1,8 @@
-"""The end of requests that were convicted of killing their workers, and operators who ask for the quarantine."""
+"""The end of requests that were convicted of killing their workers or making their steps fail."""
 
 from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
-from scheduler_svc.core.quarantine import MAX_ENTRIES, Entry
+from scheduler_svc.core.quarantine import MAX_ENTRIES
 
 
 def end_convicted(core: Core, now: float) -> list[fx.Effect]:
@@ -22,14 +21,6 @@ def end_convicted(core: Core, now: float) -> list[fx.Effect]:
 
 
 class Convictions(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {
-            QuarantineQuery: self._answer,
-            ClearQuarantine: self._answer,
-            QuarantineRestored: self._restored,
-        }
-
     def tick(self, now: float) -> list[fx.Effect]:
         """Ends the requests that this Tick has convicted so far, so that no plan has them."""
         return end_convicted(self._core, now) if self._core.suspects.has_convicted else []
@@ -37,22 +28,6 @@ class Convictions(Organ):
     def next_wake(self) -> float | None:
         """Returns when the trial stops waiting for another worker, None if it does not wait."""
         return self._core.suspects.waits_until
-
-    def _restored(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
-        """Continues the quarantine of an earlier process."""
-        for entry in event.entries:
-            at = now - entry.age_seconds
-            self._core.quarantine.restore(
-                Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
-            )
-        return []
-
-    def _answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
-        """Lists the entries; for a ClearQuarantine those that are left."""
-        quarantine = self._core.quarantine
-        removed = quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
-        entries = quarantine.report(now)
-        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]
 
     def audit(self) -> None:
         """Checks that suspects are live, are held, are in one group each, and run only in their trial, alone."""

@@ -4,9 +4,8 @@
 the scheduler's work, and keeps to itself what nobody else needs.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -112,14 +111,30 @@ class Core:
             self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
 
-Handler = Callable[[Any, float], list[fx.Effect]]
+Handler = Callable[[Any, Any, float], list[fx.Effect]]
+Method = TypeVar("Method", bound=Handler)
+
+
+def handles(*events: type[Any]) -> Callable[[Method], Method]:
+    """Makes a method of an organ the handler of these types of events."""
+
+    def mark(method: Method) -> Method:
+        method.__dict__["handles"] = events
+        return method
+
+    return mark
 
 
 class Organ:
     """One part of the scheduler's work. What a class does not define, it does not do."""
 
-    handlers: Mapping[type[Any], Handler] = MappingProxyType({})
-    """What follows from an event, by its type. A type has one handler in all organs."""
+    handlers: tuple[tuple[type[Any], Handler], ...] = ()
+    """Types of events, each with the method that handles it. A type has one handler in all organs."""
+
+    def __init_subclass__(cls) -> None:
+        methods = [each for each in vars(cls).values() if callable(each)]
+        own = [(event, method) for method in methods for event in vars(method).get("handles", ())]
+        cls.handlers = (*cls.handlers, *own)
 
     def __init__(self, core: Core) -> None:
         self._core, self._config, self._queue = core, core.config, core.queue

@@ -15,7 +15,7 @@ all processes at once asks the worker and the scheduler in any order, and the se
 
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.held_pools import fits
 from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
 from scheduler_svc.core.messages import effects as fx
@@ -172,15 +172,10 @@ class _Drain:
 class Drains(Organ):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.handlers = {
-            ev.Drain: self.begin,
-            ev.DrainStarted: lambda event, now: self.stop(now),
-            ev.DrainEnded: self.ended,
-            ev.WorkerStops: self.worker_stops,
-        }
         # By worker; the service's has the empty name.
         self._drains = dict[str, _Drain]()
 
+    @handles(ev.Drain)
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
         watcher = event.frontend, event.query
@@ -193,7 +188,7 @@ class Drains(Organ):
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
         if not event.worker:
-            effects, core = self.stop(now), self._core
+            effects, core = self._stop(event, now), self._core
             core.is_stop_wanted = True
             if ends_at is not None:
                 core.stop_at = ends_at if core.stop_at is None else min(ends_at, core.stop_at)
@@ -219,6 +214,7 @@ class Drains(Organ):
         drain.watchers.each.add(watcher)
         return []
 
+    @handles(ev.WorkerStops)
     def worker_stops(self, event: ev.WorkerStops, now: float) -> list[fx.Effect]:
         """Begins the drain that a worker wishes which was asked to stop; while the service stops, none."""
         lane = self._lanes.get(event.worker)
@@ -250,7 +246,8 @@ class Drains(Organ):
                 if self._lanes.leaving.pop(drain.worker, None) is not None:
                     self._lanes.serving_changed()
 
-    def stop(self, now: float) -> list[fx.Effect]:
+    @handles(ev.DrainStarted)
+    def _stop(self, event: ev.Drain | ev.DrainStarted, now: float) -> list[fx.Effect]:
         """Stops the service: new requests are rejected."""
         if self._core.is_stopping:
             return []
@@ -260,6 +257,7 @@ class Drains(Organ):
         self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
+    @handles(ev.DrainEnded)
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
         if len(self._queue) and (drain := self._drains.get("")) is not None:
@@ -293,10 +291,9 @@ class Drains(Organ):
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
-        lanes = self._lanes
-        if worker in lanes:
-            return lanes[worker]
-        return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+        return self._lanes.get(worker) or next(
+            (each for each in self._lanes.values() if worker == str(each.info.pid)), None
+        )
 
     def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
         lane = self._lanes.get(drain.worker)

@@ -11,7 +11,7 @@ without them the lane would wait until the deadline of the step.
 alone, then its end. A step that runs out of memory makes no request a suspect and does not count as a failed step.
 """
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import ResetCause
@@ -21,10 +21,6 @@ from scheduler_svc.core.state.memory_limit import Reduction
 
 
 class Hung(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {ev.WorkerAlive: self._heard, ev.Paused: self._paused}
-
     def next_wake(self) -> float | None:
         """Returns when the first worker is given up, None without a worker. Those on standby count, too."""
         first = None
@@ -50,6 +46,7 @@ class Hung(Organ):
             effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
         return effects
 
+    @handles(ev.Paused)
     def _paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
         """Excuses all workers for a time in which the scheduler did not run."""
         for lane in self._lanes.values():
@@ -58,6 +55,7 @@ class Hung(Organ):
             lane.constraints.paused(event.seconds)
         return []
 
+    @handles(ev.WorkerAlive)
     def _heard(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
         """Handles a heartbeat: resets the lane if frames are missing. An unknown worker is asked to join."""
         lane = self._lanes.get(event.worker)

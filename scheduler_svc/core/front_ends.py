@@ -4,7 +4,7 @@
 refuse requests before they parse them, because under overload a refusal must be cheap.
 """
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages.effects import AnnounceDrain, CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.messages.events import FrontendJoined, FrontendLost
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
@@ -21,20 +21,19 @@ _REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
 class FrontEnds(Organ):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.handlers = {FrontendJoined: self._joined, FrontendLost: self._lost}
         self._next_index = 1
         # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
         # that is refused because the queue is full may be sent again.
         self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
 
     def tick(self, now: float) -> list[Effect]:
-        """Returns what front ends and the callers of requests that wait are told."""
+        """Tells front ends the status, and callers why their requests wait."""
         return [*self._changed_status(now), *self._core.waits.tell(self._frontends, now)]
 
     def next_wake(self) -> float | None:
-        """Returns when the waits of requests are looked at, None if they need not be."""
         return self._core.waits.next_wake()
 
+    @handles(FrontendJoined)
     def _joined(self, event: FrontendJoined, now: float) -> list[Effect]:
         frontend, is_stopping = event.frontend, self._core.is_stopping
         effects = [*self._drop(frontend, now), *self._changed_status(now)]
@@ -43,6 +42,7 @@ class FrontEnds(Organ):
         drain = [AnnounceDrain(frontend=frontend)] if is_stopping else []
         return [*effects, model_of(frontend, self._lanes.worker_infos.served), self._status(frontend, now), *drain]
 
+    @handles(FrontendLost)
     def _lost(self, event: FrontendLost, now: float) -> list[Effect]:
         return self._drop(event.frontend, now)
 
@@ -57,7 +57,7 @@ class FrontEnds(Organ):
         return effects
 
     def _changed_status(self, now: float) -> list[Effect]:
-        """Returns the core's status for every front end, if it changed.
+        """Announces the core's status to every front end, if it changed.
 
         That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
         the estimated time in the queue has changed by RETRY_CHANGE.

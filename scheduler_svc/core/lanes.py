@@ -407,13 +407,3 @@ class Lanes(dict[str, Lane]):
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
-
-
-def flush(lanes: Lanes) -> int:
-    """Evicts all cached pages, also those of lost workers, and returns their number."""
-    count = lanes.held_pools.evict_all()
-    for lane in lanes.values():
-        lane.schedule.clear_lookups()
-        lane.pages.labels.forget()
-        count += lane.pool.evict_all() + lane.host.evict_all()
-    return count

@@ -5,7 +5,7 @@ The states of a lane are in its `LaneConstraints`; `schedule/` lets it want one.
 
 from collections import Counter
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import ConstraintReady
 from scheduler_svc.core.sources import MAX_SOURCES_BYTES
@@ -15,10 +15,6 @@ from scheduler_svc.core.state.request import Phase
 
 
 class Preparations(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {ConstraintReady: self.answered}
-
     def tick(self, now: float) -> list[fx.Effect]:
         """Ends the requests whose workers have not answered in time, and drops what no request has any more."""
         if not self._core.sources.is_used:
@@ -30,6 +26,7 @@ class Preparations(Organ):
             effects += [fx.DropConstraint(worker=lane.worker, hash=name) for name in names]
         return effects
 
+    @handles(ConstraintReady)
     def answered(self, event: ConstraintReady, now: float) -> list[fx.Effect]:
         """Lets rows with the constraint sample, or ends the requests that need it from this worker."""
         lane = self._lanes.get(event.worker)

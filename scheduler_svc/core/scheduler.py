@@ -10,10 +10,12 @@ step has arrived, so a failing worker never makes a client see a token twice. A 
 answer, Rejected or End, unless its front end cancels it or disconnects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
 
 from scheduler_svc.core.convictions import Convictions, end_convicted
-from scheduler_svc.core.core import Core, Handler, Organ
+from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.drains import Drains
 from scheduler_svc.core.faults import Hung
 from scheduler_svc.core.front_ends import FrontEnds, model_of
@@ -44,12 +46,12 @@ class Scheduler(Core):
     def __init__(self, config: CoreConfig, organs: Sequence[type[Organ]] = ORGANS) -> None:
         super().__init__(config)
         self.organs = tuple(organ(self) for organ in organs)
-        self._handlers: dict[type, Handler] = {ev.Tick: self._tick}
+        self._handlers: dict[type, Callable[[Any, float], list[fx.Effect]]] = {ev.Tick: self._tick}
         for organ in self.organs:
-            for event, handler in organ.handlers.items():
+            for event, handler in organ.handlers:
                 if event in self._handlers:
                     raise ValueError(f"{event.__name__} has a handler already; {type(organ).__name__} brings another")
-                self._handlers[event] = handler
+                self._handlers[event] = MethodType(handler, organ)
         self._seen_revision = self.lanes.worker_infos.revision
         self._told_served: Served | None = None
 

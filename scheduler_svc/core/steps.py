@@ -3,7 +3,7 @@
 If a step fails, its requests become suspects (`suspects.py`), as they do if a worker dies.
 """
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.faults import ran_out_of_memory
 from scheduler_svc.core.lanes import plan_bytes
 from scheduler_svc.core.messages import effects as fx
@@ -25,10 +25,6 @@ _CAUSES = {
 
 
 class Steps(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {ev.StepDone: self.read}
-
     def tick(self, now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
@@ -99,6 +95,7 @@ class Steps(Organ):
                 return plan
         return None
 
+    @handles(ev.StepDone)
     def read(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
         """Reads a result: emits the tokens of a successful step, and ends the requests that end with it."""
         lane = self._lanes.get(event.worker)

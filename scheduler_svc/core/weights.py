@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
@@ -132,7 +132,6 @@ MAX_VERSIONS = 1024
 class Updates(Organ):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.handlers = {UpdateWeights: self.asked, WeightsLoaded: self.loaded, WeightsRestored: self.restored}
         self._update: Update | None = None
         self._used = deque[str](maxlen=MAX_VERSIONS)
         # Whether a lane may have other weights than the service, or a mark.
@@ -140,6 +139,7 @@ class Updates(Organ):
 
     # Events ----------------------------------------------------------------------------------------------------------
 
+    @handles(UpdateWeights)
     def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
         """Begins an update, or refuses it. The next Tick answers."""
         watcher, update = (event.frontend, event.query), self._update
@@ -168,11 +168,13 @@ class Updates(Organ):
         )
         return []
 
+    @handles(WeightsRestored)
     def restored(self, event: WeightsRestored, now: float) -> list[fx.Effect]:
         """Continues with the weights of an earlier process."""
         self._take(event.weights)
         return []
 
+    @handles(WeightsLoaded)
     def loaded(self, event: WeightsLoaded, now: float) -> list[fx.Effect]:
         """Handles a worker's answer."""
         lane = self._lanes.get(event.worker)

@@ -1,24 +1,24 @@
 """Workers that join and leave, and those on standby."""
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import WorkerJoined, WorkerLost
 
 
 class Workers(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {WorkerJoined: core.lanes.join, WorkerLost: self._lost}
-
     def tick(self, now: float) -> list[fx.Effect]:
         """Forgets the sizes of workers that left too long ago."""
         self._lanes.worker_infos.expire(now)
         return []
 
     def next_wake(self) -> float | None:
-        """Returns when the next worker's sizes are forgotten, None without one."""
         return self._lanes.worker_infos.next_expiry()
 
+    @handles(WorkerJoined)
+    def _joined(self, event: WorkerJoined, now: float) -> list[fx.Effect]:
+        return self._lanes.join(event, now)
+
+    @handles(WorkerLost)
     def _lost(self, event: WorkerLost, now: float) -> list[fx.Effect]:
         if event.worker not in self._lanes:
             return []
@@ -28,11 +28,9 @@ class Workers(Organ):
 
 class Standby(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
-        """Seats a standby worker if no worker is seated and none is expected to come."""
         return self._lanes.seat_due(now)
 
     def next_wake(self) -> float | None:
-        """Returns when a standby worker is seated, None if none is to be."""
         return self._lanes.next_seating()
 
     def audit(self) -> None:

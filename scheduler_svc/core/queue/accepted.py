@@ -17,7 +17,7 @@ class Accepted:
         self._next_handle = 1
 
     def take_handles(self, count: int) -> int:
-        """Returns the first of `count` new handles."""
+        """Takes `count` new handles, and returns the first."""
         first, self._next_handle = self._next_handle, self._next_handle + count
         return first
 

@@ -200,7 +200,7 @@ class KeptRequests:
         return [Forgotten(request_id=request_id)]
 
     def take_restored(self) -> list[tuple[int, float, Restored]]:
-        """Returns the restored requests that are not queued, which the caller queues: first handle, arrival, event."""
+        """Takes the restored requests that the caller queues now: first handle, time of arrival, event."""
         waiting = [(entry, entry.restored) for entry in self._by_id.values() if entry.restored is not None]
         for entry, _ in waiting:
             entry.await_worker(None)

@@ -3,7 +3,7 @@
 Also queues the requests of a journal when a worker is there.
 """
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.events import Submit
@@ -17,16 +17,7 @@ from scheduler_svc.core.state.worker_infos import WorkerInfos
 
 
 class Requests(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {
-            ev.Submit: self._submit,
-            ev.Cancel: self._cancel,
-            ev.Finish: self._finish,
-            ev.Abort: self._abort,
-            ev.TenantsChanged: self._tenants_changed,
-        }
-
+    @handles(ev.Submit)
     def _submit(self, event: ev.Submit, now: float) -> list[fx.Effect]:
         core = self._core
         if (refused := rejected(core, event, now)) is not None:
@@ -37,6 +28,7 @@ class Requests(Organ):
         core.accepted.add(first_handle, event.request_id, now)
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
+    @handles(ev.Cancel)
     def _cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:
             entry = self._core.kept.by_reader(event.frontend, event.stream)
@@ -47,12 +39,14 @@ class Requests(Organ):
         self._core.remove(request, now)
         return self._core.kept.canceled(request, now)
 
+    @handles(ev.Finish)
     def _finish(self, event: ev.Finish, now: float) -> list[fx.Effect]:
         request = self._queue.by_stream(event.frontend, event.stream)
         if request is not None:
             self._core.end(request, now, reason=fx.EndReason.STOP_STRING, output_tokens=event.output_tokens)
         return []
 
+    @handles(ev.Abort)
     def _abort(self, event: ev.Abort, now: float) -> list[fx.Effect]:
         outcomes: list[tuple[str, bool]] = []
         effects: list[fx.Effect] = []
@@ -65,6 +59,7 @@ class Requests(Organ):
             effects += self._core.kept.forget(request_id)
         return [*effects, fx.AbortReply(frontend=event.frontend, query=event.query, outcomes=tuple(outcomes))]
 
+    @handles(ev.TenantsChanged)
     def _tenants_changed(self, event: ev.TenantsChanged, now: float) -> list[fx.Effect]:
         self._queue.accounts.change(event.limits, now)
         self._queue.unpark_all()

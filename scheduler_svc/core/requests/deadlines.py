@@ -78,5 +78,4 @@ class Deadlines(Organ):
         self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
 
     def next_wake(self) -> float | None:
-        """Returns the earliest deadline, None without one."""
         return self._queue.next_deadline()

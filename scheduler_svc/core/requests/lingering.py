@@ -7,7 +7,7 @@ handle, so that no front end gets its tokens. `kept_requests` keeps what a new r
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
@@ -25,7 +25,6 @@ class Lingering(Organ):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._kept = core.kept
-        self.handlers = {ev.Resume: self.resume, ev.Restored: self.restored}
 
     def tick(self, now: float) -> list[fx.Effect]:
         """Drops entries whose time is over, with their live samples, and those that exceed the bounds."""
@@ -41,7 +40,6 @@ class Lingering(Organ):
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns the next expiry, None without one."""
         return self._kept.next_expiry()
 
     def audit(self) -> None:
@@ -50,6 +48,7 @@ class Lingering(Organ):
             _audit_reader(request, self._core)
         _audit_kept(self._kept, self._queue)
 
+    @handles(ev.Resume)
     def resume(self, event: ev.Resume, now: float) -> list[fx.Effect]:
         """Makes a front end the reader of a request, instead of the present reader if there is one."""
         core = self._core
@@ -81,6 +80,7 @@ class Lingering(Organ):
         )
         return [*effects, resumed]
 
+    @handles(ev.Restored)
     def restored(self, event: ev.Restored, now: float) -> list[fx.Effect]:
         """Keeps a request of an earlier process. Its live samples wait for `KeptRequests.take_restored`."""
         first_handle = self._core.accepted.take_handles(event.submit.num_samples)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.messages.effects import Effect
 from scheduler_svc.core.messages.events import Restored
 from scheduler_svc.core.messages.names import forms, own_id
@@ -23,10 +23,7 @@ MAX_EXAMINED = 1024
 
 
 class Listing(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self.handlers = {RequestsQuery: self.answer}
-
+    @handles(RequestsQuery)
     def answer(self, query: RequestsQuery, now: float) -> list[Effect]:
         """Returns the page after `query.after`."""
         after, order, epoch = query.after, self._core.accepted.order, self._core.accepted.epoch

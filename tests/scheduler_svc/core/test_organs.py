@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from scheduler_svc.core.core import Core, Organ
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.front_ends import FrontEnds
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -87,24 +87,52 @@ def test_the_readmes_scheduler_decides_what_the_whole_one_decides(seed: int) -> 
 
 def test_the_readme_lists_the_organs_in_their_order() -> None:
     table = README.split("| organ, in the order of turns |", 1)[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [organ.__name__ for organ in ORGANS]
+    listed = [(organ.__name__, organ.__module__.removeprefix("scheduler_svc.core.")) for organ in ORGANS]
+    found = re.findall(r"^\| `(\w+)` \| `([\w/]+)\.py` \|", table, re.MULTILINE)
+    assert [(name, path.replace("/", ".")) for name, path in found] == listed
 
 
 def test_each_type_of_event_has_a_handler() -> None:
     core = Scheduler(CoreConfig())
-    handled = {event for organ in core.organs for event in organ.handlers}
+    handled = {event for organ in core.organs for event, _ in organ.handlers}
     assert handled == set(get_args(ev.Event)) - {ev.Tick}
 
 
-@pytest.mark.parametrize("event", [ev.Submit, ev.Tick])
-def test_a_second_handler_of_a_type_is_refused(event: type) -> None:
-    class Second(Organ):
-        def __init__(self, core: Core) -> None:
-            super().__init__(core)
-            self.handlers = {event: lambda event, now: []}
+class Again(Organ):
+    @handles(ev.Paused, ev.Abort)
+    def _again(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        return []
 
-    with pytest.raises(ValueError, match=rf"^{event.__name__} has a handler already; Second brings another$"):
-        Scheduler(CoreConfig(), (*ORGANS, Second))
+
+class Tick(Organ):
+    @handles(ev.Tick)
+    def _tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
+        return []
+
+
+class Twice(Organ):
+    @handles(ev.Abort)
+    def _once(self, event: ev.Abort, now: float) -> list[fx.Effect]:
+        return []
+
+    @handles(ev.Abort)
+    def _twice(self, event: ev.Abort, now: float) -> list[fx.Effect]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("organs", "message"),
+    [
+        ((*ORGANS, Again), "Paused has a handler already; Again brings another"),
+        ((Again, *ORGANS), "Abort has a handler already; Requests brings another"),
+        ((Tick,), "Tick has a handler already; Tick brings another"),
+        ((Twice,), "Abort has a handler already; Twice brings another"),
+        ((Steps, Steps), "StepDone has a handler already; Steps brings another"),
+    ],
+)
+def test_a_second_handler_of_a_type_is_refused(organs: tuple[type[Organ], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Scheduler(CoreConfig(), organs)
 
 
 def test_an_organ_that_defines_nothing_does_nothing() -> None:
