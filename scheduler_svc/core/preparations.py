@@ -8,7 +8,6 @@ from collections import Counter
 from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import ConstraintReady
-from scheduler_svc.core.sources import MAX_SOURCES_BYTES
 from scheduler_svc.core.state.lane import Lane, prepared
 from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
 from scheduler_svc.core.state.request import Phase
@@ -59,10 +58,8 @@ class Preparations(Organ):
 
     def audit(self) -> None:
         """Checks that sources and lanes have what live requests use, and that no row samples without its constraint."""
-        sources = self._core.sources
         users = Counter(request.constraint for request in self._queue if request.constraint)
-        assert sources.users() == users, "the users of constraints are miscounted"
-        assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
+        self._core.sources.audit(users)
         for lane in self._lanes.values():
             lane.constraints.audit(set(users))
             _audit_awaiting(lane)

@@ -34,9 +34,10 @@ class Sources:
     def __getitem__(self, name: bytes) -> bytes:
         return self._sources[name]
 
-    def users(self) -> dict[bytes, int]:
-        """Returns the number of live requests of each constraint."""
-        return dict(self._users)
+    def audit(self, users: Counter[bytes]) -> None:
+        """Checks that these are the users, and the sizes of the sources."""
+        assert self._users == users, "the users of constraints are miscounted"
+        assert self.num_bytes == sum(len(self[name]) for name in users) <= MAX_SOURCES_BYTES
 
     def is_other(self, name: bytes, source: bytes) -> bool:
         """Returns whether another source has this hash, so that one of the two hashes is wrong."""

@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from scheduler_svc.core import preparations
+from scheduler_svc.core import sources
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
@@ -232,7 +232,7 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
 
 
 def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
     world = World(SHAPE, join=True)
     large = [bytes([65 + i]) * 40 for i in range(3)]
     streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
@@ -249,7 +249,7 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
     world = World(SHAPE, join=True)
     first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
     refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
