@@ -1,4 +1,4 @@
-"""What the core tells of itself: whether a request that arrives now is computed, and its load.
+"""Whether a request that arrives now is computed, and if not, why.
 
 `Availability` is the one truth about health: a pure function of the lanes, the crash loop and the drain, remembered
 with the time since which it holds. Front ends, metrics and `Waits` read it.
@@ -8,10 +8,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages.reports import Incidents, Load, NotServing, WaitReason, WorkerLoad, WorkerState
-from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.messages.reports import NotServing, WaitReason, WorkerState
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.memory_limit import Reduction
 
 # From the nearest to serving to the farthest: the reason if no worker is nearer.
 _REASONS = {
@@ -97,67 +95,6 @@ def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
     if lane.proven_at is None:
         return WorkerState.STARTING, "has joined and computes its first step"
     return WorkerState.STANDBY, "is on standby"
-
-
-def load_of(lanes: Lanes, queue: RequestQueue, weights_version: str, now: float) -> Load:
-    """Returns the load at `now`."""
-    lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
-    reductions = counters.memory_reductions
-    each = [_of_lane(lane, leaving) for lane in seated]
-    on_standby = [_of_lane(lane, leaving) for lane in lanes.values() if not lane.is_seated]
-    return Load(
-        running=sum(one.running for one in each),
-        waiting=queue.num_waiting,
-        waiting_tokens=queue.waiting_tokens,
-        pages_used=sum(one.pages_used for one in each),
-        pages_total=sum(one.pages_total for one in each),
-        workers=sum(one.state is WorkerState.SERVING for one in each),
-        steps=counters.steps,
-        step_ms=counters.step_ms,
-        preemptions=counters.preemptions,
-        lane_resets=counters.resets,
-        output_tokens=counters.output_tokens,
-        worker_pid=each[0].pid if each else 0,
-        pages_cached=sum(one.pages_cached for one in each),
-        prompt_tokens=counters.prompt_tokens,
-        cached_prompt_tokens=counters.cached_prompt_tokens,
-        host_pages_used=sum(lane.host.num_used for lane in seated),
-        host_pages_total=sum(lane.host.num_slots for lane in seated),
-        per_worker=(*each, *on_standby),
-        worker_lost_seconds=None if lost_at is None else now - lost_at,
-        worker_lost_reason=lost_reason,
-        suspects=len(lanes.suspects),
-        standby_workers=sum(one.state is WorkerState.STANDBY for one in on_standby),
-        incidents=Incidents(
-            hung_workers=counters.hung_workers,
-            smaller_steps=reductions[Reduction.SMALLER_STEP],
-            fewer_rows=reductions[Reduction.FEWER_ROWS],
-            alone=reductions[Reduction.ALONE],
-            ended_for_memory=reductions[Reduction.ENDED],
-            workers_refused_for_memory=reductions[Reduction.REFUSED],
-        ),
-        held_pools=lanes.held_pools.load(now),
-        weights_version=weights_version,
-    )
-
-
-def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
-    state, detail = state_of(lane, leaving)
-    return WorkerLoad(
-        pid=lane.info.pid,
-        device=lane.info.device,
-        running=lane.rows.num_seated,
-        pages_used=lane.pool.num_used,
-        pages_cached=lane.pool.num_evictable,
-        pages_total=lane.info.usable_pages,
-        is_standby=not lane.is_seated,
-        name=lane.worker,
-        is_draining=lane.worker in leaving,
-        weights_version=lane.info.weights_version,
-        state=state,
-        detail=detail if lane.weights.refusal else "",
-    )
 
 
 REPORT_SECONDS = 1.0
