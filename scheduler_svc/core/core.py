@@ -12,7 +12,6 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.quarantine import Quarantine
 from scheduler_svc.core.queue.accepted import Accepted
 from scheduler_svc.core.queue.kept_requests import KeptRequests
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
@@ -21,6 +20,7 @@ from scheduler_svc.core.schedule.results import OutputCollector
 from scheduler_svc.core.sources import Sources
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.status import Availability
+from scheduler_svc.core.suspicion.quarantine import Quarantine
 from scheduler_svc.core.waits import Waits
 
 

@@ -12,15 +12,14 @@ confirmed in between. The service then rejects requests and reports itself as no
 them. A confirmed token ends the crash loop. It also ends `WINDOW_SECONDS` after the first death that counts. Otherwise
 it could last for ever, because a service that rejects requests computes no token.
 
-Deaths in a trial (`suspects.py`), where a request is looked for that kills workers, do not count. Innocent requests get
-tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
+Deaths in a trial (`suspicion/suspects.py`), where a request is looked for that kills workers, do not count. Innocent
+requests get tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
 """
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.held_pools import HeldPools, accept
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -29,12 +28,13 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspicion.suspects import Suspects
 
 DEATHS = 5
 WINDOW_SECONDS = 60.0
@@ -175,7 +175,7 @@ class Lanes(dict[str, Lane]):
         self._config, self._queue = config, queue
         self.seated, self.serving = list[Lane](), list[Lane]()
         """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`drains.py`).
+        self.leaving = dict[str, Leaving]()  # Workers that are drained (`operations/drains.py`).
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)

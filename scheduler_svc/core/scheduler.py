@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
-from scheduler_svc.core.convictions import Convictions, end_convicted
 from scheduler_svc.core.core import Core, Organ
-from scheduler_svc.core.drains import Drains
-from scheduler_svc.core.faults import Hung
 from scheduler_svc.core.front_ends import FrontEnds, model_of
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.operators import Operators
+from scheduler_svc.core.operations.drains import Drains
+from scheduler_svc.core.operations.operators import Operators
+from scheduler_svc.core.operations.weights import Updates
 from scheduler_svc.core.preparations import Preparations
+from scheduler_svc.core.recovery.faults import Hung
+from scheduler_svc.core.recovery.workers import Standby, Workers
 from scheduler_svc.core.requests.acceptance import Requests, restore
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.requests.lingering import Lingering
 from scheduler_svc.core.requests.listing import Listing
 from scheduler_svc.core.state.worker_infos import Served
 from scheduler_svc.core.steps import Steps
-from scheduler_svc.core.weights import Updates
-from scheduler_svc.core.workers import Standby, Workers
+from scheduler_svc.core.suspicion.convictions import Convictions, end_convicted
 
 ORGANS: tuple[type[Organ], ...] = (
     *(Requests, Deadlines, Lingering, Workers, Hung, Standby, Drains, Updates, Convictions, Preparations, Steps),

@@ -1,15 +1,15 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-If a step fails, its requests become suspects (`suspects.py`), as they do if a worker dies.
+If a step fails, its requests become suspects (`suspicion/suspects.py`), as they do if a worker dies.
 """
 
 from scheduler_svc.core.core import Organ, handles
-from scheduler_svc.core.faults import ran_out_of_memory
 from scheduler_svc.core.lanes import plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.recovery.faults import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import DETACHED, is_valid, read_result

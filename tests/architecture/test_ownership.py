@@ -19,9 +19,9 @@ EXEMPT = (
     "scheduler_svc/core/queue/order.py",
     "scheduler_svc/core/queue/request_queue.py",
     "scheduler_svc/core/queue/turns.py",
-    "scheduler_svc/core/suspects.py",
-    "scheduler_svc/core/drains.py",
-    "scheduler_svc/core/weights.py",
+    "scheduler_svc/core/suspicion/suspects.py",
+    "scheduler_svc/core/operations/drains.py",
+    "scheduler_svc/core/operations/weights.py",
 )
 
 

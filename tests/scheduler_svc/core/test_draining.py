@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from scheduler_svc.core.operations.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
 from scheduler_svc.core.status import REPORT_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet

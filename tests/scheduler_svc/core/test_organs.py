@@ -14,11 +14,11 @@ from scheduler_svc.core.front_ends import FrontEnds
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.core.recovery.workers import Workers
 from scheduler_svc.core.requests.acceptance import Requests, accept
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.scheduler import ORGANS, Scheduler
 from scheduler_svc.core.steps import Steps
-from scheduler_svc.core.workers import Workers
 from tests.architecture.source import ROOT
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy

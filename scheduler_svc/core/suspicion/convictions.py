@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.quarantine import MAX_ENTRIES
+from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 
 def end_convicted(core: Core, now: float) -> list[fx.Effect]:

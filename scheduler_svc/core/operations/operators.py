@@ -8,11 +8,11 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import FlushCache, LoadQuery
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineQuery, QuarantineReply, QuarantineRestored
 from scheduler_svc.core.messages.reports import Incidents, Load, WorkerLoad, WorkerState
-from scheduler_svc.core.quarantine import Entry
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 from scheduler_svc.core.status import state_of
+from scheduler_svc.core.suspicion.quarantine import Entry
 
 
 class Operators(Organ):

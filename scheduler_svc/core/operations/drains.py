@@ -16,7 +16,6 @@ all processes at once asks the worker and the scheduler in any order, and the se
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.core import Core, Organ, handles
-from scheduler_svc.core.held_pools import fits
 from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -24,6 +23,7 @@ from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
