@@ -132,8 +132,7 @@ class Organ:
     """Types of events, each with the method that handles it. A type has one handler in all organs."""
 
     def __init_subclass__(cls) -> None:
-        methods = [each for each in vars(cls).values() if callable(each)]
-        own = [(event, method) for method in methods for event in vars(method).get("handles", ())]
+        own = [(event, method) for method in vars(cls).values() for event in getattr(method, "handles", ())]
         cls.handlers = (*cls.handlers, *own)
 
     def __init__(self, core: Core) -> None:

@@ -21,8 +21,8 @@ class Accepted:
         first, self._next_handle = self._next_handle, self._next_handle + count
         return first
 
-    def add(self, first_handle: int, request_id: str, now: float) -> None:
-        """Adds a request that was accepted, or restored."""
+    def record(self, first_handle: int, request_id: str, now: float) -> None:
+        """Records the order of a request that was accepted, or restored."""
         if self.epoch < 0:
             self.epoch = now
         self.order.append((first_handle, request_id))

@@ -25,7 +25,7 @@ class Requests(Organ):
         ahead = core.queue.num_waiting
         first_handle = accept(core, event, now)
         forgotten = core.kept.accepted(event, first_handle, now)
-        core.accepted.add(first_handle, event.request_id, now)
+        core.accepted.record(first_handle, event.request_id, now)
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     @handles(ev.Cancel)
@@ -68,20 +68,20 @@ class Requests(Organ):
 
 def accept(core: Core, submit: Submit, now: float) -> int:
     """Queues the samples of a request. Returns the handle of the first one."""
-    first_handle = core.accepted.take_handles(submit.num_samples)
+    queue, first_handle = core.queue, core.accepted.take_handles(submit.num_samples)
     if submit.tenant:
         charge = tokens_to_charge(submit, core.lanes.worker_infos)
-        core.queue.accounts.of(submit.tenant, now).charge(charge, now)
+        queue.accounts.of(submit.tenant, now).charge(charge, now)
     core.sources.accepted(submit, submit.num_samples)
     for request in _new_requests(core, submit, first_handle, now, core.lanes.worker_infos.longest_known):
-        core.queue.add(request)
+        queue.add(request)
         add_deadlines(core, request, submit, now)
     return first_handle
 
 
 def restore(core: Core, now: float) -> None:
     """Queues the live samples of requests of the journal; those that were suspects form one group of suspects."""
-    endings: list[Ending] = []
+    endings, queue = list[Ending](), core.queue
     suspects: list[Request] = []
     for first_handle, arrived_at, event in core.kept.take_restored():
         for request in _new_requests(core, event.submit, first_handle, arrived_at):
@@ -90,8 +90,8 @@ def restore(core: Core, now: float) -> None:
             request.restore(event.outputs[request.sample_idx])
             request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
             core.sources.accepted(event.submit, 1)
-            core.queue.add(request)
-            if (account := core.queue.account_of(request)) is not None:
+            queue.add(request)
+            if (account := queue.account_of(request)) is not None:
                 # What it may still make: its end gives the rest back.
                 account.charge(request.unmade, now, requests=0)
             add_deadlines(core, request, event.submit, now)

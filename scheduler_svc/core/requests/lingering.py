@@ -92,7 +92,7 @@ class Lingering(Organ):
         self._kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
             entry.await_worker(replace(event, submit=submit))
-        self._core.accepted.add(first_handle, event.submit.request_id, now)
+        self._core.accepted.record(first_handle, event.submit.request_id, now)
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
 
 

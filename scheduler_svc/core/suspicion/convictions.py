@@ -7,11 +7,11 @@ from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 def end_convicted(core: Core, now: float) -> list[fx.Effect]:
     """Ends and quarantines the requests that were convicted of killing their workers or making their steps fail."""
-    effects = list[fx.Effect]()
+    effects, quarantine = list[fx.Effect](), core.quarantine
     convicted = core.suspects.take_convicted()
     for conviction in convicted:
         request, cause = conviction.request, conviction.cause
-        core.quarantine.add(request, cause, now)
+        quarantine.add(request, cause, now)
         # The deaths are explained, so they were no crash loop.
         core.lanes.crash_loop.confirmed()
         message = f"request {request.request_id}: {cause}"
