@@ -4,16 +4,12 @@ It changes nothing. A broken invariant raises an AssertionError that names it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
 
 from scheduler_svc.core.pages.lane_pages import audit_lane_pages
-from scheduler_svc.core.preparations import MAX_SOURCES_BYTES, Sources
-from scheduler_svc.core.quarantine import MAX_ENTRIES
 from scheduler_svc.core.queue.request_queue import audit_tenants
-from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Phase, Request
@@ -21,32 +17,11 @@ from scheduler_svc.core.state.rows import Rows
 from tandem_contract.row_checksum import mix
 
 
-def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iterable[Lane]) -> None:
-    """Checks that sources and lanes have the constraints of live requests, and that no row samples without its own."""
-    users = Counter(request.constraint for request in requests if request.constraint)
-    assert sources.users() == users, "the users of constraints are miscounted"
-    assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
-    for lane in lanes:
-        lane.constraints.audit(set(users))
-        _audit_awaiting(lane)
-
-
-def _audit_awaiting(lane: Lane) -> None:
-    rows = lane.rows
-    seated = rows.requests_at(rows.seated())
-    awaiting = [request for request in seated if rows.awaits_constraint[request.row]]
-    assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
-    assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
-    for request in seated:
-        is_ready = not request.constraint or lane.constraints.is_ready(request.constraint)
-        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
-        assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"
-
-
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
-    _audit_seats(core)
+    for organ in core.organs:
+        organ.audit()
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
@@ -56,7 +31,6 @@ def audit(core: Scheduler) -> None:
     for held in core.held_pools.pools:
         assert not held.pages.num_used, "a row holds a page of a lost worker"
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
-    audit_constraints(core.preparations.sources, list(core.queue), core.lanes.values())
     audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:
@@ -97,46 +71,10 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
         assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
         assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
-        audit_reader(request, queue, core.kept, core.lanes, core.frontends)
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
-    audit_kept(core.kept, queue)
     audit_tenants(queue)
-    _audit_suspects(core)
-
-
-def _audit_seats(core: Scheduler) -> None:
-    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
-    for lane in core.lanes.values():
-        if not lane.is_seated:
-            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
-    serving = [lane for lane in core.lanes.values() if lane.serves and lane.worker not in core.drains.leaving]
-    sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
-    if sizes:
-        assert core.info is not None, "a worker serves, and callers see no model"
-        assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
-
-
-def _audit_suspects(core: Scheduler) -> None:
-    """Checks that suspects are live, are held, are in one group each, and run only in their trial, alone."""
-    queue, suspects = core.queue, core.suspects
-    handles = suspects.handles
-    assert all(queue.by_handle(handle) for handle in handles), "a suspect is not live"
-    assert {request.handle for request in queue if queue.is_held(request)} == handles, "another request is held"
-    members = [request.handle for request in suspects.members()]
-    grouped = sorted([*members, *(handle for group in suspects.groups for handle in group)])
-    assert grouped == sorted(handles), "a suspect is in no group, or in two"
-    workers = {request.worker for request in queue if request.row and request.handle in handles}
-    assert len(workers) < 2, f"suspects run on {workers}"
-    for lane in core.lanes.values():
-        for record in lane.in_flight:
-            found = handles.intersection(record.handles.tolist())
-            # A request that is not live any more may have been suspected when the plan was made.
-            others = [handle for handle in record.handles.tolist() if handle not in handles and queue.by_handle(handle)]
-            assert not found or not others, "a suspect shares a plan with another request"
-            assert found <= set(members), "a suspect runs outside its trial"
-    assert len(core.convictions.quarantine) <= MAX_ENTRIES
 
 
 def _audit_pages(lane: Lane) -> None:

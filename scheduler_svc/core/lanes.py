@@ -12,15 +12,14 @@ confirmed in between. The service then rejects requests and reports itself as no
 them. A confirmed token ends the crash loop. It also ends `WINDOW_SECONDS` after the first death that counts. Otherwise
 it could last for ever, because a service that rejects requests computes no token.
 
-Deaths in a trial (`suspects.py`), where a request is looked for that kills workers, do not count. Innocent requests get
-tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
+Deaths in a trial (`suspicion/suspects.py`), where a request is looked for that kills workers, do not count. Innocent
+requests get tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
 """
 
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.held_pools import HeldPools, accept
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -29,12 +28,13 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspicion.suspects import Suspects
 
 DEATHS = 5
 WINDOW_SECONDS = 60.0
@@ -164,16 +164,18 @@ _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
-class Lanes:
-    """All lanes serve the same model with the same attention pattern."""
+class Lanes(dict[str, Lane]):
+    """All lanes by worker name, in the order in which the workers joined; those of standby workers too.
+
+    They serve the same model with the same attention pattern. Only the methods here add and remove lanes.
+    """
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
+        super().__init__()
         self._config, self._queue = config, queue
-        self.by_worker = dict[str, Lane]()
-        """Lanes by worker name, in the order in which the workers joined."""
         self.seated, self.serving = list[Lane](), list[Lane]()
         """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`drains.py`).
+        self.leaving = dict[str, Leaving]()  # Workers that are drained (`operations/drains.py`).
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -208,21 +210,21 @@ class Lanes:
         info, worker = event.info, event.worker
         effects: list[fx.Effect] = []
         refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)
-        if worker in self.by_worker:
+        if worker in self:
             what = "it joined again and is refused" if refusal else "it joined again"
             # The seat is still this worker's if it is accepted.
             effects += self.close(worker, what, now, is_death=False, seats=bool(refusal))
         if refusal:
             return [*effects, *refused_for_good(worker, refusal)]
-        if len(self.by_worker) == MAX_LANES:
+        if len(self) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
-        self.held_pools.forget(info.pool_id, self.by_worker.values())
+        self.held_pools.forget(info.pool_id, self.values())
         self._generation += 1
         number, index = self._next_number, self.page_index
         lane = Lane(worker=worker, number=number, info=info, generation=self._generation, now=now, page_index=index)
         self._next_number += 1
-        self.by_worker[worker] = lane
+        self[worker] = lane
         self._list_lanes()
         effects += accept(lane, event.kept, self._config)
         if lane.is_seated:
@@ -250,12 +252,12 @@ class Lanes:
         """Puts a request that fills what its worker holds back into the queue, for a larger one."""
         if request.row:
             self.counters.preempted()
-            self.by_worker[request.worker].unseat(request, Move.PREEMPT)
+            self[request.worker].unseat(request, Move.PREEMPT)
             self._queue.enqueue(request)
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
-        self.seated = [lane for lane in self.by_worker.values() if lane.is_seated]
+        self.seated = [lane for lane in self.values() if lane.is_seated]
         self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
 
     def next_seating(self) -> float | None:
@@ -263,7 +265,7 @@ class Lanes:
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.by_worker.values(), self.leaving)
+        first = None if self.seated else first_proven(self.values(), self.leaving)
         if first is None or first.proven_at is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
@@ -276,7 +278,7 @@ class Lanes:
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.by_worker.values(), self.leaving)) is not None:
+        while (lane := first_proven(self.values(), self.leaving)) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)
@@ -315,7 +317,7 @@ class Lanes:
         `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
+        lane, leaving, in_trial = self.pop(worker), self.leaving.pop(worker, None), False
         was_dismissed = leaving is not None and leaving.is_dismissed
         is_death &= not was_dismissed
         is_orderly |= was_dismissed
@@ -405,13 +407,3 @@ class Lanes:
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
-
-
-def flush(lanes: Lanes) -> int:
-    """Evicts all cached pages, also those of lost workers, and returns their number."""
-    count = lanes.held_pools.evict_all()
-    for lane in lanes.by_worker.values():
-        lane.schedule.clear_lookups()
-        lane.pages.labels.forget()
-        count += lane.pool.evict_all() + lane.host.evict_all()
-    return count

@@ -68,7 +68,7 @@ class Waits:
         if now < self._look_at and blocked is self._seen:
             return []
         self._look_at, self._seen = now + LOOK_SECONDS, blocked
-        lanes = self._lanes.by_worker.values()
+        lanes = self._lanes.values()
         has_paused = any(lane.rows.num_awaiting or self._pause(lane, now) for lane in lanes if lane.rows.num_seated)
         if not (self._queue.num_waiting or self._known or has_paused):
             return []
@@ -122,7 +122,7 @@ class Waits:
     def why(self, request: Request, now: float) -> Why | None:
         """Returns why the request makes no progress, None if it does."""
         if request.row:
-            lane = self._lanes.by_worker[request.worker]
+            lane = self._lanes[request.worker]
             return self._pause(lane, now) or (_CONSTRAINT if lane.rows.awaits_constraint[request.row] else None)
         if (blocked := self._availability.blocked) is not None:
             return blocked.reason, blocked.message
@@ -207,4 +207,4 @@ def _reader(request: Request) -> tuple[str, int]:
 
 def _tokens(request: Request, lanes: Lanes) -> int:
     """Returns the number of known tokens of a live request."""
-    return int(lanes.by_worker[request.worker].rows.known[request.row]) if request.row else request.known
+    return int(lanes[request.worker].rows.known[request.row]) if request.row else request.known

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.requests.lingering import outputs_of, spans_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import reader, records
@@ -102,7 +104,7 @@ class SuspicionLog:
         if suspects != self._suspects:
             self._suspects = suspects
             payloads.append(self._suspects_record(number_of))
-        if self._core.convictions.quarantine.revision != self._revision:
+        if self._core.quarantine.revision != self._revision:
             payloads.append(self._quarantine_record(now, unix_now))
         return payloads
 
@@ -121,10 +123,10 @@ class SuspicionLog:
         return journal_pb2.JournalRecord(suspects=suspects).SerializeToString()
 
     def _quarantine_record(self, now: float, unix_now: float) -> bytes:
-        self._revision = self._core.convictions.quarantine.revision
+        self._revision = self._core.quarantine.revision
         record = journal_pb2.JournalRecord()
         record.quarantine.SetInParent()
-        for entry in self._core.convictions.quarantine.entries(now):
+        for entry in self._core.quarantine.entries(now):
             record.quarantine.entries.add(
                 key=entry.key,
                 request_id=entry.request_id,
@@ -384,8 +386,8 @@ class OpenedJournal:
             saved=self._saved,
             cache_root=self.cache_root,
             next_generation=self.first_generation + _GENERATIONS,
-            outputs_of=core.outputs_of,
-            spans_of=core.spans_of,
+            outputs_of=partial(outputs_of, core),
+            spans_of=partial(spans_of, core),
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=lambda snapshot: JournalWriter(
                 self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()

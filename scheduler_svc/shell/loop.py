@@ -56,13 +56,13 @@ class Stop:
 
     def begins(self, requests: StopRequests) -> bool:
         """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
-        drains, now, is_first = self._core.drains, time.monotonic(), False
-        if self.deadline is None and (requests.asked or drains.is_stop_wanted):
-            is_first, self.deadline = True, drains.stop_at or now + self._grace_seconds
-        if drains.stop_at is not None and self.deadline is not None:
-            self.deadline = min(self.deadline, drains.stop_at)
+        core, now, is_first = self._core, time.monotonic(), False
+        if self.deadline is None and (requests.asked or core.is_stop_wanted):
+            is_first, self.deadline = True, core.stop_at or now + self._grace_seconds
+        if core.stop_at is not None and self.deadline is not None:
+            self.deadline = min(self.deadline, core.stop_at)
         if self.deadline is not None and not self._is_now and (requests.announce() or is_first):
-            left, seconds = len(self._core.queue), max(0.0, self.deadline - now)
+            left, seconds = len(core.queue), max(0.0, self.deadline - now)
             # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
             second = "a second signal ends" if requests.asked else "one signal changes nothing, a second one ends"
             log.info(

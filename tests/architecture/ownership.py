@@ -69,13 +69,14 @@ def _parts(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_own(place: ast.expr, fresh: set[str]) -> bool:
-    """Whether the place is `self.name`, a part of it by subscripts, or a part of a local that is allowed to change."""
+    """Whether the place is `self.name`, `self[key]`, a part of these by subscripts, or a part of a local of its own."""
     subscripts = 0
     while isinstance(place, ast.Subscript):
         place, subscripts = place.value, subscripts + 1
     if isinstance(place, ast.Name):
-        # A subscript of a bare name: a local container. Parameters are not followed, as arrays are passed about.
-        return place.id in fresh
+        # A subscript of a bare name: a local container, or `self`, if it is one. Parameters are not followed, as arrays
+        # are passed about.
+        return place.id in {"self", *fresh}
     if isinstance(place, ast.Attribute) and isinstance(place.value, ast.Name):
         return place.value.id in {"self", *fresh}
     return False

@@ -12,6 +12,7 @@ from tests.architecture.ownership import foreign_stores
 from tests.architecture.source import files, tree
 
 EXEMPT = (
+    "scheduler_svc/core/core.py",
     "scheduler_svc/core/state/lane.py",
     "scheduler_svc/core/state/request.py",
     "scheduler_svc/core/state/rows.py",
@@ -19,9 +20,9 @@ EXEMPT = (
     "scheduler_svc/core/queue/order.py",
     "scheduler_svc/core/queue/request_queue.py",
     "scheduler_svc/core/queue/turns.py",
-    "scheduler_svc/core/suspects.py",
-    "scheduler_svc/core/drains.py",
-    "scheduler_svc/core/weights.py",
+    "scheduler_svc/core/suspicion/suspects.py",
+    "scheduler_svc/core/operations/drains.py",
+    "scheduler_svc/core/operations/weights.py",
 )
 
 

@@ -106,7 +106,7 @@ class Episode:
             drains_at = self.operations * (_DRAINS_AFTER if self.rng.random() < _DRAIN_SHARE else 2)
             while self.num_handled < self.operations:
                 self.rng.choices(moves, weights)[0]()
-                if self.num_handled > drains_at and not self.core.drains.is_stopping:
+                if self.num_handled > drains_at and not self.core.is_stopping:
                     self.load.drain()
             self._finale()
             if self._replays:
@@ -188,10 +188,10 @@ class Episode:
         takers = [
             lane
             for lane in core.lanes.values()
-            if lane.serves and lane.weights.admits and lane.worker not in core.drains.leaving
+            if lane.serves and lane.weights.admits and lane.worker not in core.lanes.leaving
         ]
         assert status.workers == len(takers)
-        is_refused = status.refuses or core.drains.is_stopping
+        is_refused = status.refuses or core.is_stopping
         assert (status.not_serving == "") == (bool(takers) and not is_refused), status.not_serving
         assert (status.reason is None) == (status.not_serving == "")
         if status.reason is not None:
@@ -247,7 +247,7 @@ class Episode:
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            leaving, turns = self.core.drains.leaving, self.core.queue.turns
+            leaving, turns = self.core.lanes.leaving, self.core.queue.turns
             may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
@@ -269,7 +269,7 @@ class Episode:
         waiting = [
             lane.proven_at
             for lane in self.core.lanes.values()
-            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.drains.leaving
+            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.lanes.leaving
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"

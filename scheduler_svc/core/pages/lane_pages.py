@@ -1,12 +1,12 @@
 """The pages of one lane's worker: page pool, host pool, labels, and the pool that the worker may take over.
 
-A worker may be told to take over the pool of a lost worker (`held_pools.py`). The lane has that pool's pages at once;
-its next plan names the pool. If the worker answers that it could not, all pages are evicted.
+A worker may be told to take over the pool of a lost worker (`recovery/held_pools.py`). The lane has that pool's pages
+at once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
 
 **Labels** are what the worker is told of its pages, in case this core dies and another one continues. A page is
 labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed. The label
 goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When the worker
-joins a later core, it reports its labels (`held_pools.py`).
+joins a later core, it reports its labels (`recovery/held_pools.py`).
 """
 
 from collections import deque

@@ -7,7 +7,7 @@ behind it. It goes back when another worker is proven, or when the last worker i
 
 **Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
 
-**Held.** A suspect (`suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
 import heapq

@@ -5,7 +5,6 @@ Also those of an earlier process, as its journal has them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +13,6 @@ from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, F
 from scheduler_svc.core.messages.events import StepDone
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
-
-
-class End(Protocol):
-    """Ends a live request, with a reason or a failure."""
-
-    def __call__(
-        self, request: Request, now: float, *, reason: EndReason | None = None, failure: Failure | None = None
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

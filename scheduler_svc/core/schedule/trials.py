@@ -1,6 +1,6 @@
 """Chooses the lane of the current trial, and whose turn each plan is.
 
-At any time one group of suspects runs, on one lane (`suspects.py`). On that lane one plan is in flight at a
+At any time one group of suspects runs, on one lane (`suspicion/suspects.py`). On that lane one plan is in flight at a
 time: the trial's and those of other requests in turn, so that a death never leaves open whose plan it was.
 
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
@@ -19,7 +19,7 @@ from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspicion.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What planning knows of one lane between plans, and while its worker loads new weights.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` the marks of `weights.py`, which decides what loads.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` the marks of `operations/weights.py`, which decides
+what loads.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from scheduler_svc.core import preparations
+from scheduler_svc.core import sources
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
@@ -131,11 +131,11 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
     stream = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     for _ in range(4):
         world.step()
-    assert len(world.core.preparations.sources) == 1
+    assert len(world.core.sources) == 1
     world.tick()
     assert world.lane is not None and world.lane.in_flight
     world.cancel(stream)
-    assert len(world.core.preparations.sources) == 0
+    assert len(world.core.sources) == 0
     world.tick()
     assert sent(world, fx.DropConstraint) == []
     world.run()
@@ -232,11 +232,11 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
 
 
 def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
     world = World(SHAPE, join=True)
     large = [bytes([65 + i]) * 40 for i in range(3)]
     streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
-    assert world.core.preparations.sources.num_bytes == 80, "three requests of two samples have two sources"
+    assert world.core.sources.num_bytes == 80, "three requests of two samples have two sources"
     refused = world.submit([9], constraint=large[2])
     rejected = world.streams[refused].rejected
     assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
@@ -244,12 +244,12 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     for stream in streams:
         for number in world.streams[stream].submit.streams:
             world.cancel(number)
-    assert world.core.preparations.sources.num_bytes == 0
+    assert world.core.sources.num_bytes == 0
     assert world.streams[world.submit([9], constraint=large[2])].rejected is None
 
 
 def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_SOURCES_BYTES", 100)
     world = World(SHAPE, join=True)
     first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
     refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
@@ -262,7 +262,7 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     assert world.streams[polite].rejected is None
     for stream in (first, polite):
         world.cancel(stream)
-    assert world.core.preparations.sources.num_bytes == 45, "another request still uses it"
+    assert world.core.sources.num_bytes == 45, "another request still uses it"
 
 
 def test_an_ended_request_that_lingers_keeps_no_source() -> None:
@@ -270,7 +270,7 @@ def test_an_ended_request_that_lingers_keeps_no_source() -> None:
     stream = world.submit([1], constraint=SOURCE, linger_seconds=60.0)
     world.run()
     world.end(stream)
-    assert len(world.core.kept) == 1 and len(world.core.preparations.sources) == 0
+    assert len(world.core.kept) == 1 and len(world.core.sources) == 0
 
 
 def test_a_wrong_hash_is_refused() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import DrainReport, DrainState
+from scheduler_svc.core.operations.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
 from scheduler_svc.core.status import REPORT_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
@@ -259,7 +259,7 @@ def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() ->
     fleet.step(0.01)
     effects = drain(fleet, "")
     assert fx.AnnounceDrain(frontend=FRONTEND) in effects
-    assert fleet.core.drains.is_stop_wanted
+    assert fleet.core.is_stop_wanted
     stream = fleet.submit([9], max_new_tokens=1)
     assert any(isinstance(one, fx.Rejected) and one.stream == stream for one in fleet.effects)
     fleet.step(0.01)
@@ -273,7 +273,7 @@ def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
     ask(fleet, 3)
     fleet.step(0.01)
     drain(fleet, "", max_seconds=1.0)
-    assert fleet.core.drains.stop_at == pytest.approx(fleet.now + 1.0)
+    assert fleet.core.stop_at == pytest.approx(fleet.now + 1.0)
     fleet.handle(ev.DrainEnded())
     fleet.tick()
     assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and "3 requests" in reports(fleet)[-1].detail
@@ -288,7 +288,7 @@ def test_the_number_of_watchers_is_bounded() -> None:
     (refused,) = drain(fleet, "a", query=MAX_WATCHERS)
     assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.QUEUE_FULL
     fleet.handle(ev.Drain(frontend=FRONTEND, query=3, worker="", max_seconds=0.0, stop_replies=True))
-    assert not fleet.core.drains.is_stopping
+    assert not fleet.core.is_stopping
     assert drain(fleet, "a", query=MAX_WATCHERS) == []
 
 

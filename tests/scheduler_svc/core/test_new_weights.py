@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core.held_pools import fits
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
 from scheduler_svc.core.messages.reports import UpdateState
-from scheduler_svc.core.weights import LOAD_SECONDS, RETRY_SECONDS
+from scheduler_svc.core.operations.weights import LOAD_SECONDS, RETRY_SECONDS
+from scheduler_svc.core.recovery.held_pools import fits
 from tests.rigs.updated_fleet import ROOT, UpdatedFleet
 from tests.scheduler_svc.core.world import info_of
 

@@ -131,7 +131,7 @@ def test_deaths_of_standby_workers_are_no_crash_loop_while_a_worker_serves() -> 
     fleet = fleet_of(False)
     for _ in range(2 * DEATHS):
         lost(fleet, fleet.join_as(SHAPE, is_standby=True))
-    assert fleet.core._lanes.crash_loop.cause(fleet.now) == ""
+    assert fleet.core.lanes.crash_loop.cause(fleet.now) == ""
 
 
 def test_deaths_of_standby_workers_are_a_crash_loop_if_none_serves() -> None:
@@ -139,7 +139,7 @@ def test_deaths_of_standby_workers_are_a_crash_loop_if_none_serves() -> None:
     lost(fleet, "a")
     for _ in range(DEATHS - 1):
         lost(fleet, fleet.join_as(SHAPE, is_standby=True))
-    assert "workers crash in a loop" in fleet.core._lanes.crash_loop.cause(fleet.now)
+    assert "workers crash in a loop" in fleet.core.lanes.crash_loop.cause(fleet.now)
 
 
 def test_a_worker_that_joins_again_keeps_its_seat() -> None:

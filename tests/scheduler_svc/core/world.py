@@ -6,6 +6,7 @@ terminal answer.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams
 
+from scheduler_svc.core.core import Organ
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -21,7 +23,7 @@ from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.core.scheduler import ORGANS, CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.worker import order_frame
@@ -181,9 +183,16 @@ def streams_in(output: fx.StepOutput) -> list[int]:
 class World:
     """One worker joins at once unless `join` is False. `plans` wait to be applied and `results` to be delivered."""
 
-    def __init__(self, shape: Shape | None = None, config: CoreConfig | None = None, *, join: bool = True) -> None:
+    def __init__(
+        self,
+        shape: Shape | None = None,
+        config: CoreConfig | None = None,
+        *,
+        join: bool = True,
+        organs: Sequence[type[Organ]] = ORGANS,
+    ) -> None:
         self.shape = shape or Shape()
-        self.core = Scheduler(config or greedy())
+        self.core = Scheduler(config or greedy(), organs)
         self.now = 0.0
         self.plans: deque[Plan] = deque()
         self.results: deque[pb.StepResult] = deque()

@@ -11,6 +11,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.core.requests.lingering import outputs_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import Sync
@@ -107,7 +108,7 @@ def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> N
     lives.die_unsent = False
     lives.kill()
     lives.begin(workers=False)
-    assert lives.core.outputs_of(caller.submit.request_id)[0].size > count
+    assert outputs_of(lives.core, caller.submit.request_id)[0].size > count
     for name in lives.workers:
         lives.join(name)
     lives.resume_all()
@@ -165,7 +166,7 @@ def test_a_stop_string_ends_the_output_before_its_last_token(lives: Lives) -> No
     assert caller.ends[0] is not None and caller.ends[0].reason is fx.EndReason.STOP_STRING
     lives.kill()
     lives.begin()
-    assert [len(tokens) for tokens in lives.core.outputs_of(caller.submit.request_id)] == [3]
+    assert [len(tokens) for tokens in outputs_of(lives.core, caller.submit.request_id)] == [3]
 
 
 def test_an_aborted_request_is_gone_and_its_content_is_erased(lives: Lives) -> None:
@@ -244,19 +245,19 @@ def suspected(lives: Lives) -> set[tuple[str, int]]:
 def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
     first = lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
     [request] = lives.core.queue
-    lives.core.convictions.quarantine.add(request, "it killed two workers", lives.now)
+    lives.core.quarantine.add(request, "it killed two workers", lives.now)
     lives.turn(ev.Tick())
     lives.kill()
     lives.now += 100.0
     lives.begin()
-    [entry] = lives.core.convictions.quarantine.report(lives.now)
+    [entry] = lives.core.quarantine.report(lives.now)
     assert (entry.request_id, entry.cause) == (first.submit.request_id, "it killed two workers")
     assert entry.age_seconds == pytest.approx(100.0)
     assert lives.submit([1, 2, 3], max_new_tokens=30).lost
     lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
     lives.kill()
     lives.begin()
-    assert len(lives.core.convictions.quarantine) == 0
+    assert len(lives.core.quarantine) == 0
 
 
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
@@ -316,11 +317,11 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
         lives.kill()
         lives.begin()
         lives.resume_all()
-    assert set(lives.core.preparations.sources.users().values()) == {2, 1}
+    assert set(lives.core.sources._users.values()) == {2, 1}
     lives.run()
     reasons = [end.reason for caller in callers for end in caller.ends if end is not None]
     assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons
-    assert ended.done and len(lives.core.preparations.sources) == 0
+    assert ended.done and len(lives.core.sources) == 0
     # The journal does not keep what nobody needs any more.
     assert all(not kept.submit.constraint for kept in lives.keeper._by_id.values() if all(kept.ends))
 

@@ -24,31 +24,29 @@ Because rows only pause until the worker has answered, a folder that it refuses 
 The pool of a dead worker is taken over only by a lane with the same version, and never if its worker died while it
 loaded.
 
-**Where versions come from.** `current` is what the first worker of an update has loaded. The journal keeps it. Without
-a journal a new core takes the version and the folder from the first worker that joins with some. A lane that joins with
-another version loads before its first plan; if it cannot, it tries again every 5 s and serves nobody meanwhile. It does
-not count as a worker then, and health has its words.
+**Where versions come from.** `Core.weights` is what the first worker of an update has loaded. The journal keeps it.
+Without a journal a new core takes the version and the folder from the first worker that joins with some. A lane that
+joins with another version loads before its first plan; if it cannot, it tries again every 5 s and serves nobody
+meanwhile. It does not count as a worker then, and health has its words.
 
 **Two workers lost** while they load before any has loaded end the update: the folder may be the cause.
 """
 
 from collections import deque
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.status import Watchers
 
 
-def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) -> list[fx.Effect]:
-    """Applies the lane's new weights to the core's state. `end` ends a live request."""
+def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Effect]:
+    """Applies the lane's new weights to the core's state."""
     running = lane.weights.running
     lane.take_weights(weights)
     lane.schedule.clear_lookups()
@@ -66,9 +64,9 @@ def swapped(lane: Lane, lanes: Lanes, weights: Weights, end: End, now: float) ->
         ]
     if running is Running.ABORT:
         for request in requests:
-            end(request, now, reason=fx.EndReason.ABORTED)
+            core.end(request, now, reason=fx.EndReason.ABORTED)
     what = f"worker {lane.worker} has weights {weights.version!r}"
-    return lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)
+    return core.lanes.reset(lane, what, now, ResetCause.NEW_WEIGHTS, 0, keep_pages=False)
 
 
 MAX_LOSSES = 2
@@ -131,24 +129,17 @@ LOAD_SECONDS = 600.0
 MAX_VERSIONS = 1024
 
 
-@dataclass(slots=True)
-class Updates:
-    """`_frontends` has the connected front ends, `_end` ends a live request."""
-
-    _config: CoreConfig
-    _queue: RequestQueue
-    _lanes: Lanes
-    _frontends: Mapping[str, int]
-    _end: End
-    current: Weights | None = None
-    """The newest weights that a worker has loaded; None for those that workers are started with."""
-    _update: Update | None = None
-    _used: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_VERSIONS))
-    # Whether a lane may have other weights than the service, or a mark.
-    _is_uneven: bool = False
+class Updates(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._update: Update | None = None
+        self._used = deque[str](maxlen=MAX_VERSIONS)
+        # Whether a lane may have other weights than the service, or a mark.
+        self._is_uneven = False
 
     # Events ----------------------------------------------------------------------------------------------------------
 
+    @handles(UpdateWeights)
     def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
         """Begins an update, or refuses it. The next Tick answers."""
         watcher, update = (event.frontend, event.query), self._update
@@ -161,11 +152,11 @@ class Updates:
             roots=self._config.weights_folders,
             going_on=None if update is None else update.weights,
             used=self._used,
-            has_workers=bool(self._lanes.by_worker),
+            has_workers=bool(self._lanes),
         )
         if refusal is not None:
             return [refusal]
-        for lane in self._lanes.by_worker.values():
+        for lane in self._lanes.values():
             lane.weights.retry_at, lane.weights.refusal = 0.0, ""
         self._update = Update(
             weights=event.weights,
@@ -177,14 +168,16 @@ class Updates:
         )
         return []
 
+    @handles(WeightsRestored)
     def restored(self, event: WeightsRestored, now: float) -> list[fx.Effect]:
         """Continues with the weights of an earlier process."""
         self._take(event.weights)
         return []
 
+    @handles(WeightsLoaded)
     def loaded(self, event: WeightsLoaded, now: float) -> list[fx.Effect]:
         """Handles a worker's answer."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
@@ -195,7 +188,7 @@ class Updates:
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
         marks.refusal = ""
-        effects = swapped(lane, self._lanes, weights, self._end, now)
+        effects = swapped(lane, self._core, weights, now)
         update = self._update
         if update is not None and update.weights == weights and not update.is_committed:
             update.is_committed, update.detail = True, "the other workers load the weights"
@@ -204,7 +197,7 @@ class Updates:
         return effects
 
     def _take(self, weights: Weights) -> None:
-        self.current, self._is_uneven = weights, True
+        self._core.weights, self._is_uneven = weights, True
         self._used.append(weights.version)
 
     def _refused(self, lane: Lane, weights: Weights, detail: str, now: float) -> list[fx.Effect]:
@@ -219,10 +212,10 @@ class Updates:
 
     # Every Tick -----------------------------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[fx.Effect]:
-        """Tells workers to load, marks lanes, and reports. Called before plans are made."""
-        lanes = list(self._lanes.by_worker.values())
-        version = "" if self.current is None else self.current.version
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Tells workers to load, marks lanes, and reports."""
+        lanes = list(self._lanes.values())
+        version = "" if self._core.weights is None else self._core.weights.version
         is_even = all(lane.info.weights_version == version for lane in lanes)
         if is_even and not self._is_uneven and self._update is None:
             return []
@@ -241,16 +234,16 @@ class Updates:
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns when `advance` must be called at the latest, None if nothing is due."""
+        """Returns the update's next report or end, or when a worker is asked again; None if nothing is due."""
         times = [self._update.ends_at, self._update.watchers.reports_at] if self._update is not None else []
         if self._is_uneven:
-            times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
+            times += [lane.weights.retry_at for lane in self._lanes.values() if lane.weights.refusal]
         return min(times, default=None)
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
         """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
         infos = [lane.info for lane in lanes if lane.info.weights_version]
-        if self.current is not None or self._update is not None or not infos:
+        if self._core.weights is not None or self._update is not None or not infos:
             return []
         weights = Weights(version=infos[0].weights_version, folder=infos[0].weights_folder)
         self._take(weights)
@@ -284,7 +277,7 @@ class Updates:
         update = self._update
         if update is not None and not update.is_over and not update.is_committed and lane.number == update.first:
             return update.weights
-        return self.current
+        return self._core.weights
 
     def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
         """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
@@ -325,7 +318,7 @@ class Updates:
     def _mark(self, lanes: list[Lane]) -> None:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
         update = self._update
-        version = "" if self.current is None else self.current.version
+        version = "" if self._core.weights is None else self._core.weights.version
         serving = [lane for lane in lanes if lane.serves and not lane.weights.is_held]
         has_current = any(lane.info.weights_version == version for lane in serving)
         for lane in lanes:

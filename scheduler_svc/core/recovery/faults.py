@@ -11,65 +11,64 @@ without them the lane would wait until the deadline of the step.
 alone, then its end. A step that runs out of memory makes no request a suspect and does not count as a failed step.
 """
 
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import Ending
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 
 
-def next_timeout(lanes: Lanes, config: CoreConfig) -> float | None:
-    """Returns the time at which the first worker is given up, None without a worker. Those on standby count, too."""
-    first = None
-    for lane in lanes.by_worker.values():
-        at = lane.timeout(config)
-        if first is None or at < first:
-            first = at
-    return first
+class Hung(Organ):
+    def next_wake(self) -> float | None:
+        """Returns when the first worker is given up, None without a worker. Those on standby count, too."""
+        first = None
+        for lane in self._lanes.values():
+            at = lane.timeout(self._config)
+            if first is None or at < first:
+                first = at
+        return first
 
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Closes the lanes of workers that hang. Each of them is killed, or joins again if it still runs."""
+        first, lanes, config = self.next_wake(), self._lanes, self._config
+        if first is None or now < first:
+            return []
+        effects = list[fx.Effect]()
+        for lane in [lane for lane in lanes.values() if now >= lane.timeout(config)]:
+            if lane.weights.loading is None:
+                reason = lane.clock.why_given_up(lane.in_flight, config, now)
+            else:
+                reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
+            lanes.counters.worker_hung()
+            effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
+            effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
+        return effects
 
-def give_up_hung(lanes: Lanes, config: CoreConfig, now: float) -> list[fx.Effect]:
-    """Closes the lanes of workers that hang. Each of them is killed, or joins again if it still runs."""
-    first = next_timeout(lanes, config)
-    if first is None or now < first:
+    @handles(ev.Paused)
+    def _paused(self, event: ev.Paused, now: float) -> list[fx.Effect]:
+        """Excuses all workers for a time in which the scheduler did not run."""
+        for lane in self._lanes.values():
+            lane.clock.paused(event.seconds, is_working=bool(lane.in_flight))
+            lane.weights.paused(event.seconds)
+            lane.constraints.paused(event.seconds)
         return []
-    effects = list[fx.Effect]()
-    for lane in [lane for lane in lanes.by_worker.values() if now >= lane.timeout(config)]:
-        if lane.weights.loading is None:
-            reason = lane.clock.why_given_up(lane.in_flight, config, now)
-        else:
-            reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
-        lanes.counters.worker_hung()
-        effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
-        effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
-    return effects
 
-
-def excuse(lanes: Lanes, seconds: float) -> None:
-    """Excuses all workers for a time in which the scheduler did not run."""
-    for lane in lanes.by_worker.values():
-        lane.clock.paused(seconds, is_working=bool(lane.in_flight))
-        lane.weights.paused(seconds)
-        lane.constraints.paused(seconds)
+    @handles(ev.WorkerAlive)
+    def _heard(self, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
+        """Handles a heartbeat: resets the lane if frames are missing. An unknown worker is asked to join."""
+        lane = self._lanes.get(event.worker)
+        if lane is None:
+            return [fx.AskRejoin(worker=event.worker)]
+        lane.clock.heard(now)
+        if not (lost := _what_was_lost(lane, event, now)):
+            return []
+        return self._lanes.reset_or_refuse(lane, lost, now, ResetCause.OUT_OF_SYNC, 0)
 
 
 # A plan may be this old and still on its way to the worker: ZeroMQ's heartbeats end a connection that stalls longer.
 _PLAN_SECONDS = 2.0
-
-
-def heard(lanes: Lanes, event: ev.WorkerAlive, now: float) -> list[fx.Effect]:
-    """Handles a heartbeat: resets the lane if frames are missing. An unknown worker is asked to join."""
-    lane = lanes.by_worker.get(event.worker)
-    if lane is None:
-        return [fx.AskRejoin(worker=event.worker)]
-    lane.clock.heard(now)
-    if not (lost := _what_was_lost(lane, event, now)):
-        return []
-    return lanes.reset_or_refuse(lane, lost, now, ResetCause.OUT_OF_SYNC, 0)
 
 
 def _what_was_lost(lane: Lane, event: ev.WorkerAlive, now: float) -> str:
@@ -86,14 +85,12 @@ def _what_was_lost(lane: Lane, event: ev.WorkerAlive, now: float) -> str:
     return ""
 
 
-def ran_out_of_memory(
-    lanes: Lanes, queue: RequestQueue, lane: Lane, event: ev.StepDone, now: float
-) -> tuple[list[fx.Effect], list[Ending]]:
+def ran_out_of_memory(core: Core, lane: Lane, event: ev.StepDone, now: float) -> list[fx.Effect]:
     """Handles the result OUT_OF_MEMORY of the oldest plan in flight of a proven worker.
 
-    Lowers the lane's limits and resets the lane. Returns effects and the request that ends, if one does.
+    Lowers the lane's limits and resets the lane. Ends a request that nothing smaller can help.
     """
-    record = lane.in_flight[0]
+    record, lanes = lane.in_flight[0], core.lanes
     reduction = lane.memory.ran_out(record)
     lanes.counters.memory_reduced(reduction)
     positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
@@ -101,15 +98,16 @@ def ran_out_of_memory(
     what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"
     if reduction is Reduction.REFUSED:
         what += "; two requests in a row ran out of memory alone"
-        return lanes.refuse_for_now(lane, what, now, ResetCause.OUT_OF_MEMORY, event.compute_us), []
+        return lanes.refuse_for_now(lane, what, now, ResetCause.OUT_OF_MEMORY, event.compute_us)
     what, cause = f"worker {lane.worker}: {what}", ResetCause.OUT_OF_MEMORY
     # The pages of confirmed steps stay cached, and the step does not count as a failed one.
     effects = lanes.reset(lane, what, now, cause, event.compute_us, keep_pages=True)
-    request = queue.by_handle(int(record.handles[0])) if reduction is Reduction.ENDED else None
+    request = core.queue.by_handle(int(record.handles[0])) if reduction is Reduction.ENDED else None
     if request is None:
-        return effects, []
+        return effects
     why = (
         f"request {request.request_id}: its worker ran out of memory in two steps in which it ran alone; the last "
         f"had {size}, the sequence has {request.known:,} tokens ({event.detail})"
     )
-    return effects, [Ending.failed(request, why)]
+    core.apply(Ending.failed(request, why), now)
+    return effects

@@ -13,18 +13,17 @@ can hold, or has room for, stays and runs.
 all processes at once asks the worker and the scheduler in any order, and the service's rows need their worker.
 """
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.held_pools import fits
+from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import Admission, CoreConfig
+from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import End
+from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
@@ -93,7 +92,7 @@ def _tokens_left(lane: Lane) -> int:
 
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.by_worker.values(), lanes.leaving)
+    return first_proven(lanes.values(), lanes.leaving)
 
 
 def _move_rows(
@@ -170,29 +169,13 @@ class _Drain:
     watchers: Watchers = field(default_factory=Watchers)
 
 
-@dataclass(slots=True)
-class Drains:
-    """`_frontends` has the connected front ends, `_end` ends a live request."""
+class Drains(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        # By worker; the service's has the empty name.
+        self._drains = dict[str, _Drain]()
 
-    _config: CoreConfig
-    _queue: RequestQueue
-    _lanes: Lanes
-    _frontends: Mapping[str, int]
-    _end: End
-    # By worker; the service's has the empty name.
-    _drains: dict[str, _Drain] = field(default_factory=dict[str, _Drain])
-    is_stopping: bool = False
-    """Whether the service takes no more requests, because it stops."""
-    is_stop_wanted: bool = False
-    """Whether an operator has drained the service, so that the shell must stop it."""
-    stop_at: float | None = None
-    """When the requests of the service end, if an operator has set a time."""
-
-    @property
-    def leaving(self) -> Collection[str]:
-        """The workers that are drained."""
-        return self._lanes.leaving
-
+    @handles(ev.Drain)
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
         watcher = event.frontend, event.query
@@ -205,14 +188,15 @@ class Drains:
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
         if not event.worker:
-            effects, self.is_stop_wanted = self.stop(now), True
+            effects, core = self._stop(event, now), self._core
+            core.is_stop_wanted = True
             if ends_at is not None:
-                self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
+                core.stop_at = ends_at if core.stop_at is None else min(ends_at, core.stop_at)
             self._drains[""].watchers.each.add(watcher)
             return effects
         lane = self._find(event.worker)
         if lane is None:
-            present = ", ".join(self._lanes.by_worker) or "none"
+            present = ", ".join(self._lanes) or "none"
             message = f"worker: there is no worker {event.worker!r}; the workers are: {present}"
             return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
         drain = self._drains.get(lane.worker)
@@ -230,12 +214,13 @@ class Drains:
         drain.watchers.each.add(watcher)
         return []
 
+    @handles(ev.WorkerStops)
     def worker_stops(self, event: ev.WorkerStops, now: float) -> list[fx.Effect]:
         """Begins the drain that a worker wishes which was asked to stop; while the service stops, none."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None or lane.worker in self._drains:
             return []
-        if self.is_stopping:
+        if self._core.is_stopping:
             message = f"worker {lane.worker} was asked to stop too; it stays until the service has stopped"
             return [fx.News(message=message)]
         drain = self._drain_worker(lane, now)
@@ -261,16 +246,18 @@ class Drains:
                 if self._lanes.leaving.pop(drain.worker, None) is not None:
                     self._lanes.serving_changed()
 
-    def stop(self, now: float) -> list[fx.Effect]:
+    @handles(ev.DrainStarted)
+    def _stop(self, event: ev.Drain | ev.DrainStarted, now: float) -> list[fx.Effect]:
         """Stops the service: new requests are rejected."""
-        if self.is_stopping:
+        if self._core.is_stopping:
             return []
-        self.is_stopping = True
+        self._core.is_stopping = True
         self._put_wishes_off()
         detail = "new requests are refused, the others may end"
         self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
+    @handles(ev.DrainEnded)
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
         if len(self._queue) and (drain := self._drains.get("")) is not None:
@@ -278,11 +265,11 @@ class Drains:
             drain.detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
         message = "the service shut down before the request ended"
         for request in list(self._queue):
-            self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
+            self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []
 
-    def advance(self, now: float) -> list[fx.Effect]:
-        """Moves rows, dismisses empty workers, and reports. Called before plans are made."""
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Moves rows, dismisses empty workers, and reports."""
         effects: list[fx.Effect] = []
         for drain in list(self._drains.values()):
             if drain.worker:
@@ -297,20 +284,19 @@ class Drains:
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns when `advance` must be called at the latest, None if no drain goes on."""
+        """Returns the first end or report of a drain, None if no drain goes on."""
         times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
         times += [drain.watchers.reports_at for drain in self._drains.values() if drain.watchers.each]
         return min(times, default=None)
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
-        lanes = self._lanes.by_worker
-        if worker in lanes:
-            return lanes[worker]
-        return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+        return self._lanes.get(worker) or next(
+            (each for each in self._lanes.values() if worker == str(each.info.pid)), None
+        )
 
     def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        lane = self._lanes.by_worker.get(drain.worker)
+        lane = self._lanes.get(drain.worker)
         if lane is None or lane.number != drain.lane_number:
             if drain.state is DrainState.LEAVING:
                 drain.state, drain.detail = DrainState.DONE, "the worker has left"
@@ -351,13 +337,13 @@ class Drains:
         watchers = drain.watchers.due(drain.state, self._frontends, now)
         if not watchers:
             return []
-        lane = self._lanes.by_worker.get(drain.worker)
+        lane = self._lanes.get(drain.worker)
         live = len(self._queue)
         waiting = self._queue.num_waiting
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
             tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
-            tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
+            tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
         return [
             DrainReport(
                 frontend=frontend,
