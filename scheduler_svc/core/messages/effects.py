@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WaitReason, WeightsReport
+from scheduler_svc.core.messages.reports import DrainReport, Exchange, Load, StepReport, WaitReason, WeightsReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -356,29 +356,23 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortReply:
+class AbortReply(Exchange):
     """The answer to an Abort: each id in the order of the event, and whether it was live."""
 
-    frontend: str
-    query: int
     outcomes: tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReply:
+class LoadReply(Exchange):
     """The answer to a LoadQuery."""
 
-    frontend: str
-    query: int
     load: Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushReply:
+class FlushReply(Exchange):
     """The answer to a FlushCache. `pages` counts the pages that were cached, on devices and in host memory."""
 
-    frontend: str
-    query: int
     pages: int
 
 
@@ -427,21 +421,17 @@ class AnnounceDrain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRefused:
+class DrainRefused(Exchange):
     """A Drain does not begin. This is the only answer."""
 
-    frontend: str
-    query: int
     code: RejectCode
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRefused:
+class UpdateRefused(Exchange):
     """An UpdateWeights does not begin. This is the only answer."""
 
-    frontend: str
-    query: int
     code: RejectCode
     message: str
     field: str = ""

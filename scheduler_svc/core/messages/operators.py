@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler_svc.core.messages.reports import RequestEntry, RequestState
+from scheduler_svc.core.messages.reports import Exchange, RequestEntry, RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,9 @@ class TenantsChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class Drain(Exchange):
     """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
 
-    frontend: str
-    query: int
     worker: str
     """The name of a worker, or its process id."""
     max_seconds: float
@@ -76,11 +74,9 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateWeights:
+class UpdateWeights(Exchange):
     """An operator lets all workers load new weights. `query` identifies the answers."""
 
-    frontend: str
-    query: int
     weights: Weights
     running: Running = Running.RECOMPUTE
     in_turn: bool = False
@@ -109,19 +105,14 @@ class WeightsRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineQuery:
+class QuarantineQuery(Exchange):
     """An operator asks for the quarantined requests. `query` identifies the QuarantineReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClearQuarantine:
+class ClearQuarantine(Exchange):
     """An operator asks to end the quarantine of the requests with these keys, of all requests without keys."""
 
-    frontend: str
-    query: int
     keys: tuple[str, ...]
 
 
@@ -149,11 +140,9 @@ class QuarantineRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineReply:
+class QuarantineReply(Exchange):
     """The entries, oldest first, and for a ClearQuarantine how many were removed."""
 
-    frontend: str
-    query: int
     entries: tuple[QuarantineEntry, ...]
     removed: int = 0
 
@@ -173,11 +162,9 @@ class RequestsMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsQuery:
+class RequestsQuery(Exchange):
     """A caller asks for a page of the list of requests. `query` identifies the RequestsReply."""
 
-    frontend: str
-    query: int
     page_size: int
     tenant: str | None = None
     """None: those of all tenants."""
@@ -189,11 +176,9 @@ class RequestsQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsReply:
+class RequestsReply(Exchange):
     """A page of the list, in the order of acceptance."""
 
-    frontend: str
-    query: int
     requests: tuple[RequestEntry, ...]
     next: RequestsMark | None
     """None if no others follow."""

@@ -4,6 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A query of a front end to the core, or an answer to it, which has the same number."""
+
+    frontend: str
+    query: int
+
+
 class WaitReason(StrEnum):
     """Why no request can be computed now (the first nine), or why one request waits. Names as in inference.proto."""
 
@@ -200,11 +208,9 @@ class DrainState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainReport:
+class DrainReport(Exchange):
     """The progress of a drain, for one operator. The fields are those of DrainResponse in control.proto."""
 
-    frontend: str
-    query: int
     worker: str
     state: DrainState
     running: int
@@ -227,11 +233,9 @@ class UpdateState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsReport:
+class WeightsReport(Exchange):
     """The progress of an update, for one operator. The fields are those of UpdateWeightsResponse in control.proto."""
 
-    frontend: str
-    query: int
     version: str
     state: UpdateState
     workers: int
