@@ -8,7 +8,7 @@ requests before they parse them, because under overload a refusal must be cheap.
 """
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.config import CoreConfig
@@ -265,23 +265,3 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         state=state,
         detail=detail if lane.weights.refusal else "",
     )
-
-
-REPORT_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Watchers:
-    """The operators that watch a drain or an update: front end and query of each."""
-
-    each: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    reports_at: float = 0.0
-    _reported: object = None
-
-    def due(self, state: object, frontends: Container[str], now: float) -> list[tuple[str, int]]:
-        """Returns who gets a report now: once a second and at each change of `state`. Forgets who is gone."""
-        self.each = {watcher for watcher in self.each if watcher[0] in frontends}
-        if not self.each or (now < self.reports_at and state == self._reported):
-            return []
-        self.reports_at, self._reported = now + REPORT_SECONDS, state
-        return sorted(self.each)

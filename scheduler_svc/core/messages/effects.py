@@ -6,6 +6,7 @@ at 1,024 rows an object per row would cost more time than the step itself.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -421,19 +422,24 @@ class AnnounceDrain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRefused(Exchange):
-    """A Drain does not begin. This is the only answer."""
+class OperationRefused(Exchange):
+    """What an operator asks for does not begin. This is the only answer."""
 
     code: RejectCode
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRefused(Exchange):
-    """An UpdateWeights does not begin. This is the only answer."""
+class DrainRefused(OperationRefused):
+    """A Drain does not begin."""
 
-    code: RejectCode
-    message: str
+    field: ClassVar[str] = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRefused(OperationRefused):
+    """An UpdateWeights does not begin. `field` is the one at fault, or empty."""
+
     field: str = ""
 
 

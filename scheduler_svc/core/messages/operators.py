@@ -27,9 +27,23 @@ class TenantsChanged:
     limits: Mapping[str, TenantLimits]
 
 
+MAX_OPERATION_SECONDS = 86_400
+"""The longest time that an operator gives a drain, or an update of weights."""
+MAX_WORKER_NAME_CHARS = 256
+MAX_VERSION_CHARS, MAX_FOLDER_CHARS = 128, 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain(Exchange):
-    """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
+class StartOperation(Exchange):
+    """An operator starts something that goes on for a while. `query` identifies the answers."""
+
+    stop_replies: bool = False
+    """The operator has left, so there are no further answers. The operation goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(StartOperation):
+    """An operator drains a worker, or the service if `worker` is empty."""
 
     worker: str
     """The name of a worker, or its process id."""
@@ -37,8 +51,6 @@ class Drain(Exchange):
     """0 means no limit for a worker, and that of the shell for the service."""
     force: bool = False
     """Also the last worker that serves."""
-    stop_replies: bool = False
-    """The operator has left, so there are no further answers. The drain goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +86,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateWeights(Exchange):
-    """An operator lets all workers load new weights. `query` identifies the answers."""
+class UpdateWeights(StartOperation):
+    """An operator lets all workers load new weights."""
 
     weights: Weights
     running: Running = Running.RECOMPUTE
@@ -83,8 +95,6 @@ class UpdateWeights(Exchange):
     """One worker after the other."""
     max_seconds: float = 600.0
     """Workers that have not begun to load by then keep their weights."""
-    stop_replies: bool = False
-    """The operator has left, so there are no further answers. The update goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

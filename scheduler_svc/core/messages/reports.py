@@ -197,8 +197,17 @@ class RequestEntry:
     """None without a limit."""
 
 
-class DrainState(StrEnum):
-    """The state of a drain; the last three are final."""
+class OperationState(StrEnum):
+    """The state of what an operator has started."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is over."""
+        return self.name not in ("DRAINING", "LEAVING", "UPDATING")
+
+
+class DrainState(OperationState):
+    """The state of a drain; all but the first two are final."""
 
     DRAINING = "draining"
     LEAVING = "leaving"
@@ -222,7 +231,7 @@ class DrainReport(Exchange):
     detail: str
 
 
-class UpdateState(StrEnum):
+class UpdateState(OperationState):
     """The state of an update of weights; all but the first are final."""
 
     UPDATING = "updating"

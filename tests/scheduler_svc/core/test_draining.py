@@ -2,11 +2,11 @@
 
 import pytest
 
-from scheduler_svc.core.drains import LEAVE_SECONDS, MAX_WATCHERS, STAY_SECONDS
+from scheduler_svc.core.drains import LEAVE_SECONDS, STAY_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import DrainReport, DrainState
-from scheduler_svc.core.status import REPORT_SECONDS
+from scheduler_svc.core.operations import MAX_WATCHERS, REPORT_SECONDS
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.sent_plans import load
