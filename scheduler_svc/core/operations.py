@@ -1,7 +1,7 @@
 """What a drain and an update of weights have in common: each goes on for a while, and operators watch it.
 
-`Operation` owns the state of one, who watches it, and when reports are due: once a second and at each change, until its
-end. It goes on if its operators leave or their front end dies. Knows nothing of
+`Operation` owns the state of one, who watches it, and when reports are due: at once for who begins to watch, then once
+a second and at each change, until its end. It goes on if its operators leave or their front end dies. Knows nothing of
 what is done.
 """
 
@@ -31,8 +31,9 @@ class Operation(Generic[_State]):
     began_at: float
     ends_at: float | None = None
     """When its time is over."""
-    # Front end and query of each operator.
+    # Front end and query of each operator, and of those who have had no report.
     _watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    _new: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     _reports_at: float = 0.0
     _reported: object = None
 
@@ -53,6 +54,7 @@ class Operation(Generic[_State]):
     def watch(self, event: StartOperation, ends_at: float | None) -> None:
         """Adds an operator. The earliest time that one of them has set ends the operation."""
         self._watchers.add((event.frontend, event.query))
+        self._new.add((event.frontend, event.query))
         if ends_at is not None and (self.ends_at is None or ends_at < self.ends_at):
             self.ends_at = ends_at
 
@@ -74,10 +76,14 @@ class Operation(Generic[_State]):
         `figures` returns the fields that only this kind of operation has.
         """
         self._watchers = {each for each in self._watchers if each[0] in frontends}
+        new, self._new = self._new & self._watchers, set()
         change, told = (self.state, *seen), self._watchers
-        if not told or (now < self._reports_at and change == self._reported):
+        if now < self._reports_at and change == self._reported:
+            told = new
+        elif told:
+            self._reports_at, self._reported = now + REPORT_SECONDS, change
+        if not told:
             return []
-        self._reports_at, self._reported = now + REPORT_SECONDS, change
         if self.is_over:
             self._watchers = set()
         waiting = queue.num_waiting

@@ -35,13 +35,14 @@ not count as a worker then, and health has its words.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
-from scheduler_svc.core.operations import Operation
+from scheduler_svc.core.operations import Operation, why_not_watched
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
@@ -90,6 +91,10 @@ class Update(Operation[UpdateState]):
     first: int = 0
     """Number of the lane that loads first."""
 
+    def is_asked_by(self, event: UpdateWeights) -> bool:
+        """Whether an operator asks for this update."""
+        return (event.weights, event.running, event.in_turn) == (self.weights, self.running, self.in_turn)
+
 
 RETRY_SECONDS = 5.0
 """A worker that could not load the service's weights is asked again after this time."""
@@ -113,25 +118,27 @@ class Updates:
     _used: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_VERSIONS))
     # Whether a lane may have other weights than the service, or a mark.
     _is_uneven: bool = False
+    _looked_at: float = -inf
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
-        """Begins an update, or refuses it. The next Tick answers."""
+        """Begins an update, lets the operator watch the same one that goes on, or refuses it. The next Tick answers."""
         if event.stop_replies:
             if self._update is not None:
                 self._update.leave(event)
             return []
         if (refusal := self._refusal(event)) is not None:
             return [refusal]
-        for lane in self._lanes.by_worker.values():
-            lane.weights.retry_at, lane.weights.refusal = 0.0, ""
-        self._update = Update(weights=event.weights, running=event.running, in_turn=event.in_turn, began_at=now)
+        if self._update is None:
+            for lane in self._lanes.by_worker.values():
+                lane.weights.retry_at, lane.weights.refusal = 0.0, ""
+            self._update = Update(weights=event.weights, running=event.running, in_turn=event.in_turn, began_at=now)
         self._update.watch(event, now + event.max_seconds)
         return []
 
     def _refusal(self, event: UpdateWeights) -> fx.UpdateRefused | None:
-        """Returns why the update does not begin, or None."""
+        """Returns why nothing begins and nobody watches, or None."""
         weights, roots, going_on = event.weights, self._config.weights_folders, self._update
 
         def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
@@ -142,6 +149,9 @@ class Updates:
             return refused(fx.RejectCode.NOT_FOUND, message)
         if why := why_not_allowed(weights.folder, roots):
             return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
+        if going_on is not None and going_on.is_asked_by(event):
+            why = why_not_watched([going_on], "the update of weights")
+            return refused(fx.RejectCode.QUEUE_FULL, why) if why else None
         if going_on is not None:
             version = going_on.weights.version
             message = f"the update to version {version!r} goes on; another one may begin when it has ended"
@@ -197,6 +207,7 @@ class Updates:
 
     def advance(self, now: float) -> list[fx.Effect]:
         """Tells workers to load, marks lanes, and reports. Called before plans are made."""
+        self._looked_at = now
         lanes = list(self._lanes.by_worker.values())
         version = "" if self.current is None else self.current.version
         is_even = all(lane.info.weights_version == version for lane in lanes)
@@ -223,7 +234,8 @@ class Updates:
         times = self._update.due_times() if self._update is not None else []
         if self._is_uneven:
             times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
-        return min(times, default=None)
+        # What was due at the last Tick waits for an event, as a lane that loads or whose requests finish does.
+        return min((at for at in times if at > self._looked_at), default=None)
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
         """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
