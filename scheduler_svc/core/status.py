@@ -5,7 +5,7 @@ with the time since which it holds. Front ends, metrics and `Waits` read it.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.reports import NotServing, WaitReason, WorkerState
@@ -95,23 +95,3 @@ def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
     if lane.proven_at is None:
         return WorkerState.STARTING, "has joined and computes its first step"
     return WorkerState.STANDBY, "is on standby"
-
-
-REPORT_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class Watchers:
-    """The operators that watch a drain or an update: front end and query of each."""
-
-    each: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
-    reports_at: float = 0.0
-    _reported: object = None
-
-    def due(self, state: object, frontends: Container[str], now: float) -> list[tuple[str, int]]:
-        """Returns who gets a report now: once a second and at each change of `state`. Forgets who is gone."""
-        self.each = {watcher for watcher in self.each if watcher[0] in frontends}
-        if not self.each or (now < self.reports_at and state == self._reported):
-            return []
-        self.reports_at, self._reported = now + REPORT_SECONDS, state
-        return sorted(self.each)

@@ -21,7 +21,7 @@ from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
-from scheduler_svc.frontend.control import ControlServicer, CoreQueries, drain_watches, update_watches
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
@@ -34,6 +34,7 @@ from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.watching import end_revoked, stalled
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 from scheduler_svc.processes.frontends import FrontEndSettings
@@ -91,7 +92,7 @@ class HealthListener:
 
     def sweep(self) -> None:
         """Ends calls that take too long. The owner calls this about once a second."""
-        self._calls.sweep(self.health.stalled(_LIMITS.answer_seconds))
+        self._calls.sweep(stalled(self.health.watches, _LIMITS.answer_seconds))
 
     async def stop(self, grace_seconds: float) -> None:
         """Ends all calls after the grace."""
@@ -136,7 +137,6 @@ class FrontEnd:
             is_shared=settings.needs_tokens,
         )
         self._queries = CoreQueries(self._link.send)
-        self._drains, self._updates = drain_watches(self._link.send), update_watches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
@@ -230,12 +230,6 @@ class FrontEnd:
                 self._streams.waits(message.waits)
             case "replaced":
                 self._streams.replaced(message.replaced)
-            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" | "requests_reply" as kind:
-                self._queries.answer(getattr(message, kind))
-            case "drain_reply":
-                self._drains.answer(message.drain_reply)
-            case "update_weights_reply":
-                self._updates.answer(message.update_weights_reply)
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
@@ -249,6 +243,8 @@ class FrontEnd:
                 logger.info("the core is shutting down: no new requests")
                 self._core_drains = True
                 self._readiness.drain()
+            case str(kind) if kind.endswith("_reply"):
+                self._queries.answer(getattr(message, kind))
             case _:
                 logger.error("the core sent a message that this front end does not know")
 
@@ -262,8 +258,6 @@ class FrontEnd:
         self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
-        self._drains.fail_all()
-        self._updates.fail_all()
 
     def _bind(self) -> str:
         listen = self._settings.listen
@@ -316,12 +310,13 @@ class FrontEnd:
             self._streams.drop_stalled()
             self._report()
             self._request_log.report(asyncio.get_running_loop().time())
+            watches = [*self._health.watches, *self._queries.watches]
             if self._settings.needs_tokens:
                 self._streams.end_revoked(self._entrance.is_revoked)
-                self._health.end_revoked(self._entrance.is_revoked)
+                end_revoked(watches, self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
-            self._calls.sweep(self._health.stalled(self._call_limits.answer_seconds))
+            self._calls.sweep(stalled(watches, self._call_limits.answer_seconds))
 
     def _report(self) -> None:
         """Sends the core what was measured since the start of this process."""
@@ -347,7 +342,7 @@ class FrontEnd:
             tuning=self._tuning,
             meter=self._meter,
         )
-        control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
+        control = ControlServicer(self._readiness, self._queries, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._calls, self._entrance)

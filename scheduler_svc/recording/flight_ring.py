@@ -75,11 +75,12 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.WorkerLost: _form("worker_lost", "worker reason is_orderly", reason=_text("reason")),
     ev.WorkerStops: _form("worker_stops", "worker"),
     ev.Paused: _form("paused", "seconds"),
+    ev.Drain: _form("drain", "frontend worker force stop_replies"),
     ev.DrainStarted: _form("drain_started", ""),
     ev.DrainEnded: _form("drain_ended", ""),
     ev.TenantsChanged: _form("tenants", "count", count=_size("limits")),
     ev.UpdateWeights: _form(
-        "update_weights", "frontend version running", version=_VERSION, running=attrgetter("running.value")
+        "update_weights", "frontend version running stop_replies", version=_VERSION, running=attrgetter("running.value")
     ),
     ev.WeightsLoaded: _form("weights_loaded", "worker version ok detail", detail=_text("detail")),
     ev.ConstraintReady: _form("constraint_ready", "worker hash error", hash=_hash, error=_text("error")),

@@ -13,7 +13,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
 from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES
-from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
+from scheduler_svc.core.messages.operators import MAX_FOLDER_CHARS, MAX_VERSION_CHARS, Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
@@ -28,8 +28,6 @@ _INFO = tuple(
     if name not in ("eos_token_ids", "device", "defaults", "is_standby", "constraint_refusal")
 )
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
-MAX_VERSION_CHARS = 128
-MAX_FOLDER_CHARS = 4096
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:

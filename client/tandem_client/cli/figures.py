@@ -200,23 +200,16 @@ def of_model(model: types.ModelInfo) -> Iterator[str]:
         yield f"attention   the last {counted(model.window, 'token')}{sinks}"
 
 
-def of_drain(progress: types.DrainProgress) -> str:
-    """Returns one line: time, state, what is left, what happens."""
-    parts = [f"{progress.seconds:7.2f} s  {progress.state.replace('_', ' '):11}"]
-    if progress.worker:
-        parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
-    else:
-        parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
-    parts.append(f"about {counted(progress.tokens_left, 'token')} left")
-    return "  ".join([*parts, progress.detail])
-
-
-def of_update(progress: types.UpdateProgress) -> str:
-    """Returns one line: time, state, workers, requests, what happens."""
-    workers = f"{progress.workers_updated} of {counted(progress.workers, 'worker')} updated"
+def of_progress(progress: types.DrainProgress | types.UpdateProgress) -> str:
+    """Returns one line: time, state, what is done and left, what happens."""
     requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
+    if isinstance(progress, types.UpdateProgress):
+        parts = [f"{progress.workers_updated} of {counted(progress.workers, 'worker')} updated", requests]
+    else:
+        here = f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved"
+        parts = [here if progress.worker else requests, f"about {counted(progress.tokens_left, 'token')} left"]
     state = progress.state.replace("_", " ")
-    return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])
+    return "  ".join([f"{progress.seconds:7.2f} s  {state:11}", *parts, progress.detail])
 
 
 # The states of workers that take no requests, and have none or keep them paused.

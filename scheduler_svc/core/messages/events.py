@@ -25,6 +25,7 @@ from scheduler_svc.core.messages.operators import (
     WeightsRestored,
 )
 from scheduler_svc.core.messages.plan import KeptPages
+from scheduler_svc.core.messages.reports import Exchange
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 # The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
@@ -185,30 +186,22 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class Abort(Exchange):
     """A caller asks to end the live requests with these ids. `query` identifies the AbortReply."""
 
-    frontend: str
-    query: int
     request_ids: tuple[str, ...]
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By id: other ids that the caller may mean (`names.meant`), the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadQuery:
+class LoadQuery(Exchange):
     """A front end asks for the core's load. `query` identifies the LoadReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushCache:
+class FlushCache(Exchange):
     """A caller asks to empty the prefix cache, also in host memory. `query` identifies the FlushReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

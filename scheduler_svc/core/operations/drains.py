@@ -1,19 +1,10 @@
 """All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
 
-`Drains` owns the drains and the operators that watch them. A drain goes on if its operators leave or their front end
-dies. It remembers nothing after its end.
-
-**Rows.** If a standby worker can take over the memory of its pages, the lane pauses until its plans in flight are
-answered, and the worker ends; the standby worker then continues all rows from their pages. Otherwise rows are released
-a few at a time, and other workers compute their tokens again while the remaining rows go on. A row that no other worker
-can hold, or has room for, stays and runs.
-
-**A worker that was asked to stop** is drained by its own wish. What no other worker can take goes on there for
-`STAY_SECONDS` and then waits for one. If the service stops meanwhile, the wish waits until it has stopped: who stops
-all processes at once asks the worker and the scheduler in any order, and the service's rows need their worker.
+`Drains` owns the drains, and remembers nothing of one after its end.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
@@ -21,13 +12,13 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
+from scheduler_svc.core.operations.operation import Operation, why_not_watched
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.status import Watchers
 from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
@@ -147,26 +138,18 @@ def _uncomputed(lane: Lane) -> int:
     return int(left[lane.rows.seated()].clip(0).sum())
 
 
-MAX_WATCHERS = 64
-_FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
-
-
 @dataclass(slots=True, kw_only=True)
-class _Drain:
+class _Drain(Operation[DrainState]):
     """One drain. `worker` has the lane's number too, because a worker that joins again has another lane."""
 
     worker: str
     lane_number: int
-    began_at: float
-    ends_at: float | None
+    state: DrainState = DrainState.DRAINING
     is_wished: bool = False
     """Whether only the worker has asked for it."""
-    state: DrainState = DrainState.DRAINING
-    detail: str = ""
     moving: list[Request] = field(default_factory=list[Request])
     """Requests that were moved and have no row yet."""
     moved: int = 0
-    watchers: Watchers = field(default_factory=Watchers)
 
 
 class Drains(Organ):
@@ -178,21 +161,18 @@ class Drains(Organ):
     @handles(ev.Drain)
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
-        watcher = event.frontend, event.query
         if event.stop_replies:
             for drain in self._drains.values():
-                drain.watchers.each.discard(watcher)
+                drain.leave(event)
             return []
-        if sum(len(drain.watchers.each) for drain in self._drains.values()) >= MAX_WATCHERS:
-            message = f"{MAX_WATCHERS} callers watch drains; this is the limit"
+        if message := why_not_watched(self._drains.values(), "drains"):
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
         if not event.worker:
             effects, core = self._stop(event, now), self._core
             core.is_stop_wanted = True
-            if ends_at is not None:
-                core.stop_at = ends_at if core.stop_at is None else min(ends_at, core.stop_at)
-            self._drains[""].watchers.each.add(watcher)
+            self._drains[""].watch(event, ends_at)
+            core.stop_at = self._drains[""].ends_at
             return effects
         lane = self._find(event.worker)
         if lane is None:
@@ -209,9 +189,7 @@ class Drains(Organ):
                 return [_refused(event, fx.RejectCode.INVALID, message)]
             drain = self._drain_worker(lane, now)
         drain.is_wished = False
-        if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
-            drain.ends_at = ends_at
-        drain.watchers.each.add(watcher)
+        drain.watch(event, ends_at)
         return []
 
     @handles(ev.WorkerStops)
@@ -229,7 +207,7 @@ class Drains(Organ):
         return [fx.News(message=f"worker {lane.worker} was asked to stop: its requests move; {then}")]
 
     def _drain_worker(self, lane: Lane, now: float) -> _Drain:
-        drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
+        drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now)
         self._drains[lane.worker] = drain
         # No further request starts on the lane. Callers see the sizes of the other workers from now on.
         self._lanes.leaving[lane.worker] = Leaving()
@@ -254,15 +232,15 @@ class Drains(Organ):
         self._core.is_stopping = True
         self._put_wishes_off()
         detail = "new requests are refused, the others may end"
-        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
     @handles(ev.DrainEnded)
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
         if len(self._queue) and (drain := self._drains.get("")) is not None:
-            drain.state = DrainState.TIME_LIMIT
-            drain.detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+            detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+            drain.end(DrainState.TIME_LIMIT, detail)
         message = "the service shut down before the request ended"
         for request in list(self._queue):
             self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
@@ -275,19 +253,17 @@ class Drains(Organ):
             if drain.worker:
                 effects += self._advance_worker(drain, now)
             elif drain.state is DrainState.DRAINING and not len(self._queue):
-                drain.state, drain.detail = DrainState.DONE, "all requests have ended; the service stops"
-            effects += self._report(drain, now)
-            if drain.state in _FINAL:
-                if drain.worker:
-                    del self._drains[drain.worker]
-                drain.watchers.each.clear()
+                drain.end(DrainState.DONE, "all requests have ended; the service stops")
+            effects += drain.reports(
+                DrainReport, self._frontends, self._queue, now, lambda drain=drain: self._figures(drain)
+            )
+            if drain.worker and drain.is_over:
+                del self._drains[drain.worker]
         return effects
 
     def next_wake(self) -> float | None:
         """Returns the first end or report of a drain, None if no drain goes on."""
-        times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
-        times += [drain.watchers.reports_at for drain in self._drains.values() if drain.watchers.each]
-        return min(times, default=None)
+        return min((at for drain in self._drains.values() for at in drain.due_times()), default=None)
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
@@ -299,22 +275,21 @@ class Drains(Organ):
         lane = self._lanes.get(drain.worker)
         if lane is None or lane.number != drain.lane_number:
             if drain.state is DrainState.LEAVING:
-                drain.state, drain.detail = DrainState.DONE, "the worker has left"
+                drain.end(DrainState.DONE, "the worker has left")
             else:
-                drain.state = DrainState.WORKER_LOST
-                drain.detail = "the worker was lost; its requests go on elsewhere"
+                drain.end(DrainState.WORKER_LOST, "the worker was lost; its requests go on elsewhere")
             return []
         is_late = drain.ends_at is not None and now >= drain.ends_at
         if drain.state is DrainState.LEAVING:
             if drain.ends_at is None or not is_late:
                 return []
             # It does not end, perhaps because it hangs. It has no request.
-            drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
+            drain.end(DrainState.DONE, "the worker has no request and was told to end")
             return self._close(lane, "it was drained", now, is_orderly=True)
         if is_late:
             rows = lane.rows.num_seated
-            drain.state = DrainState.TIME_LIMIT
-            drain.detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
+            detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
+            drain.end(DrainState.TIME_LIMIT, detail)
             reason = "it stops" if drain.is_wished else "its drain took too long"
             closed = self._close(lane, reason, now, is_orderly=drain.is_wished)
             return [fx.DismissWorker(worker=lane.worker), *closed]
@@ -333,33 +308,15 @@ class Drains(Organ):
         drained = ResetCause.DRAINED
         return self._lanes.close(lane.worker, reason, now, drained, is_death=False, is_orderly=is_orderly)
 
-    def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        watchers = drain.watchers.due(drain.state, self._frontends, now)
-        if not watchers:
-            return []
+    def _figures(self, drain: _Drain) -> dict[str, Any]:
+        """Returns what a report has beside the fields of every operation."""
         lane = self._lanes.get(drain.worker)
-        live = len(self._queue)
-        waiting = self._queue.num_waiting
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
             tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
             tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
-        return [
-            DrainReport(
-                frontend=frontend,
-                query=query,
-                worker=drain.worker,
-                state=drain.state,
-                running=live - waiting,
-                waiting=waiting,
-                worker_running=lane.rows.num_seated if lane else 0,
-                tokens_left=tokens_left,
-                moved=drain.moved,
-                seconds=now - drain.began_at,
-                detail=drain.detail,
-            )
-            for frontend, query in watchers
-        ]
+        rows = lane.rows.num_seated if lane else 0
+        return {"worker": drain.worker, "worker_running": rows, "tokens_left": tokens_left, "moved": drain.moved}
 
 
 def _refused(event: ev.Drain, code: fx.RejectCode, message: str) -> fx.DrainRefused:

@@ -33,16 +33,16 @@ meanwhile. It does not count as a worker then, and health has its words.
 """
 
 from collections import deque
-from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 
 from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights, WeightsLoaded, WeightsRestored
 from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
-from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.operations.operation import Operation, why_not_watched
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.status import Watchers
 
 
 def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Effect]:
@@ -73,14 +73,12 @@ MAX_LOSSES = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Update:
+class Update(Operation[UpdateState]):
     """An update from its acceptance to its final report."""
 
     weights: Weights
     running: Running
     in_turn: bool
-    began_at: float
-    ends_at: float
     state: UpdateState = UpdateState.UPDATING
     detail: str = "the first worker loads the weights"
     is_committed: bool = False
@@ -89,37 +87,10 @@ class Update:
     """Workers that were lost while they loaded before another one had."""
     first: int = 0
     """Number of the lane that loads first."""
-    watchers: Watchers = field(default_factory=Watchers)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the state is final."""
-        return self.state is not UpdateState.UPDATING
-
-    def end(self, state: UpdateState, detail: str) -> None:
-        """Ends the update."""
-        self.state, self.detail = state, detail
-
-    def reports(
-        self, lanes: Collection[Lane], queue: RequestQueue, frontends: Collection[str], now: float
-    ) -> list[WeightsReport]:
-        """Returns a report for each watcher, once a second and at each change."""
-        updated = sum(lane.info.weights_version == self.weights.version for lane in lanes)
-        return [
-            WeightsReport(
-                frontend=frontend,
-                query=query,
-                version=self.weights.version,
-                state=self.state,
-                workers=len(lanes),
-                workers_updated=updated,
-                running=len(queue) - queue.num_waiting,
-                waiting=queue.num_waiting,
-                seconds=now - self.began_at,
-                detail=self.detail,
-            )
-            for frontend, query in self.watchers.due((self.state, updated), frontends, now)
-        ]
+    def is_asked_by(self, event: UpdateWeights) -> bool:
+        """Whether an operator asks for this update."""
+        return (event.weights, event.running, event.in_turn) == (self.weights, self.running, self.in_turn)
 
 
 RETRY_SECONDS = 5.0
@@ -136,37 +107,51 @@ class Updates(Organ):
         self._used = deque[str](maxlen=MAX_VERSIONS)
         # Whether a lane may have other weights than the service, or a mark.
         self._is_uneven = False
+        self._looked_at = -inf
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     @handles(UpdateWeights)
     def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
-        """Begins an update, or refuses it. The next Tick answers."""
-        watcher, update = (event.frontend, event.query), self._update
+        """Begins an update, lets the operator watch the same one that goes on, or refuses it. The next Tick answers."""
         if event.stop_replies:
-            if update is not None:
-                update.watchers.each.discard(watcher)
+            if self._update is not None:
+                self._update.leave(event)
             return []
-        refusal = refusal_of(
-            event,
-            roots=self._config.weights_folders,
-            going_on=None if update is None else update.weights,
-            used=self._used,
-            has_workers=bool(self._lanes),
-        )
-        if refusal is not None:
+        if (refusal := self._refusal(event)) is not None:
             return [refusal]
-        for lane in self._lanes.values():
-            lane.weights.retry_at, lane.weights.refusal = 0.0, ""
-        self._update = Update(
-            weights=event.weights,
-            running=event.running,
-            in_turn=event.in_turn,
-            began_at=now,
-            ends_at=now + event.max_seconds,
-            watchers=Watchers({watcher}),
-        )
+        if self._update is None:
+            for lane in self._lanes.values():
+                lane.weights.retry_at, lane.weights.refusal = 0.0, ""
+            self._update = Update(weights=event.weights, running=event.running, in_turn=event.in_turn, began_at=now)
+        self._update.watch(event, now + event.max_seconds)
         return []
+
+    def _refusal(self, event: UpdateWeights) -> fx.UpdateRefused | None:
+        """Returns why nothing begins and nobody watches, or None."""
+        weights, roots, going_on = event.weights, self._config.weights_folders, self._update
+
+        def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
+            return fx.UpdateRefused(frontend=event.frontend, query=event.query, code=code, message=message, field=field)
+
+        if not roots:
+            message = "updates of weights are off; start the service with --weights-folders FOLDER"
+            return refused(fx.RejectCode.NOT_FOUND, message)
+        if why := why_not_allowed(weights.folder, roots):
+            return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
+        if going_on is not None and going_on.is_asked_by(event):
+            why = why_not_watched([going_on], "the update of weights")
+            return refused(fx.RejectCode.QUEUE_FULL, why) if why else None
+        if going_on is not None:
+            version = going_on.weights.version
+            message = f"the update to version {version!r} goes on; another one may begin when it has ended"
+            return refused(fx.RejectCode.DUPLICATE, message)
+        if weights.version in self._used:
+            message = f"version: {weights.version!r} was used before; a version names the same weights for ever"
+            return refused(fx.RejectCode.INVALID, message, "version")
+        if not self._lanes:
+            return refused(fx.RejectCode.NOT_READY, "no worker has joined; an update needs one that checks the folder")
+        return None
 
     @handles(WeightsRestored)
     def restored(self, event: WeightsRestored, now: float) -> list[fx.Effect]:
@@ -214,6 +199,7 @@ class Updates(Organ):
 
     def tick(self, now: float) -> list[fx.Effect]:
         """Tells workers to load, marks lanes, and reports."""
+        self._looked_at = now
         lanes = list(self._lanes.values())
         version = "" if self._core.weights is None else self._core.weights.version
         is_even = all(lane.info.weights_version == version for lane in lanes)
@@ -228,17 +214,20 @@ class Updates(Organ):
             effects += self._advance_lane(lane, lanes, now)
         self._mark(lanes)
         if (update := self._update) is not None:
-            effects += update.reports(lanes, self._queue, self._frontends, now)
+            updated = sum(lane.info.weights_version == update.weights.version for lane in lanes)
+            own = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
+            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: own, updated)
             if update.is_over:
                 self._update, self._is_uneven = None, True
         return effects
 
     def next_wake(self) -> float | None:
         """Returns the update's next report or end, or when a worker is asked again; None if nothing is due."""
-        times = [self._update.ends_at, self._update.watchers.reports_at] if self._update is not None else []
+        times = self._update.due_times() if self._update is not None else []
         if self._is_uneven:
             times += [lane.weights.retry_at for lane in self._lanes.values() if lane.weights.refusal]
-        return min(times, default=None)
+        # What was due at the last Tick waits for an event, as a lane that loads or whose requests finish does.
+        return min((at for at in times if at > self._looked_at), default=None)
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
         """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
@@ -261,7 +250,7 @@ class Updates(Organ):
                 update.end(UpdateState.DONE, "all workers have the weights")
             else:
                 update.end(UpdateState.INCOMPLETE, f"worker {behind[0].worker}: {behind[0].weights.refusal}")
-        elif now >= update.ends_at:
+        elif update.ends_at is not None and now >= update.ends_at:
             update.end(UpdateState.TIME_LIMIT, f"the time was over; {len(behind)} workers kept their weights")
         elif not update.is_committed and not any(lane.number == update.first for lane in lanes):
             update.num_lost += bool(update.first)
@@ -330,36 +319,6 @@ class Updates(Organ):
                 self._queue.restore_set_aside()
                 self._queue.unpark_all()
             lane.weights.admits = admits
-
-
-def refusal_of(
-    event: UpdateWeights,
-    *,
-    roots: Sequence[str],
-    going_on: Weights | None,
-    used: Container[str],
-    has_workers: bool,
-) -> fx.UpdateRefused | None:
-    """Returns why the update does not begin, or None. `used` has the versions of earlier updates."""
-    weights = event.weights
-
-    def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
-        return fx.UpdateRefused(frontend=event.frontend, query=event.query, code=code, message=message, field=field)
-
-    if not roots:
-        message = "updates of weights are off; start the service with --weights-folders FOLDER"
-        return refused(fx.RejectCode.NOT_FOUND, message)
-    if why := why_not_allowed(weights.folder, roots):
-        return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
-    if going_on is not None:
-        message = f"the update to version {going_on.version!r} goes on; another one may begin when it has ended"
-        return refused(fx.RejectCode.DUPLICATE, message)
-    if weights.version in used:
-        message = f"version: {weights.version!r} was used before; a version names the same weights for ever"
-        return refused(fx.RejectCode.INVALID, message, "version")
-    if not has_workers:
-        return refused(fx.RejectCode.NOT_READY, "no worker has joined; an update needs one that checks the folder")
-    return None
 
 
 def why_not_allowed(folder: str, roots: Sequence[str]) -> str:
