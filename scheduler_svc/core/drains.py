@@ -40,7 +40,7 @@ STAY_SECONDS = 2.0
 def _is_last(lane: Lane, lanes: Lanes) -> bool:
     """Returns whether no worker would serve without this one."""
     others = any(other is not lane for other in lanes.serving)
-    return lane.serves and not others and _heir(lanes) is None
+    return lane.phases.serves and not others and _heir(lanes) is None
 
 
 def _advance_rows(
@@ -51,7 +51,7 @@ def _advance_rows(
     Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
     """
     leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
+    heir = _heir(lanes) if lane.phases.serves and not leaving.has_heir else None
     # Whether the standby worker can continue from the pages of this one.
     has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
     leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
@@ -63,7 +63,7 @@ def _advance_rows(
             leaving.has_heir = True
             effects += lanes.seat_next(now)
         moved = _move_rows(lane, lanes, queue, moving, admission)
-        if lane.rows.num_seated or (lane.in_flight and lane.serves):
+        if lane.rows.num_seated or (lane.in_flight and lane.phases.serves):
             return effects, moved
     leaving.is_dismissed = leaving.is_paused = True
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
@@ -248,7 +248,7 @@ class Drains:
         self._drains[lane.worker] = drain
         # No further request starts on the lane. Callers see the sizes of the other workers from now on.
         self._lanes.leaving[lane.worker] = Leaving()
-        if lane.serves:
+        if lane.phases.serves:
             self._lanes.worker_infos.worker_left(lane.info, now)
             self._lanes.serving_changed()
         return drain

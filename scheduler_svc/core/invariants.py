@@ -109,9 +109,9 @@ def _audit_queue(core: Scheduler) -> None:
 def _audit_seats(core: Scheduler) -> None:
     """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
     for lane in core.lanes.values():
-        if not lane.is_seated:
+        if not lane.phases.counts:
             assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
-    serving = [lane for lane in core.lanes.values() if lane.serves and lane.worker not in core.drains.leaving]
+    serving = [lane for lane in core.lanes.values() if lane.phases.serves and lane.worker not in core.drains.leaving]
     sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
     if sizes:
         assert core.info is not None, "a worker serves, and callers see no model"

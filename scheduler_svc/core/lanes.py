@@ -32,6 +32,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspects import Suspects
@@ -90,7 +91,7 @@ def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
     waiting = [
         (not lane.weights.admits, lane.proven_at, lane.number, lane)
         for lane in lanes
-        if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
+        if lane.phases.seat is LanePhase.STANDBY and lane.worker not in leaving
     ]
     return min(waiting)[3] if waiting else None
 
@@ -225,15 +226,14 @@ class Lanes:
         self.by_worker[worker] = lane
         self._list_lanes()
         effects += accept(lane, event.kept, self._config)
-        if lane.is_seated:
-            self._was_seated = True
+        if lane.phases.counts:
             effects += self.report(lane, now)
         return effects if self._config.prove_workers else effects + self._prove(lane, now)
 
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
-        if not lane.is_seated:
+        if not lane.phases.counts:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
         self.serving_changed()
@@ -255,8 +255,9 @@ class Lanes:
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
-        self.seated = [lane for lane in self.by_worker.values() if lane.is_seated]
-        self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
+        self.seated = [lane for lane in self.by_worker.values() if lane.phases.counts]
+        self.serving = [lane for lane in self.seated if lane.phases.serves and lane.worker not in self.leaving]
+        self._was_seated |= bool(self.seated)
 
     def next_seating(self) -> float | None:
         """Returns when a standby worker is seated because no other worker has come; None if none is to be.
@@ -264,7 +265,7 @@ class Lanes:
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
         first = None if self.seated else first_proven(self.by_worker.values(), self.leaving)
-        if first is None or first.proven_at is None:
+        if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
 
@@ -286,16 +287,15 @@ class Lanes:
 
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
-        lane.take_seat()
+        lane.phases.move(LaneMove.SEAT)
         self.held_pools.hand_over(lane, now)
-        self._was_seated = True
         self.serving_changed()
         note = fx.News(message=f"worker {lane.worker}, which was on standby, serves now")
         return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for lane in self.seated if lane.serves and lane.worker != worker]
+        others = [lane.info for lane in self.seated if lane.phases.serves and lane.worker != worker]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -323,13 +323,13 @@ class Lanes:
         self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
         self._list_lanes()
-        if is_death and cause in _DEATHS and lane.serves:
+        if is_death and cause in _DEATHS and lane.phases.serves:
             in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
             self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
         # The death of a worker on probation or on standby does not count while another worker serves.
-        if is_death and (lane.serves or not self.serving):
+        if is_death and (lane.phases.serves or not self.serving):
             self.crash_loop.died(reason, now, in_trial=in_trial)
-        if not lane.is_seated:
+        if not lane.phases.counts:
             message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
             return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
         pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
@@ -339,11 +339,11 @@ class Lanes:
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
             self.last_loss = now, reason
-        if lane.serves:
+        if lane.phases.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
         # An heir has its seat already, unless it was lost since.
-        if seats and (not self.seated or (lane.serves and not (leaving and leaving.has_heir))):
+        if seats and (not self.seated or (lane.phases.serves and not (leaving and leaving.has_heir))):
             effects += self.seat_next(now)
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
@@ -382,7 +382,9 @@ class Lanes:
             self._queue.enqueue(request)
         message = f"{reason}; {len(requests)} requests go back to the queue"
         effects: list[fx.Effect] = [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        return effects + (self.report(lane, now, void, cause=cause, compute_us=compute_us) if lane.is_seated else [])
+        if lane.phases.counts:
+            effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
+        return effects
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int

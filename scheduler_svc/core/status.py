@@ -93,7 +93,7 @@ def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
     refused = f"cannot load weights {version!r}: {marks.refusal[:_MAX_REASON]}" if marks.refusal else ""
     if lane.worker in leaving:
         return WorkerState.DRAINING, "is drained"
-    if lane.serves and marks.admits:
+    if lane.phases.serves and marks.admits:
         return WorkerState.SERVING, refused
     if refused:
         return WorkerState.REFUSED, refused
@@ -101,7 +101,7 @@ def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
         return WorkerState.LOADING, f"loads weights {version!r}"
     if marks.is_held or not marks.admits:
         return WorkerState.LOADING, "has other weights than the service's, and is about to load them"
-    if lane.proven_at is None:
+    if lane.phases.on_probation:
         return WorkerState.STARTING, "has joined and computes its first step"
     return WorkerState.STANDBY, "is on standby"
 
@@ -212,7 +212,7 @@ def load_of(
     counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
     reductions = counters.memory_reductions
     each = [_of_lane(lane, leaving) for lane in seated]
-    on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.is_seated]
+    on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.phases.counts]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,
@@ -258,7 +258,7 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         pages_used=lane.pool.num_used,
         pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
-        is_standby=not lane.is_seated,
+        is_standby=not lane.phases.counts,
         name=lane.worker,
         is_draining=lane.worker in leaving,
         weights_version=lane.info.weights_version,

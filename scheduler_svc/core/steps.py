@@ -64,13 +64,13 @@ class Steps:
             for lane in by_backlog(self._lanes.by_worker.values()):
                 if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
                     continue
-                if lane.proven_at is None:
+                if lane.phases.on_probation:
                     if not lane.in_flight:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
                 leaving = self._lanes.leaving.get(lane.worker)
-                if not lane.is_seated or (leaving is not None and leaving.is_paused):
+                if not lane.phases.counts or (leaving is not None and leaving.is_paused):
                     continue
                 is_open = leaving is None and lane.weights.admits
                 if lane is trial_on:
@@ -140,7 +140,7 @@ class Steps:
             lane.take_over_ended(record.takes_over, event.pool_id)
         self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:
-            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.phases.serves:
                 effects, endings = ran_out_of_memory(self._lanes, self._queue, lane, event, now)
                 return effects, None, endings
             what = f"step {event.step} {event.status}: {event.detail}"
@@ -149,7 +149,7 @@ class Steps:
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
         lane.result_confirmed()
-        if lane.proven_at is None:
+        if lane.phases.on_probation:
             return self._lanes.end_probation(lane, now), None, []
         self._lanes.counters.step_confirmed()
         self._step_seconds.append(now - record.sent_at)

@@ -288,14 +288,14 @@ class Updates:
 
     def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
         """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
-        if update is None or update.is_over or lane.proven_at is None or lane.weights.refusal:
+        if update is None or update.is_over or lane.phases.on_probation or lane.weights.refusal:
             return False
         if not update.is_committed:
             return lane.number == update.first
         if not update.in_turn:
             return True
-        behind = (each for each in lanes if self._is_behind(each) and each.is_seated and not each.weights.refusal)
-        return not lane.is_seated or lane is next(behind, None)
+        behind = (each for each in lanes if self._is_behind(each) and each.phases.counts and not each.weights.refusal)
+        return not lane.phases.counts or lane is next(behind, None)
 
     def _is_behind(self, lane: Lane) -> bool:
         wanted = self._wanted(lane)
@@ -307,12 +307,12 @@ class Updates:
         wanted = self._wanted(lane)
         is_behind = wanted is not None and lane.info.weights_version != wanted.version
         if marks.loading is not None or not is_behind or now < marks.retry_at:
-            marks.is_held = marks.loading is not None or (is_behind and lane.proven_at is None)
+            marks.is_held = marks.loading is not None or (is_behind and lane.phases.on_probation)
             return []
         assert wanted is not None
         is_turn = update is not None and self._is_updated_by(update, lane, lanes)
         running = update.running if update is not None and is_turn else Running.FINISH
-        marks.is_held = lane.proven_at is None or (is_turn and running is not Running.FINISH)
+        marks.is_held = lane.phases.on_probation or (is_turn and running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
         marks.is_held = True
@@ -326,7 +326,7 @@ class Updates:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
         update = self._update
         version = "" if self.current is None else self.current.version
-        serving = [lane for lane in lanes if lane.serves and not lane.weights.is_held]
+        serving = [lane for lane in lanes if lane.phases.serves and not lane.weights.is_held]
         has_current = any(lane.info.weights_version == version for lane in serving)
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current

@@ -200,7 +200,7 @@ class CoreMeter:
     def _look(self, core: Scheduler) -> None:
         self.fronts.keep(core.frontends)
         lanes, counters = list(core.lanes.values()), core.counters
-        seated = [lane for lane in lanes if lane.is_seated]
+        seated = [lane for lane in lanes if lane.phases.counts]
         value = core.availability.value
         if value is not None and value.since != self._since[0]:
             self._since = value.since, time.time() - (self._clock() - value.since)

@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import DrainReport, StepReport, Weights
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import holds
+from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
@@ -188,7 +189,7 @@ class Episode:
         takers = [
             lane
             for lane in core.lanes.values()
-            if lane.serves and lane.weights.admits and lane.worker not in core.drains.leaving
+            if lane.phases.serves and lane.weights.admits and lane.worker not in core.drains.leaving
         ]
         assert status.workers == len(takers)
         is_refused = status.refuses or core.drains.is_stopping
@@ -243,7 +244,7 @@ class Episode:
 
     def _check_busy(self) -> None:
         """Asserts that a lane has a step in flight if a waiting request fits any worker."""
-        lanes = [lane for lane in self.core.lanes.values() if lane.is_seated]
+        lanes = [lane for lane in self.core.lanes.values() if lane.phases.counts]
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
@@ -269,7 +270,7 @@ class Episode:
         waiting = [
             lane.proven_at
             for lane in self.core.lanes.values()
-            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.drains.leaving
+            if lane.phases.seat is LanePhase.STANDBY and lane.worker not in self.core.drains.leaving
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"

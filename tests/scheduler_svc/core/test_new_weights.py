@@ -252,7 +252,7 @@ def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -
     assert fleet.versions() == {"w-1": "v1", behind: "", updated: "v1"}
     fleet.kill("w-1")
     fleet.tick()
-    assert [lane.worker for lane in fleet.core.lanes.values() if lane.is_seated] == [updated]
+    assert [lane.worker for lane in fleet.core.lanes.values() if lane.phases.counts] == [updated]
 
 
 def test_workers_load_in_turn_and_one_always_serves() -> None:

@@ -164,7 +164,7 @@ def test_after_the_start_standby_workers_wait_a_moment_for_a_serving_one(comes: 
     fleet = fleet_of(True)
     assert load(fleet).workers == 0
     proven_at = fleet.lane_of("a").proven_at
-    assert proven_at is not None and fleet.core.next_wake() == proven_at + PATIENCE_SECONDS
+    assert fleet.core.next_wake() == proven_at + PATIENCE_SECONDS
     fleet.tick(PATIENCE_SECONDS - 0.1)
     if comes:
         fleet.join_as(SHAPE)
