@@ -13,11 +13,11 @@ can hold, or has room for, stays and runs.
 all processes at once asks the worker and the scheduler in any order, and the service's rows need their worker.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.held_pools import fits
-from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
+from scheduler_svc.core.lanes import Lanes, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission, CoreConfig
@@ -27,6 +27,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Phase, Request
 from scheduler_svc.core.status import Watchers
 from tandem_contract.plural import numbered
@@ -50,31 +51,33 @@ def _advance_rows(
 
     Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
     """
-    leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if lane.phases.serves and not leaving.has_heir else None
+    phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
+    heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
     # Whether the standby worker can continue from the pages of this one.
     has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
-    leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
-    if leaving.is_paused:
+    hands_over = heir is not None and has_pages and fits(lane.info, heir.info)
+    if hands_over != (phases.stay is LanePhase.HANDING_OVER):
+        phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
+    if hands_over:
         if lane.in_flight:
             return [], []
     else:
         if heir is not None:
-            leaving.has_heir = True
+            phases.move(LaneMove.REPLACE)
             effects += lanes.seat_next(now)
         moved = _move_rows(lane, lanes, queue, moving, admission)
-        if lane.rows.num_seated or (lane.in_flight and lane.phases.serves):
+        if lane.rows.num_seated or (lane.in_flight and phases.serves):
             return effects, moved
-    leaving.is_dismissed = leaving.is_paused = True
+    phases.move(LaneMove.DISMISS)
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
 
 
 def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
-    leaving, rows = lanes.leaving[lane.worker], lane.rows.num_seated
-    if leaving.is_dismissed:
+    stay, rows = lane.phases.stay, lane.rows.num_seated
+    if stay is LanePhase.DISMISSED:
         return "the worker was told to end"
-    if leaving.is_paused:
+    if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
     seated = lane.rows.requests_at(lane.rows.seated())
@@ -93,7 +96,7 @@ def _tokens_left(lane: Lane) -> int:
 
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.by_worker.values(), lanes.leaving)
+    return first_proven(lanes.by_worker.values())
 
 
 def _move_rows(
@@ -188,11 +191,6 @@ class Drains:
     stop_at: float | None = None
     """When the requests of the service end, if an operator has set a time."""
 
-    @property
-    def leaving(self) -> Collection[str]:
-        """The workers that are drained."""
-        return self._lanes.leaving
-
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
         watcher = event.frontend, event.query
@@ -247,7 +245,7 @@ class Drains:
         drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
         self._drains[lane.worker] = drain
         # No further request starts on the lane. Callers see the sizes of the other workers from now on.
-        self._lanes.leaving[lane.worker] = Leaving()
+        lane.phases.move(LaneMove.DRAIN)
         if lane.phases.serves:
             self._lanes.worker_infos.worker_left(lane.info, now)
             self._lanes.serving_changed()
@@ -258,7 +256,10 @@ class Drains:
         for drain in list(self._drains.values()):
             if drain.is_wished and drain.state is DrainState.DRAINING:
                 del self._drains[drain.worker]
-                if self._lanes.leaving.pop(drain.worker, None) is not None:
+                if (lane := self._lane_of(drain)) is not None:
+                    lane.phases.move(LaneMove.STAY)
+                    if lane.phases.seat is LanePhase.REPLACED:
+                        lane.phases.move(LaneMove.SEAT)
                     self._lanes.serving_changed()
 
     def stop(self, now: float) -> list[fx.Effect]:
@@ -309,9 +310,14 @@ class Drains:
             return lanes[worker]
         return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
 
-    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+    def _lane_of(self, drain: _Drain) -> Lane | None:
+        """Returns the lane that is drained, None if it is closed."""
         lane = self._lanes.by_worker.get(drain.worker)
-        if lane is None or lane.number != drain.lane_number:
+        return None if lane is None or lane.number != drain.lane_number else lane
+
+    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        lane = self._lane_of(drain)
+        if lane is None:
             if drain.state is DrainState.LEAVING:
                 drain.state, drain.detail = DrainState.DONE, "the worker has left"
             else:
@@ -336,7 +342,7 @@ class Drains:
         effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
         drain.moving += moved
         drain.moved += len(moved)
-        if self._lanes.leaving[lane.worker].is_dismissed:
+        if lane.phases.stay is LanePhase.DISMISSED:
             drain.state = DrainState.LEAVING
             drain.ends_at = now + LEAVE_SECONDS
             drain.moved += lane.rows.num_seated

@@ -111,7 +111,7 @@ def _audit_seats(core: Scheduler) -> None:
     for lane in core.lanes.values():
         if not lane.phases.counts:
             assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
-    serving = [lane for lane in core.lanes.values() if lane.phases.serves and lane.worker not in core.drains.leaving]
+    serving = [lane for lane in core.lanes.values() if lane.phases.serves and lane.phases.stays]
     sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
     if sizes:
         assert core.info is not None, "a worker serves, and callers see no model"

@@ -17,8 +17,7 @@ tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core.held_pools import HeldPools, accept
 from scheduler_svc.core.messages import effects as fx
@@ -83,15 +82,15 @@ would be seated, and then the worker that served before.
 """
 
 
-def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one.
+def first_proven(lanes: Iterable[Lane]) -> Lane | None:
+    """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
 
     One that has the newest weights comes first.
     """
     waiting = [
         (not lane.weights.admits, lane.proven_at, lane.number, lane)
         for lane in lanes
-        if lane.phases.seat is LanePhase.STANDBY and lane.worker not in leaving
+        if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
     ]
     return min(waiting)[3] if waiting else None
 
@@ -146,18 +145,6 @@ def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
     return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
 
 
-@dataclass(slots=True, kw_only=True)
-class Leaving:
-    """The lane starts no request. Its rows run until they move, end, or the lane is closed."""
-
-    is_paused: bool = False
-    """Whether the lane makes no plans, because its pool is handed over once its plans in flight are answered."""
-    is_dismissed: bool = False
-    """Whether the worker was told to end."""
-    has_heir: bool = False
-    """Whether a standby worker has got its seat already."""
-
-
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
@@ -173,8 +160,7 @@ class Lanes:
         self.by_worker = dict[str, Lane]()
         """Lanes by worker name, in the order in which the workers joined."""
         self.seated, self.serving = list[Lane](), list[Lane]()
-        """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`drains.py`).
+        """The lanes of all workers but those on standby; those of them that are proven and not drained."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -256,7 +242,7 @@ class Lanes:
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
         self.seated = [lane for lane in self.by_worker.values() if lane.phases.counts]
-        self.serving = [lane for lane in self.seated if lane.phases.serves and lane.worker not in self.leaving]
+        self.serving = [lane for lane in self.seated if lane.phases.serves and lane.phases.stays]
         self._was_seated |= bool(self.seated)
 
     def next_seating(self) -> float | None:
@@ -264,7 +250,7 @@ class Lanes:
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.by_worker.values(), self.leaving)
+        first = None if self.seated else first_proven(self.by_worker.values())
         if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
@@ -277,7 +263,7 @@ class Lanes:
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.by_worker.values(), self.leaving)) is not None:
+        while (lane := first_proven(self.by_worker.values())) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)
@@ -315,8 +301,8 @@ class Lanes:
         `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
-        was_dismissed = leaving is not None and leaving.is_dismissed
+        lane, in_trial = self.by_worker.pop(worker), False
+        was_dismissed = lane.phases.stay is LanePhase.DISMISSED
         is_death &= not was_dismissed
         is_orderly |= was_dismissed
         end = "was drained" if was_dismissed else f"was lost: {reason}"
@@ -342,8 +328,7 @@ class Lanes:
         if lane.phases.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        # An heir has its seat already, unless it was lost since.
-        if seats and (not self.seated or (lane.phases.serves and not (leaving and leaving.has_heir))):
+        if seats and (not self.seated or lane.phases.seat is LanePhase.SERVING):
             effects += self.seat_next(now)
         if not self.worker_infos.present:
             self._queue.restore_set_aside()

@@ -75,7 +75,7 @@ class Availability:
             is_lost, what = lanes.last_end
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"
-        states = [(*state_of(lane, lanes.leaving), lane.worker) for lane in lanes.by_worker.values()]
+        states = [(*state_of(lane), lane.worker) for lane in lanes.by_worker.values()]
         state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
         return _REASONS[state], f"worker {worker} {what}"
 
@@ -87,11 +87,11 @@ def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now:
     return NotServing(reason=cause[0], message=cause[1], since=now if before is None else before.since)
 
 
-def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
+def state_of(lane: Lane) -> tuple[WorkerState, str]:
     """Returns what a lane's worker does, and a text that continues a sentence about it."""
     marks, version = lane.weights, lane.weights.version
     refused = f"cannot load weights {version!r}: {marks.refusal[:_MAX_REASON]}" if marks.refusal else ""
-    if lane.worker in leaving:
+    if not lane.phases.stays:
         return WorkerState.DRAINING, "is drained"
     if lane.phases.serves and marks.admits:
         return WorkerState.SERVING, refused
@@ -209,10 +209,10 @@ def load_of(
 ) -> Load:
     """Returns the load at `now`. `output_tokens` is the number of tokens emitted since the start."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
+    counters, seated = lanes.counters, lanes.seated
     reductions = counters.memory_reductions
-    each = [_of_lane(lane, leaving) for lane in seated]
-    on_standby = [_of_lane(lane, leaving) for lane in lanes.by_worker.values() if not lane.phases.counts]
+    each = [_of_lane(lane) for lane in seated]
+    on_standby = [_of_lane(lane) for lane in lanes.by_worker.values() if not lane.phases.counts]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,
@@ -249,8 +249,8 @@ def load_of(
     )
 
 
-def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
-    state, detail = state_of(lane, leaving)
+def _of_lane(lane: Lane) -> WorkerLoad:
+    state, detail = state_of(lane)
     return WorkerLoad(
         pid=lane.info.pid,
         device=lane.info.device,
@@ -260,7 +260,7 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         pages_total=lane.info.usable_pages,
         is_standby=not lane.phases.counts,
         name=lane.worker,
-        is_draining=lane.worker in leaving,
+        is_draining=not lane.phases.stays,
         weights_version=lane.info.weights_version,
         state=state,
         detail=detail if lane.weights.refusal else "",

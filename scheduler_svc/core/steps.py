@@ -69,10 +69,9 @@ class Steps:
                         plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                         effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                leaving = self._lanes.leaving.get(lane.worker)
-                if not lane.phases.counts or (leaving is not None and leaving.is_paused):
+                if not lane.phases.may_plan:
                     continue
-                is_open = leaving is None and lane.weights.admits
+                is_open = lane.phases.stays and lane.weights.admits
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, frontends, now)
                 else:

@@ -228,7 +228,7 @@ class Updates:
             return []
         self._is_uneven = not is_even
         effects = self._adopt(lanes)
-        lanes = [lane for lane in lanes if lane.worker not in self._lanes.leaving]
+        lanes = [lane for lane in lanes if lane.phases.stays]
         if self._update is not None:
             self._follow(self._update, lanes, now)
         for lane in lanes:

@@ -187,9 +187,7 @@ class Episode:
         """Asserts that front ends say that the service serves exactly while a worker may start a new request."""
         core = self.core
         takers = [
-            lane
-            for lane in core.lanes.values()
-            if lane.phases.serves and lane.weights.admits and lane.worker not in core.drains.leaving
+            lane for lane in core.lanes.values() if lane.phases.serves and lane.weights.admits and lane.phases.stays
         ]
         assert status.workers == len(takers)
         is_refused = status.refuses or core.drains.is_stopping
@@ -248,13 +246,14 @@ class Episode:
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            leaving, turns = self.core.drains.leaving, self.core.queue.turns
-            may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
+            turns = self.core.queue.turns
+            may_start = [lane for lane in lanes if lane.phases.stays and lane.weights.admits]
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
-            stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
+            is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
+            stops = is_drained or any(lane.weights.is_held for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
             if any(one.constraint for one in self.core.suspects.members()):
                 # A trial may wait for its constraint, and the next trials for it.
@@ -270,7 +269,7 @@ class Episode:
         waiting = [
             lane.proven_at
             for lane in self.core.lanes.values()
-            if lane.phases.seat is LanePhase.STANDBY and lane.worker not in self.core.drains.leaving
+            if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"
