@@ -54,7 +54,7 @@ def _advance_rows(
     phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
     heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
     # Whether the standby worker can continue from the pages of this one.
-    has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
+    has_pages = bool(lane.pages.pool_id) and not phases.is_loading and lane.pool.num_cached > 0
     hands_over = heir is not None and has_pages and fits(lane.info, heir.info)
     if hands_over != (phases.stay is LanePhase.HANDING_OVER):
         phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)

@@ -88,7 +88,7 @@ def first_proven(lanes: Iterable[Lane]) -> Lane | None:
     One that has the newest weights comes first.
     """
     waiting = [
-        (not lane.weights.admits, lane.proven_at, lane.number, lane)
+        (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
         for lane in lanes
         if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
     ]
@@ -318,7 +318,9 @@ class Lanes:
         if not lane.phases.counts:
             message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
             return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
+        # The pages of a worker that dies while it loads may be of either weights.
+        outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
+        pool_id = lane.pages.pool_id if outlives else b""
         gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
         keeps = bool(pool_id)
         effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=keeps, is_orderly=is_orderly)

@@ -16,6 +16,7 @@ from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed,
 from scheduler_svc.core.messages.reports import Incidents, Load, NotServing, WaitReason, WorkerLoad, WorkerState
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.memory_limit import Reduction
 from scheduler_svc.core.state.worker_infos import Served
 from tandem_contract.plural import numbered
@@ -48,7 +49,7 @@ class Availability:
     def look(self, now: float, *, is_stopping: bool) -> None:
         """Reads the state. `is_stopping`: the service is drained."""
         lanes = self._lanes
-        self.num_workers = sum([lane.weights.admits for lane in lanes.serving])
+        self.num_workers = sum([lane.phases.may_start for lane in lanes.serving])
         crash = lanes.crash_loop.cause(now)
         if self.num_workers and not crash and not is_stopping:
             self.blocked = self.value = None
@@ -89,19 +90,19 @@ def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now:
 
 def state_of(lane: Lane) -> tuple[WorkerState, str]:
     """Returns what a lane's worker does, and a text that continues a sentence about it."""
-    marks, version = lane.weights, lane.weights.version
-    refused = f"cannot load weights {version!r}: {marks.refusal[:_MAX_REASON]}" if marks.refusal else ""
-    if not lane.phases.stays:
+    phases, version, refusal = lane.phases, lane.weights.told.version, lane.weights.refusal
+    refused = f"cannot load weights {version!r}: {refusal[:_MAX_REASON]}" if refusal else ""
+    if not phases.stays:
         return WorkerState.DRAINING, "is drained"
-    if lane.phases.serves and marks.admits:
+    if phases.may_start:
         return WorkerState.SERVING, refused
     if refused:
         return WorkerState.REFUSED, refused
-    if marks.loading is not None:
+    if phases.is_loading:
         return WorkerState.LOADING, f"loads weights {version!r}"
-    if marks.is_held or not marks.admits:
+    if phases.weights is not LanePhase.OPEN:
         return WorkerState.LOADING, "has other weights than the service's, and is about to load them"
-    if lane.phases.on_probation:
+    if phases.on_probation:
         return WorkerState.STARTING, "has joined and computes its first step"
     return WorkerState.STANDBY, "is on standby"
 

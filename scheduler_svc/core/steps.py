@@ -51,7 +51,7 @@ class Steps:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         self.preparations.expire(now)
         effects = self.preparations.drops()
-        proven = [lane for lane in self._lanes.serving if lane.weights.admits]
+        proven = [lane for lane in self._lanes.serving if lane.phases.may_start]
         suspects = self._lanes.suspects
         trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
         turn = others_turn(suspects, trial_on, proven)
@@ -62,20 +62,18 @@ class Steps:
         while num_idle <= len(proven):
             has_planned, looked = False, set[int]()
             for lane in by_backlog(self._lanes.by_worker.values()):
-                if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
+                phases = lane.phases
+                most = 1 if lane is trial_on or phases.on_probation else in_flight
+                if not phases.may_plan or len(lane.in_flight) >= most:
                     continue
-                if lane.phases.on_probation:
-                    if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
-                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
+                if phases.on_probation:
+                    plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
+                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                if not lane.phases.may_plan:
-                    continue
-                is_open = lane.phases.stays and lane.weights.admits
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, frontends, now)
                 else:
-                    plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
+                    plan = self._plan(lane, placement, turn if phases.may_start else NO_STARTS, frontends, now)
                 placement.end(lane)
                 if lane.constraints.wanted:
                     effects += self.preparations.orders(lane, now)

@@ -140,8 +140,8 @@ class Waits:
 
     def _pause(self, lane: Lane, now: float) -> Why | None:
         """Returns why the rows of a lane pause."""
-        if lane.weights.loading is not None:
-            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.version!r}"
+        if lane.phases.is_loading:
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.told.version!r}"
         if lane.phases.stay in (LanePhase.HANDING_OVER, LanePhase.DISMISSED):
             return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
         if lane.is_overdue(now):

@@ -44,6 +44,7 @@ from scheduler_svc.core.messages.reports import ResetCause, UpdateState, Weights
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.status import Watchers
 
 
@@ -188,13 +189,13 @@ class Updates:
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
-        marks, weights = lane.weights, lane.weights.loading
-        if weights is None or weights.version != event.version:
+        weights = lane.weights.told
+        if not lane.phases.is_loading or weights.version != event.version:
             return []
-        marks.loading, lane.pages.pool_id = None, marks.pool_id
+        lane.phases.move(LaneMove.ANSWER)
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
-        marks.refusal = ""
+        lane.weights.refusal = ""
         effects = swapped(lane, self._lanes, weights, self._end, now)
         update = self._update
         if update is not None and update.weights == weights and not update.is_committed:
@@ -259,7 +260,7 @@ class Updates:
 
     def _follow(self, update: Update, lanes: list[Lane], now: float) -> None:
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
-        is_loading = any(lane.weights.loading == update.weights for lane in lanes)
+        is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
         if update.is_over or is_loading:
             return
@@ -303,40 +304,56 @@ class Updates:
 
     def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
         """Tells the lane's worker to load if that is due and the lane is ready."""
-        marks, update = lane.weights, self._update
         wanted = self._wanted(lane)
-        is_behind = wanted is not None and lane.info.weights_version != wanted.version
-        if marks.loading is not None or not is_behind or now < marks.retry_at:
-            marks.is_held = marks.loading is not None or (is_behind and lane.phases.on_probation)
+        if lane.phases.is_loading:
             return []
-        assert wanted is not None
-        is_turn = update is not None and self._is_updated_by(update, lane, lanes)
-        running = update.running if update is not None and is_turn else Running.FINISH
-        marks.is_held = lane.phases.on_probation or (is_turn and running is not Running.FINISH)
+        if wanted is None or lane.info.weights_version == wanted.version:
+            _empty(lane, False)
+            return []
+        if now < lane.weights.retry_at:
+            _empty(lane, lane.phases.on_probation)
+            return []
+        running = self._running(lane, lanes)
+        _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
-        marks.is_held = True
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
-        marks.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
-        marks.pool_id, lane.pages.pool_id = lane.pages.pool_id, b""
+        lane.phases.move(LaneMove.LOAD)
+        lane.weights.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
+
+    def _running(self, lane: Lane, lanes: list[Lane]) -> Running:
+        """What happens to the requests of a lane with other weights: if it is not its turn, they finish."""
+        update = self._update
+        return update.running if update is not None and self._is_updated_by(update, lane, lanes) else Running.FINISH
 
     def _mark(self, lanes: list[Lane]) -> None:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
         update = self._update
         version = "" if self.current is None else self.current.version
-        serving = [lane for lane in lanes if lane.phases.serves and not lane.weights.is_held]
+        serving = [lane for lane in lanes if lane.phases.serves and lane.phases.may_plan]
         has_current = any(lane.info.weights_version == version for lane in serving)
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current
             is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
-            admits = is_current and not is_emptied and not lane.weights.is_held
-            if admits and not lane.weights.admits:
+            is_open, before = is_current and not is_emptied, lane.phases.weights
+            if is_open and before is LanePhase.CLOSED:
                 # Requests that no other lane could hold wait apart.
                 self._queue.restore_set_aside()
                 self._queue.unpark_all()
-            lane.weights.admits = admits
+                lane.phases.move(LaneMove.OPEN)
+            elif not is_open and before is LanePhase.OPEN:
+                lane.phases.move(LaneMove.CLOSE)
+
+
+def _empty(lane: Lane, is_due: bool) -> None:
+    """Lets the lane make no plans until it loads or, if that is not due, plans again."""
+    is_emptying = lane.phases.weights is LanePhase.EMPTYING
+    if is_due and not is_emptying:
+        lane.phases.move(LaneMove.EMPTY)
+    elif is_emptying and not is_due:
+        lane.phases.move(LaneMove.CLOSE)
 
 
 def refusal_of(

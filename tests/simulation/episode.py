@@ -186,9 +186,7 @@ class Episode:
     def _check_health(self, status: fx.CoreStatus) -> None:
         """Asserts that front ends say that the service serves exactly while a worker may start a new request."""
         core = self.core
-        takers = [
-            lane for lane in core.lanes.values() if lane.phases.serves and lane.weights.admits and lane.phases.stays
-        ]
+        takers = [lane for lane in core.lanes.values() if lane.phases.may_start]
         assert status.workers == len(takers)
         is_refused = status.refuses or core.drains.is_stopping
         assert (status.not_serving == "") == (bool(takers) and not is_refused), status.not_serving
@@ -247,13 +245,13 @@ class Episode:
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
             turns = self.core.queue.turns
-            may_start = [lane for lane in lanes if lane.phases.stays and lane.weights.admits]
+            may_start = [lane for lane in lanes if lane.phases.may_start]
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
-            stops = is_drained or any(lane.weights.is_held for lane in lanes)
+            stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
             if any(one.constraint for one in self.core.suspects.members()):
                 # A trial may wait for its constraint, and the next trials for it.

@@ -188,7 +188,7 @@ class Lane:
 
     def timeout(self, config: CoreConfig) -> float:
         """Returns the time at which the worker is given up, unless it is heard before."""
-        return self.weights.until if self.weights.loading else self.clock.timeout(self.in_flight, config)
+        return self.weights.until if self.phases.is_loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""

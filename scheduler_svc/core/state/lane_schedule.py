@@ -1,6 +1,6 @@
-"""What planning knows of one lane between plans, and while its worker loads new weights.
+"""What planning knows of one lane between plans, and what its worker was told to load.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` the marks of `weights.py`, which decides what loads.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `weights.py`, which decides what loads, has told.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 
 A higher share preempts less but admits fewer requests. core/README.md has the figures."""
 _MAX_LOOKUPS = 64
+_NOTHING = Weights(version="", folder="")
 
 
 class LaneSchedule:
@@ -91,16 +92,9 @@ class LaneSchedule:
 
 @dataclass(slots=True)
 class LaneWeights:
-    """The marks of one lane."""
+    """What the worker was told to load last. The phase of the lane says whether it has answered."""
 
-    admits: bool = True
-    """Whether requests may start on the lane."""
-    is_held: bool = False
-    """Whether the lane makes no plans at all."""
-    loading: Weights | None = None
-    """What the worker was told to load and has not answered."""
-    version: str = ""
-    """The version that it was told to load last."""
+    told: Weights = _NOTHING
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0
@@ -109,12 +103,10 @@ class LaneWeights:
     """After a refusal: when the worker is asked again."""
     refusal: str = ""
     """Why the worker could not load."""
-    pool_id: bytes = b""
-    """The pool that the worker uses, kept here meanwhile: nobody may take it over if the worker dies."""
 
     def begin(self, weights: Weights, running: Running, until: float) -> None:
         """The worker is told to load."""
-        self.loading, self.version, self.running, self.until = weights, weights.version, running, until
+        self.told, self.running, self.until = weights, running, until
 
     def paused(self, seconds: float) -> None:
         """The scheduler did not run, so the worker gets this time in addition."""
