@@ -110,34 +110,48 @@ def _move_rows(
     # Suspects run only in trials, which are on other lanes from now on.
     for request in moved:
         _release(lane, request, queue)
-    targets = [other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked]
-    if not targets or not lane.rows.num_seated:
+    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked)
+    rooms = [_Room.on(other, moving, admission) for other in others]
+    if not rooms:
         return moved
-    free = {other.number: other.num_free_rows - len(moving) for other in targets}
-    budget = {
-        other.number: other.info.token_budget - _uncomputed(other) - sum(one.known for one in moving)
-        for other in targets
-    }
-    pages = {
-        other.number: other.pool.num_unused
-        - headroom(admission, other.rows, other.info, other.schedule.expected_share)
-        - sum(other.pages_for(one.known) + 1 for one in moving)
-        for other in targets
-    }
     for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
         known = int(lane.rows.known[request.row])
-        for other in targets:
-            number, needed = other.number, other.info.pages_at_once(known + 1) + 1
-            if free[number] <= 0 or pages[number] < needed or not holds(other, request, known):
-                continue
-            if budget[number] < known and budget[number] < other.info.token_budget:
-                continue
-            free[number], pages[number] = free[number] - 1, pages[number] - needed
-            budget[number] -= known
+        if any(room.takes(request, known) for room in rooms):
             _release(lane, request, queue)
             moved.append(request)
-            break
     return moved
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a lane can take from a drained one in this tick: rows, tokens of about one step, and pages."""
+
+    lane: Lane
+    rows: int
+    tokens: int
+    pages: int
+
+    @classmethod
+    def on(cls, lane: Lane, moving: list[Request], admission: Admission) -> "_Room":
+        """The room that requests which were moved before, and have no row yet, leave."""
+        unused = lane.pool.num_unused - headroom(admission, lane.rows, lane.info, lane.schedule.expected_share)
+        return cls(
+            lane,
+            rows=lane.num_free_rows - len(moving),
+            tokens=lane.info.token_budget - _uncomputed(lane) - sum(one.known for one in moving),
+            pages=unused - sum(lane.pages_for(one.known) + 1 for one in moving),
+        )
+
+    def takes(self, request: Request, known: int) -> bool:
+        """Returns whether there is room for a request with `known` tokens, and if so, takes it up."""
+        info = self.lane.info
+        needed = info.pages_at_once(known + 1) + 1
+        if self.rows <= 0 or self.pages < needed or not holds(self.lane, request, known):
+            return False
+        if self.tokens < min(known, info.token_budget):
+            return False
+        self.rows, self.tokens, self.pages = self.rows - 1, self.tokens - known, self.pages - needed
+        return True
 
 
 def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:

@@ -301,37 +301,44 @@ class Lanes:
         `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, in_trial = self.by_worker.pop(worker), False
+        lane = self.by_worker.pop(worker)
         was_dismissed = lane.phases.stay is LanePhase.DISMISSED
-        is_death &= not was_dismissed
         is_orderly |= was_dismissed
         end = "was drained" if was_dismissed else f"was lost: {reason}"
         self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
         self._list_lanes()
-        if is_death and cause in _DEATHS and lane.phases.serves:
-            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
-            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
-        # The death of a worker on probation or on standby does not count while another worker serves.
-        if is_death and (lane.phases.serves or not self.serving):
-            self.crash_loop.died(reason, now, in_trial=in_trial)
+        if is_death and not was_dismissed:
+            self._count_death(lane, reason, now, cause)
+        gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
         if not lane.phases.counts:
-            message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
-            return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
+            return [_told(f"{gone}; it was on standby", is_orderly=is_orderly)]
         # The pages of a worker that dies while it loads may be of either weights.
         outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
         pool_id = lane.pages.pool_id if outlives else b""
-        gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
-        keeps = bool(pool_id)
-        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=keeps, is_orderly=is_orderly)
+        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=bool(pool_id), is_orderly=is_orderly)
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
             self.last_loss = now, reason
+        return effects + self._vacate(lane, now, seats=seats)
+
+    def _count_death(self, lane: Lane, reason: str, now: float, cause: ResetCause) -> None:
+        """Makes suspects of the requests in flight at a worker's death, and counts it towards a crash loop."""
+        serves, in_trial = lane.phases.serves, False
+        if serves and cause in _DEATHS:
+            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
+        # The death of a worker on probation or on standby does not count while another worker serves.
+        if serves or not self.serving:
+            self.crash_loop.died(reason, now, in_trial=in_trial)
+
+    def _vacate(self, lane: Lane, now: float, *, seats: bool) -> list[fx.Effect]:
+        """Announces the sizes of the workers that are left. If `seats`, a standby worker gets the lane's seat."""
         if lane.phases.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        if seats and (not self.seated or lane.phases.seat is LanePhase.SERVING):
-            effects += self.seat_next(now)
+        is_free = not self.seated or lane.phases.seat is LanePhase.SERVING
+        effects = self.seat_next(now) if seats and is_free else []
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
         return effects
@@ -367,8 +374,7 @@ class Lanes:
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
-        message = f"{reason}; {len(requests)} requests go back to the queue"
-        effects: list[fx.Effect] = [fx.News(message=message) if is_orderly else fx.Note(message=message)]
+        effects = [_told(f"{reason}; {len(requests)} requests go back to the queue", is_orderly=is_orderly)]
         if lane.phases.counts:
             effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
         return effects
@@ -394,6 +400,10 @@ class Lanes:
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+
+def _told(message: str, *, is_orderly: bool) -> fx.Effect:
+    return fx.News(message=message) if is_orderly else fx.Note(message=message)
 
 
 def flush(lanes: Lanes) -> int:

@@ -6,7 +6,7 @@ those that end.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 from scheduler_svc.core.faults import ran_out_of_memory
@@ -51,9 +51,9 @@ class Steps:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         self.preparations.expire(now)
         effects = self.preparations.drops()
-        proven = [lane for lane in self._lanes.serving if lane.phases.may_start]
-        suspects = self._lanes.suspects
-        trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
+        suspects, serving = self._lanes.suspects, self._lanes.serving
+        proven = [lane for lane in serving if lane.phases.may_start]
+        trial_on = trial_lane(suspects, serving, now)
         turn = others_turn(suspects, trial_on, proven)
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
@@ -61,19 +61,15 @@ class Steps:
         num_idle = 0
         while num_idle <= len(proven):
             has_planned, looked = False, set[int]()
-            for lane in by_backlog(self._lanes.by_worker.values()):
-                phases = lane.phases
-                most = 1 if lane is trial_on or phases.on_probation else in_flight
-                if not phases.may_plan or len(lane.in_flight) >= most:
-                    continue
-                if phases.on_probation:
+            for lane in self._free_lanes(trial_on):
+                if lane.phases.on_probation:
                     plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, frontends, now)
                 else:
-                    plan = self._plan(lane, placement, turn if phases.may_start else NO_STARTS, frontends, now)
+                    plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, frontends, now)
                 placement.end(lane)
                 if lane.constraints.wanted:
                     effects += self.preparations.orders(lane, now)
@@ -85,6 +81,13 @@ class Steps:
             if not has_planned and not placement.was_left_to(looked):
                 break
         return effects
+
+    def _free_lanes(self, trial_on: Lane | None) -> Iterator[Lane]:
+        """Yields the lanes that may make a plan when it is their turn, shortest backlog first."""
+        for lane in by_backlog(self._lanes.by_worker.values()):
+            most = 1 if lane is trial_on or lane.phases.on_probation else self._config.plans_in_flight
+            if lane.phases.may_plan and len(lane.in_flight) < most:
+                yield lane
 
     def _plan(
         self, lane: Lane, placement: Placement, turn: Turn, frontends: Mapping[str, int], now: float

@@ -51,6 +51,8 @@ PATIENCE_SECONDS = 10.0
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
     """Returns the lane that must run the current trial, None if there is none or it must wait."""
+    if not len(suspects):
+        return None
     proven = [lane for lane in serving if lane.phases.may_start]
     trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:
