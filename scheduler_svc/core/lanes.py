@@ -4,8 +4,8 @@
 memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
 any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
-A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
-lost, the same event seats the standby lane that was proven first (`first_proven`).
+What may happen on a lane is its phases (`state/lane_phase.py`). A standby worker's lane is proven and then waits; if a
+serving worker is lost, the same event seats the standby lane that was proven first (`first_proven`).
 
 **Crash loop.** The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was
 confirmed in between. The service then rejects requests and reports itself as not serving, because no worker would serve
