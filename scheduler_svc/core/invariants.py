@@ -16,6 +16,7 @@ from scheduler_svc.core.queue.request_queue import audit_tenants
 from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LanePhase, LanePhases
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
 from tandem_contract.row_checksum import mix
@@ -46,10 +47,11 @@ def _audit_awaiting(lane: Lane) -> None:
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
-    _audit_seats(core)
+    _audit_sizes(core)
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
+        _audit_phases(lane)
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
@@ -106,11 +108,25 @@ def _audit_queue(core: Scheduler) -> None:
     _audit_suspects(core)
 
 
-def _audit_seats(core: Scheduler) -> None:
-    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
-    for lane in core.lanes.values():
-        if not lane.phases.counts:
-            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
+def _audit_phases(lane: Lane) -> None:
+    """Checks that a lane is as its phases say."""
+    phases, plans = lane.phases, len(lane.in_flight)
+    assert phases == LanePhases(phases.seat, phases.stay, phases.weights), f"{lane.worker}: phases and flags differ"
+    who = f"{lane.worker}, {phases.seat}, {phases.stay}, {phases.weights}"
+    if not phases.serves:
+        assert lane.rows.num_seated == 0 and lane.step <= 1, f"{who}: it has a request"
+    assert phases.on_probation == (lane.proven_at == float("inf")), f"{who}: when it was proven"
+    assert phases.on_probation or phases.serves or not plans, f"{who}: it has a plan in flight"
+    assert not (phases.is_loading and plans), f"{who}: it has a plan in flight"
+    if phases.stay is LanePhase.HANDING_OVER:
+        assert phases.seat is LanePhase.SERVING and not phases.is_loading, f"{who}: it has no pool to hand over"
+    if phases.stay is LanePhase.DISMISSED:
+        assert phases.on_probation or not plans, f"{who}: it has a plan in flight"
+    assert phases.seat is not LanePhase.REPLACED or not phases.stays, f"{who}: it gave its seat away"
+
+
+def _audit_sizes(core: Scheduler) -> None:
+    """Checks that callers see the sizes of the serving workers."""
     serving = [lane for lane in core.lanes.values() if lane.phases.serves and lane.phases.stays]
     sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
     if sizes:

@@ -193,10 +193,9 @@ def test_a_standby_worker_of_another_model_is_refused_when_it_would_be_seated() 
     for is_standby in (False, True):
         fleet.join_as(SHAPE, is_standby=is_standby)
     fleet.tick()
-    for name in "cb":
+    for name in "acb":
         fleet.apply_plans(name)
         fleet.deliver_from(name)
-    fleet.lane_of("a").prove(fleet.now - 1.0)
     effects = lost(fleet, "b")
     assert seated_by(effects) == ["c"]
     assert [effect.worker for effect in effects if isinstance(effect, fx.WorkerRefused)] == ["a"]
