@@ -145,8 +145,6 @@ class Updates:
     """The newest weights that a worker has loaded; None for those that workers are started with."""
     _update: Update | None = None
     _used: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_VERSIONS))
-    # Whether a lane may have other weights than the service, or a mark.
-    _is_uneven: bool = False
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class Updates:
         return effects
 
     def _take(self, weights: Weights) -> None:
-        self.current, self._is_uneven = weights, True
+        self.current = weights
         self._used.append(weights.version)
 
     def _refused(self, lane: Lane, weights: Weights, detail: str, now: float) -> list[fx.Effect]:
@@ -222,12 +220,9 @@ class Updates:
 
     def advance(self, now: float) -> list[fx.Effect]:
         """Tells workers to load, marks lanes, and reports. Called before plans are made."""
-        lanes = list(self._lanes.by_worker.values())
-        version = "" if self.current is None else self.current.version
-        is_even = all(lane.info.weights_version == version for lane in lanes)
-        if is_even and not self._is_uneven and self._update is None:
+        lanes, version = list(self._lanes.by_worker.values()), self._version
+        if self._update is None and all(_is_settled(lane, version) for lane in lanes):
             return []
-        self._is_uneven = not is_even
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
         if self._update is not None:
@@ -238,15 +233,21 @@ class Updates:
         if (update := self._update) is not None:
             effects += update.reports(lanes, self._queue, self._frontends, now)
             if update.is_over:
-                self._update, self._is_uneven = None, True
+                self._update = None
         return effects
 
     def next_wake(self) -> float | None:
         """Returns when `advance` must be called at the latest, None if nothing is due."""
         times = [self._update.ends_at, self._update.watchers.reports_at] if self._update is not None else []
-        if self._is_uneven:
-            times += [lane.weights.retry_at for lane in self._lanes.by_worker.values() if lane.weights.refusal]
+        for lane in self._lanes.by_worker.values():
+            # Only as long as nothing else keeps the lane from loading: it may be drained, or have rows that end first.
+            if lane.weights.refusal and lane.weights.retry_at and lane.phases.stays:
+                times.append(lane.weights.retry_at)
         return min(times, default=None)
+
+    @property
+    def _version(self) -> str:
+        return "" if self.current is None else self.current.version
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
         """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
@@ -313,6 +314,7 @@ class Updates:
         if now < lane.weights.retry_at:
             _empty(lane, lane.phases.on_probation)
             return []
+        lane.weights.due()
         running = self._running(lane, lanes)
         _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
@@ -330,10 +332,10 @@ class Updates:
 
     def _mark(self, lanes: list[Lane]) -> None:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
-        update = self._update
-        version = "" if self.current is None else self.current.version
-        serving = [lane for lane in lanes if lane.phases.serves and lane.phases.may_plan]
-        has_current = any(lane.info.weights_version == version for lane in serving)
+        update, version = self._update, self._version
+        has_current = any(
+            lane.phases.serves and lane.phases.may_plan and lane.info.weights_version == version for lane in lanes
+        )
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current
             is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
@@ -345,6 +347,10 @@ class Updates:
                 lane.phases.move(LaneMove.OPEN)
             elif not is_open and before is LanePhase.OPEN:
                 lane.phases.move(LaneMove.CLOSE)
+
+
+def _is_settled(lane: Lane, version: str) -> bool:
+    return lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN
 
 
 def _empty(lane: Lane, is_due: bool) -> None:

@@ -100,13 +100,17 @@ class LaneWeights:
     until: float = 0.0
     """A worker that has not answered by then is given up."""
     retry_at: float = 0.0
-    """After a refusal: when the worker is asked again."""
+    """After a refusal: when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""
 
     def begin(self, weights: Weights, running: Running, until: float) -> None:
         """The worker is told to load."""
         self.told, self.running, self.until = weights, running, until
+
+    def due(self) -> None:
+        """The worker is asked again as soon as its lane is empty."""
+        self.retry_at = 0.0
 
     def paused(self, seconds: float) -> None:
         """The scheduler did not run, so the worker gets this time in addition."""
