@@ -281,12 +281,12 @@ class Updates:
                 # Nobody waits for a worker on standby.
                 update.first = min(lanes, key=lambda lane: (lane.rows.num_seated, lane.number)).number
 
-    def _wanted(self, lane: Lane) -> Weights | None:
-        """The weights that the lane should have, None for those of its start."""
-        update = self._update
+    def _missing(self, lane: Lane) -> Weights | None:
+        """The weights that the lane should have and has not."""
+        update, wanted = self._update, self.current
         if update is not None and not update.is_over and not update.is_committed and lane.number == update.first:
-            return update.weights
-        return self.current
+            wanted = update.weights
+        return None if wanted is None or lane.info.weights_version == wanted.version else wanted
 
     def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
         """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
@@ -296,23 +296,16 @@ class Updates:
             return lane.number == update.first
         if not update.in_turn:
             return True
-        behind = (each for each in lanes if self._is_behind(each) and each.phases.counts and not each.weights.refusal)
+        behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
         return not lane.phases.counts or lane is next(behind, None)
-
-    def _is_behind(self, lane: Lane) -> bool:
-        wanted = self._wanted(lane)
-        return wanted is not None and lane.info.weights_version != wanted.version
 
     def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
         """Tells the lane's worker to load if that is due and the lane is ready."""
-        wanted = self._wanted(lane)
         if lane.phases.is_loading:
             return []
-        if wanted is None or lane.info.weights_version == wanted.version:
-            _empty(lane, False)
-            return []
-        if now < lane.weights.retry_at:
-            _empty(lane, lane.phases.on_probation)
+        missing = self._missing(lane)
+        if missing is None or now < lane.weights.retry_at:
+            _empty(lane, missing is not None and lane.phases.on_probation)
             return []
         lane.weights.due()
         running = self._running(lane, lanes)
@@ -321,9 +314,9 @@ class Updates:
             return []
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         lane.phases.move(LaneMove.LOAD)
-        lane.weights.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
+        lane.weights.begin(missing, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
         roots = self._config.weights_folders
-        return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
+        return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 
     def _running(self, lane: Lane, lanes: list[Lane]) -> Running:
         """What happens to the requests of a lane with other weights: if it is not its turn, they finish."""
@@ -338,7 +331,7 @@ class Updates:
         )
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current
-            is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
+            is_emptied = self._missing(lane) is not None and self._is_updated_by(update, lane, lanes)
             is_open, before = is_current and not is_emptied, lane.phases.weights
             if is_open and before is LanePhase.CLOSED:
                 # Requests that no other lane could hold wait apart.
