@@ -225,15 +225,15 @@ class Updates:
             return []
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
-        if self._update is not None:
-            self._follow(self._update, lanes, now)
+        if (update := self._update) is not None:
+            self._follow(update, lanes, now)
+            if update.is_over:
+                self._update = None
         for lane in lanes:
             effects += self._advance_lane(lane, lanes, now)
         self._mark(lanes)
-        if (update := self._update) is not None:
+        if update is not None:
             effects += update.reports(lanes, self._queue, self._frontends, now)
-            if update.is_over:
-                self._update = None
         return effects
 
     def next_wake(self) -> float | None:
@@ -284,20 +284,20 @@ class Updates:
     def _missing(self, lane: Lane) -> Weights | None:
         """The weights that the lane should have and has not."""
         update, wanted = self._update, self.current
-        if update is not None and not update.is_over and not update.is_committed and lane.number == update.first:
+        if update is not None and not update.is_committed and lane.number == update.first:
             wanted = update.weights
         return None if wanted is None or lane.info.weights_version == wanted.version else wanted
 
-    def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
-        """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
-        if update is None or update.is_over or lane.phases.on_probation or lane.weights.refusal:
-            return False
-        if not update.is_committed:
-            return lane.number == update.first
-        if not update.in_turn:
-            return True
-        behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
-        return not lane.phases.counts or lane is next(behind, None)
+    def _turn(self, lane: Lane, lanes: list[Lane]) -> Running | None:
+        """What the update does with the lane's requests if it is the lane's turn, so that they do not hold it up."""
+        update = self._update
+        if update is None or lane.phases.on_probation or lane.weights.refusal:
+            return None
+        is_turn = lane.number == update.first
+        if update.is_committed:
+            behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
+            is_turn = not update.in_turn or not lane.phases.counts or lane is next(behind, None)
+        return update.running if is_turn else None
 
     def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
         """Tells the lane's worker to load if that is due and the lane is ready."""
@@ -308,7 +308,7 @@ class Updates:
             _empty(lane, missing is not None and lane.phases.on_probation)
             return []
         lane.weights.due()
-        running = self._running(lane, lanes)
+        running = self._turn(lane, lanes) or Running.FINISH
         _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
@@ -318,20 +318,15 @@ class Updates:
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 
-    def _running(self, lane: Lane, lanes: list[Lane]) -> Running:
-        """What happens to the requests of a lane with other weights: if it is not its turn, they finish."""
-        update = self._update
-        return update.running if update is not None and self._is_updated_by(update, lane, lanes) else Running.FINISH
-
     def _mark(self, lanes: list[Lane]) -> None:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
-        update, version = self._update, self._version
+        version = self._version
         has_current = any(
             lane.phases.serves and lane.phases.may_plan and lane.info.weights_version == version for lane in lanes
         )
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current
-            is_emptied = self._missing(lane) is not None and self._is_updated_by(update, lane, lanes)
+            is_emptied = self._missing(lane) is not None and self._turn(lane, lanes) is not None
             is_open, before = is_current and not is_emptied, lane.phases.weights
             if is_open and before is LanePhase.CLOSED:
                 # Requests that no other lane could hold wait apart.
