@@ -53,9 +53,7 @@ def _advance_rows(
     """
     phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
     heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
-    # Whether the standby worker can continue from the pages of this one.
-    has_pages = bool(lane.pages.pool_id) and not phases.is_loading and lane.pool.num_cached > 0
-    hands_over = heir is not None and has_pages and fits(lane.info, heir.info)
+    hands_over = heir is not None and _can_continue(heir, lane)
     if hands_over != (phases.stay is LanePhase.HANDING_OVER):
         phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
     if hands_over:
@@ -70,6 +68,12 @@ def _advance_rows(
             return effects, moved
     phases.move(LaneMove.DISMISS)
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
+
+
+def _can_continue(heir: Lane, lane: Lane) -> bool:
+    """Returns whether the standby worker can continue from the pages of this one."""
+    has_pages = bool(lane.pages.pool_id) and not lane.phases.is_loading and lane.pool.num_cached > 0
+    return has_pages and fits(lane.info, heir.info)
 
 
 def _detail_of(lane: Lane, lanes: Lanes) -> str:
