@@ -12,6 +12,7 @@ from scheduler_svc.core.pages.lane_pages import audit_lane_pages
 from scheduler_svc.core.queue.request_queue import audit_tenants
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LanePhase, LanePhases
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
 from tandem_contract.row_checksum import mix
@@ -25,6 +26,7 @@ def audit(core: Scheduler) -> None:
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
+        _audit_phases(lane)
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
@@ -75,6 +77,23 @@ def _audit_queue(core: Scheduler) -> None:
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
     audit_tenants(queue)
+
+
+def _audit_phases(lane: Lane) -> None:
+    """Checks that a lane is as its phases say."""
+    phases, plans = lane.phases, len(lane.in_flight)
+    assert phases == LanePhases(phases.seat, phases.stay, phases.weights), f"{lane.worker}: phases and flags differ"
+    who = f"{lane.worker}, {phases.seat}, {phases.stay}, {phases.weights}"
+    if not phases.serves:
+        assert lane.rows.num_seated == 0 and lane.step <= 1, f"{who}: it has a request"
+    assert phases.on_probation == (lane.proven_at == float("inf")), f"{who}: when it was proven"
+    assert phases.on_probation or phases.serves or not plans, f"{who}: it has a plan in flight"
+    assert not (phases.is_loading and plans), f"{who}: it has a plan in flight"
+    if phases.stay is LanePhase.HANDING_OVER:
+        assert phases.seat is LanePhase.SERVING and not phases.is_loading, f"{who}: it has no pool to hand over"
+    if phases.stay is LanePhase.DISMISSED:
+        assert phases.on_probation or not plans, f"{who}: it has a plan in flight"
+    assert phases.seat is not LanePhase.REPLACED or not phases.stays, f"{who}: it gave its seat away"
 
 
 def _audit_pages(lane: Lane) -> None:

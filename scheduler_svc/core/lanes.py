@@ -4,8 +4,8 @@
 memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
 any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
-A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
-lost, the same event seats the standby lane that was proven first (`first_proven`).
+What may happen on a lane is its phases (`state/lane_phase.py`). A standby worker's lane is proven and then waits; if a
+serving worker is lost, the same event seats the standby lane that was proven first (`first_proven`).
 
 **Crash loop.** The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was
 confirmed in between. The service then rejects requests and reports itself as not serving, because no worker would serve
@@ -17,8 +17,7 @@ requests get tokens between such deaths, so if `TRIAL_DEATHS` follow each other 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -32,6 +31,7 @@ from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
@@ -82,15 +82,15 @@ would be seated, and then the worker that served before.
 """
 
 
-def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one.
+def first_proven(lanes: Iterable[Lane]) -> Lane | None:
+    """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
 
     One that has the newest weights comes first.
     """
     waiting = [
-        (not lane.weights.admits, lane.proven_at, lane.number, lane)
+        (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
         for lane in lanes
-        if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
+        if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
     ]
     return min(waiting)[3] if waiting else None
 
@@ -145,18 +145,6 @@ def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
     return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
 
 
-@dataclass(slots=True, kw_only=True)
-class Leaving:
-    """The lane starts no request. Its rows run until they move, end, or the lane is closed."""
-
-    is_paused: bool = False
-    """Whether the lane makes no plans, because its pool is handed over once its plans in flight are answered."""
-    is_dismissed: bool = False
-    """Whether the worker was told to end."""
-    has_heir: bool = False
-    """Whether a standby worker has got its seat already."""
-
-
 _MAX_FAILED_STEPS = 5
 # After these causes the pages of confirmed steps stay cached; after others the content of all pages is unknown.
 _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
@@ -174,8 +162,7 @@ class Lanes(dict[str, Lane]):
         super().__init__()
         self._config, self._queue = config, queue
         self.seated, self.serving = list[Lane](), list[Lane]()
-        """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`operations/drains.py`).
+        """The lanes of all workers but those on standby; those of them that are proven and not drained."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -227,15 +214,14 @@ class Lanes(dict[str, Lane]):
         self[worker] = lane
         self._list_lanes()
         effects += accept(lane, event.kept, self._config)
-        if lane.is_seated:
-            self._was_seated = True
+        if lane.phases.counts:
             effects += self.report(lane, now)
         return effects if self._config.prove_workers else effects + self._prove(lane, now)
 
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
-        if not lane.is_seated:
+        if not lane.phases.counts:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
         self.serving_changed()
@@ -257,16 +243,17 @@ class Lanes(dict[str, Lane]):
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
-        self.seated = [lane for lane in self.values() if lane.is_seated]
-        self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
+        self.seated = [lane for lane in self.values() if lane.phases.counts]
+        self.serving = [lane for lane in self.seated if lane.phases.serves and lane.phases.stays]
+        self._was_seated |= bool(self.seated)
 
     def next_seating(self) -> float | None:
         """Returns when a standby worker is seated because no other worker has come; None if none is to be.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.values(), self.leaving)
-        if first is None or first.proven_at is None:
+        first = None if self.seated else first_proven(self.values())
+        if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
 
@@ -278,7 +265,7 @@ class Lanes(dict[str, Lane]):
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.values(), self.leaving)) is not None:
+        while (lane := first_proven(self.values())) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)
@@ -288,16 +275,15 @@ class Lanes(dict[str, Lane]):
 
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
-        lane.take_seat()
+        lane.phases.move(LaneMove.SEAT)
         self.held_pools.hand_over(lane, now)
-        self._was_seated = True
         self.serving_changed()
         note = fx.News(message=f"worker {lane.worker}, which was on standby, serves now")
         return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for lane in self.seated if lane.serves and lane.worker != worker]
+        others = [lane.info for lane in self.seated if lane.phases.serves and lane.worker != worker]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -317,36 +303,44 @@ class Lanes(dict[str, Lane]):
         `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, leaving, in_trial = self.pop(worker), self.leaving.pop(worker, None), False
-        was_dismissed = leaving is not None and leaving.is_dismissed
-        is_death &= not was_dismissed
+        lane = self.pop(worker)
+        was_dismissed = lane.phases.stay is LanePhase.DISMISSED
         is_orderly |= was_dismissed
         end = "was drained" if was_dismissed else f"was lost: {reason}"
         self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
         self._list_lanes()
-        if is_death and cause in _DEATHS and lane.serves:
-            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
-            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
-        # The death of a worker on probation or on standby does not count while another worker serves.
-        if is_death and (lane.serves or not self.serving):
-            self.crash_loop.died(reason, now, in_trial=in_trial)
-        if not lane.is_seated:
-            message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
-            return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
+        if is_death and not was_dismissed:
+            self._count_death(lane, reason, now, cause)
         gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
-        keeps = bool(pool_id)
-        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=keeps, is_orderly=is_orderly)
+        if not lane.phases.counts:
+            return [_told(f"{gone}; it was on standby", is_orderly=is_orderly)]
+        # The pages of a worker that dies while it loads may be of either weights.
+        outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
+        pool_id = lane.pages.pool_id if outlives else b""
+        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=bool(pool_id), is_orderly=is_orderly)
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
             self.last_loss = now, reason
-        if lane.serves:
+        return effects + self._vacate(lane, now, seats=seats)
+
+    def _count_death(self, lane: Lane, reason: str, now: float, cause: ResetCause) -> None:
+        """Makes suspects of the requests in flight at a worker's death, and counts it towards a crash loop."""
+        serves, in_trial = lane.phases.serves, False
+        if serves and cause in _DEATHS:
+            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
+        # The death of a worker on probation or on standby does not count while another worker serves.
+        if serves or not self.serving:
+            self.crash_loop.died(reason, now, in_trial=in_trial)
+
+    def _vacate(self, lane: Lane, now: float, *, seats: bool) -> list[fx.Effect]:
+        """Announces the sizes of the workers that are left. If `seats`, a standby worker gets the lane's seat."""
+        if lane.phases.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        # An heir has its seat already, unless it was lost since.
-        if seats and (not self.seated or (lane.serves and not (leaving and leaving.has_heir))):
-            effects += self.seat_next(now)
+        is_free = not self.seated or lane.phases.seat is LanePhase.SERVING
+        effects = self.seat_next(now) if seats and is_free else []
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
         return effects
@@ -382,9 +376,10 @@ class Lanes(dict[str, Lane]):
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
-        message = f"{reason}; {len(requests)} requests go back to the queue"
-        effects: list[fx.Effect] = [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        return effects + (self.report(lane, now, void, cause=cause, compute_us=compute_us) if lane.is_seated else [])
+        effects = [_told(f"{reason}; {len(requests)} requests go back to the queue", is_orderly=is_orderly)]
+        if lane.phases.counts:
+            effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
+        return effects
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
@@ -407,3 +402,7 @@ class Lanes(dict[str, Lane]):
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+
+def _told(message: str, *, is_orderly: bool) -> fx.Effect:
+    return fx.News(message=message) if is_orderly else fx.Note(message=message)

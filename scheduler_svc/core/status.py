@@ -4,12 +4,12 @@
 with the time since which it holds. Front ends, metrics and `Waits` read it.
 """
 
-from collections.abc import Container
 from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.reports import NotServing, WaitReason, WorkerState
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LanePhase
 
 # From the nearest to serving to the farthest: the reason if no worker is nearer.
 _REASONS = {
@@ -39,7 +39,7 @@ class Availability:
     def look(self, now: float, *, is_stopping: bool) -> None:
         """Reads the state. `is_stopping`: the service is drained."""
         lanes = self._lanes
-        self.num_workers = sum([lane.weights.admits for lane in lanes.serving])
+        self.num_workers = sum([lane.phases.may_start for lane in lanes.serving])
         crash = lanes.crash_loop.cause(now)
         if self.num_workers and not crash and not is_stopping:
             self.blocked = self.value = None
@@ -66,7 +66,7 @@ class Availability:
             is_lost, what = lanes.last_end
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"
-        states = [(*state_of(lane, lanes.leaving), lane.worker) for lane in lanes.values()]
+        states = [(*state_of(lane), lane.worker) for lane in lanes.values()]
         state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
         return _REASONS[state], f"worker {worker} {what}"
 
@@ -78,20 +78,20 @@ def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now:
     return NotServing(reason=cause[0], message=cause[1], since=now if before is None else before.since)
 
 
-def state_of(lane: Lane, leaving: Container[str]) -> tuple[WorkerState, str]:
+def state_of(lane: Lane) -> tuple[WorkerState, str]:
     """Returns what a lane's worker does, and a text that continues a sentence about it."""
-    marks, version = lane.weights, lane.weights.version
-    refused = f"cannot load weights {version!r}: {marks.refusal[:_MAX_REASON]}" if marks.refusal else ""
-    if lane.worker in leaving:
+    phases, version, refusal = lane.phases, lane.weights.told.version, lane.weights.refusal
+    refused = f"cannot load weights {version!r}: {refusal[:_MAX_REASON]}" if refusal else ""
+    if not phases.stays:
         return WorkerState.DRAINING, "is drained"
-    if lane.serves and marks.admits:
+    if phases.may_start:
         return WorkerState.SERVING, refused
     if refused:
         return WorkerState.REFUSED, refused
-    if marks.loading is not None:
+    if phases.is_loading:
         return WorkerState.LOADING, f"loads weights {version!r}"
-    if marks.is_held or not marks.admits:
+    if phases.weights is not LanePhase.OPEN:
         return WorkerState.LOADING, "has other weights than the service's, and is about to load them"
-    if lane.proven_at is None:
+    if phases.on_probation:
         return WorkerState.STARTING, "has joined and computes its first step"
     return WorkerState.STANDBY, "is on standby"

@@ -3,6 +3,8 @@
 If a step fails, its requests become suspects (`suspicion/suspects.py`), as they do if a worker dies.
 """
 
+from collections.abc import Iterator
+
 from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.lanes import plan_bytes
 from scheduler_svc.core.messages import effects as fx
@@ -28,9 +30,9 @@ class Steps(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
         effects: list[fx.Effect] = []
-        proven = [lane for lane in self._lanes.serving if lane.weights.admits]
-        suspects = self._lanes.suspects
-        trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
+        suspects, serving = self._lanes.suspects, self._lanes.serving
+        proven = [lane for lane in serving if lane.phases.may_start]
+        trial_on = trial_lane(suspects, serving, now)
         turn = others_turn(suspects, trial_on, proven)
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
@@ -38,22 +40,15 @@ class Steps(Organ):
         num_idle = 0
         while num_idle <= len(proven):
             has_planned, looked = False, set[int]()
-            for lane in by_backlog(self._lanes.values()):
-                if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
+            for lane in self._free_lanes(trial_on):
+                if lane.phases.on_probation:
+                    plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
+                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                if lane.proven_at is None:
-                    if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
-                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
-                    continue
-                leaving = self._lanes.leaving.get(lane.worker)
-                if not lane.is_seated or (leaving is not None and leaving.is_paused):
-                    continue
-                is_open = leaving is None and lane.weights.admits
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, now)
                 else:
-                    plan = self._plan(lane, placement, turn if is_open else NO_STARTS, now)
+                    plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
                 placement.end(lane)
                 if lane.constraints.wanted:
                     effects += self._core.sources.orders(lane, now)
@@ -65,6 +60,13 @@ class Steps(Organ):
             if not has_planned and not placement.was_left_to(looked):
                 break
         return effects
+
+    def _free_lanes(self, trial_on: Lane | None) -> Iterator[Lane]:
+        """Yields the lanes that may make a plan when it is their turn, shortest backlog first."""
+        for lane in by_backlog(self._lanes.values()):
+            most = 1 if lane is trial_on or lane.phases.on_probation else self._config.plans_in_flight
+            if lane.phases.may_plan and len(lane.in_flight) < most:
+                yield lane
 
     def _plan(self, lane: Lane, placement: Placement, turn: Turn, now: float) -> Plan | None:
         frontends = self._frontends
@@ -115,7 +117,7 @@ class Steps(Organ):
             lane.take_over_ended(record.takes_over, event.pool_id)
         self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:
-            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.phases.serves:
                 return ran_out_of_memory(self._core, lane, event, now)
             what = f"step {event.step} {event.status}: {event.detail}"
             return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
@@ -123,7 +125,7 @@ class Steps(Organ):
             what = f"its result for step {event.step} is malformed"
             return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us)
         lane.result_confirmed()
-        if lane.proven_at is None:
+        if lane.phases.on_probation:
             return self._lanes.end_probation(lane, now)
         step_tokens = read_result(
             lane=lane,

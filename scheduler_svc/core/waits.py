@@ -14,6 +14,7 @@ from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
+from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import Availability
 
@@ -139,10 +140,9 @@ class Waits:
 
     def _pause(self, lane: Lane, now: float) -> Why | None:
         """Returns why the rows of a lane pause."""
-        if lane.weights.loading is not None:
-            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.version!r}"
-        leaving = self._lanes.leaving.get(lane.worker)
-        if leaving is not None and leaving.is_paused:
+        if lane.phases.is_loading:
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.told.version!r}"
+        if lane.phases.stay in (LanePhase.HANDING_OVER, LanePhase.DISMISSED):
             return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
         if lane.is_overdue(now):
             return WaitReason.SLOW_STEP, f"its worker has taken longer than {OVERDUE_SECONDS:g} s for one step"

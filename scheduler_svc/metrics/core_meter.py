@@ -200,11 +200,11 @@ class CoreMeter:
     def _look(self, core: Scheduler) -> None:
         self.fronts.keep(core.frontends)
         lanes, counters = list(core.lanes.values()), core.counters
-        seated = [lane for lane in lanes if lane.is_seated]
+        seated = [lane for lane in lanes if lane.phases.counts]
         value = core.availability.value
         if value is not None and value.since != self._since[0]:
             self._since = value.since, time.time() - (self._clock() - value.since)
-        states = [state_of(lane, core.lanes.leaving)[0] for lane in lanes]
+        states = [state_of(lane)[0] for lane in lanes]
         self.last_look = Look(
             not_serving=tuple(int(value is not None and value.reason is reason) for reason in SERVICE_REASONS),
             not_serving_since=0.0 if value is None else self._since[1],

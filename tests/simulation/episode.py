@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import DrainReport, StepReport, Weights
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import holds
+from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
@@ -185,11 +186,7 @@ class Episode:
     def _check_health(self, status: fx.CoreStatus) -> None:
         """Asserts that front ends say that the service serves exactly while a worker may start a new request."""
         core = self.core
-        takers = [
-            lane
-            for lane in core.lanes.values()
-            if lane.serves and lane.weights.admits and lane.worker not in core.lanes.leaving
-        ]
+        takers = [lane for lane in core.lanes.values() if lane.phases.may_start]
         assert status.workers == len(takers)
         is_refused = status.refuses or core.is_stopping
         assert (status.not_serving == "") == (bool(takers) and not is_refused), status.not_serving
@@ -243,17 +240,18 @@ class Episode:
 
     def _check_busy(self) -> None:
         """Asserts that a lane has a step in flight if a waiting request fits any worker."""
-        lanes = [lane for lane in self.core.lanes.values() if lane.is_seated]
+        lanes = [lane for lane in self.core.lanes.values() if lane.phases.counts]
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            leaving, turns = self.core.lanes.leaving, self.core.queue.turns
-            may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
+            turns = self.core.queue.turns
+            may_start = [lane for lane in lanes if lane.phases.may_start]
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
-            stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
+            is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
+            stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
             if any(one.constraint for one in self.core.suspects.members()):
                 # A trial may wait for its constraint, and the next trials for it.
@@ -269,7 +267,7 @@ class Episode:
         waiting = [
             lane.proven_at
             for lane in self.core.lanes.values()
-            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.lanes.leaving
+            if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.core.core import Core, Organ, handles
-from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
+from scheduler_svc.core.lanes import Lanes, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission
@@ -18,6 +18,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Phase, Request
 from tandem_contract.plural import numbered
 
@@ -30,7 +31,7 @@ STAY_SECONDS = 2.0
 def _is_last(lane: Lane, lanes: Lanes) -> bool:
     """Returns whether no worker would serve without this one."""
     others = any(other is not lane for other in lanes.serving)
-    return lane.serves and not others and _heir(lanes) is None
+    return lane.phases.serves and not others and _heir(lanes) is None
 
 
 def _advance_rows(
@@ -40,31 +41,37 @@ def _advance_rows(
 
     Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
     """
-    leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
-    # Whether the standby worker can continue from the pages of this one.
-    has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
-    leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
-    if leaving.is_paused:
+    phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
+    heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
+    hands_over = heir is not None and _can_continue(heir, lane)
+    if hands_over != (phases.stay is LanePhase.HANDING_OVER):
+        phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
+    if hands_over:
         if lane.in_flight:
             return [], []
     else:
         if heir is not None:
-            leaving.has_heir = True
+            phases.move(LaneMove.REPLACE)
             effects += lanes.seat_next(now)
         moved = _move_rows(lane, lanes, queue, moving, admission)
-        if lane.rows.num_seated or (lane.in_flight and lane.serves):
+        if lane.rows.num_seated or (lane.in_flight and phases.serves):
             return effects, moved
-    leaving.is_dismissed = leaving.is_paused = True
+    phases.move(LaneMove.DISMISS)
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
+
+
+def _can_continue(heir: Lane, lane: Lane) -> bool:
+    """Returns whether the standby worker can continue from the pages of this one."""
+    has_pages = bool(lane.pages.pool_id) and not lane.phases.is_loading and lane.pool.num_cached > 0
+    return has_pages and fits(lane.info, heir.info)
 
 
 def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
-    leaving, rows = lanes.leaving[lane.worker], lane.rows.num_seated
-    if leaving.is_dismissed:
+    stay, rows = lane.phases.stay, lane.rows.num_seated
+    if stay is LanePhase.DISMISSED:
         return "the worker was told to end"
-    if leaving.is_paused:
+    if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
     seated = lane.rows.requests_at(lane.rows.seated())
@@ -83,7 +90,7 @@ def _tokens_left(lane: Lane) -> int:
 
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.values(), lanes.leaving)
+    return first_proven(lanes.values())
 
 
 def _move_rows(
@@ -97,34 +104,48 @@ def _move_rows(
     # Suspects run only in trials, which are on other lanes from now on.
     for request in moved:
         _release(lane, request, queue)
-    targets = [other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked]
-    if not targets or not lane.rows.num_seated:
+    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked)
+    rooms = [_Room.on(other, moving, admission) for other in others]
+    if not rooms:
         return moved
-    free = {other.number: other.num_free_rows - len(moving) for other in targets}
-    budget = {
-        other.number: other.info.token_budget - _uncomputed(other) - sum(one.known for one in moving)
-        for other in targets
-    }
-    pages = {
-        other.number: other.pool.num_unused
-        - headroom(admission, other.rows, other.info, other.schedule.expected_share)
-        - sum(other.pages_for(one.known) + 1 for one in moving)
-        for other in targets
-    }
     for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
         known = int(lane.rows.known[request.row])
-        for other in targets:
-            number, needed = other.number, other.info.pages_at_once(known + 1) + 1
-            if free[number] <= 0 or pages[number] < needed or not holds(other, request, known):
-                continue
-            if budget[number] < known and budget[number] < other.info.token_budget:
-                continue
-            free[number], pages[number] = free[number] - 1, pages[number] - needed
-            budget[number] -= known
+        if any(room.takes(request, known) for room in rooms):
             _release(lane, request, queue)
             moved.append(request)
-            break
     return moved
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a lane can take from a drained one in this tick: rows, tokens of about one step, and pages."""
+
+    lane: Lane
+    rows: int
+    tokens: int
+    pages: int
+
+    @classmethod
+    def on(cls, lane: Lane, moving: list[Request], admission: Admission) -> "_Room":
+        """The room that requests which were moved before, and have no row yet, leave."""
+        unused = lane.pool.num_unused - headroom(admission, lane.rows, lane.info, lane.schedule.expected_share)
+        return cls(
+            lane,
+            rows=lane.num_free_rows - len(moving),
+            tokens=lane.info.token_budget - _uncomputed(lane) - sum(one.known for one in moving),
+            pages=unused - sum(lane.pages_for(one.known) + 1 for one in moving),
+        )
+
+    def takes(self, request: Request, known: int) -> bool:
+        """Returns whether there is room for a request with `known` tokens, and if so, takes it up."""
+        info = self.lane.info
+        needed = info.pages_at_once(known + 1) + 1
+        if self.rows <= 0 or self.pages < needed or not holds(self.lane, request, known):
+            return False
+        if self.tokens < min(known, info.token_budget):
+            return False
+        self.rows, self.tokens, self.pages = self.rows - 1, self.tokens - known, self.pages - needed
+        return True
 
 
 def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:
@@ -210,8 +231,8 @@ class Drains(Organ):
         drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now)
         self._drains[lane.worker] = drain
         # No further request starts on the lane. Callers see the sizes of the other workers from now on.
-        self._lanes.leaving[lane.worker] = Leaving()
-        if lane.serves:
+        lane.phases.move(LaneMove.DRAIN)
+        if lane.phases.serves:
             self._lanes.worker_infos.worker_left(lane.info, now)
             self._lanes.serving_changed()
         return drain
@@ -221,7 +242,10 @@ class Drains(Organ):
         for drain in list(self._drains.values()):
             if drain.is_wished and drain.state is DrainState.DRAINING:
                 del self._drains[drain.worker]
-                if self._lanes.leaving.pop(drain.worker, None) is not None:
+                if (lane := self._lane_of(drain)) is not None:
+                    lane.phases.move(LaneMove.STAY)
+                    if lane.phases.seat is LanePhase.REPLACED:
+                        lane.phases.move(LaneMove.SEAT)
                     self._lanes.serving_changed()
 
     @handles(ev.DrainStarted)
@@ -271,9 +295,14 @@ class Drains(Organ):
             (each for each in self._lanes.values() if worker == str(each.info.pid)), None
         )
 
-    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+    def _lane_of(self, drain: _Drain) -> Lane | None:
+        """Returns the lane that is drained, None if it is closed."""
         lane = self._lanes.get(drain.worker)
-        if lane is None or lane.number != drain.lane_number:
+        return None if lane is None or lane.number != drain.lane_number else lane
+
+    def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
+        lane = self._lane_of(drain)
+        if lane is None:
             if drain.state is DrainState.LEAVING:
                 drain.end(DrainState.DONE, "the worker has left")
             else:
@@ -297,7 +326,7 @@ class Drains(Organ):
         effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
         drain.moving += moved
         drain.moved += len(moved)
-        if self._lanes.leaving[lane.worker].is_dismissed:
+        if lane.phases.stay is LanePhase.DISMISSED:
             drain.state = DrainState.LEAVING
             drain.ends_at = now + LEAVE_SECONDS
             drain.moved += lane.rows.num_seated

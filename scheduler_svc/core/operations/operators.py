@@ -1,7 +1,5 @@
 """What operators ask of the core as it is: its load, flushes of its cache, its quarantine."""
 
-from collections.abc import Container
-
 from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -54,10 +52,10 @@ class Operators(Organ):
 def load_of(lanes: Lanes, queue: RequestQueue, weights_version: str, now: float) -> Load:
     """Returns the load at `now`."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
-    counters, seated, leaving = lanes.counters, lanes.seated, lanes.leaving
+    counters, seated = lanes.counters, lanes.seated
     reductions = counters.memory_reductions
-    each = [_of_lane(lane, leaving) for lane in seated]
-    on_standby = [_of_lane(lane, leaving) for lane in lanes.values() if not lane.is_seated]
+    each = [_of_lane(lane) for lane in seated]
+    on_standby = [_of_lane(lane) for lane in lanes.values() if not lane.phases.counts]
     return Load(
         running=sum(one.running for one in each),
         waiting=queue.num_waiting,
@@ -94,8 +92,8 @@ def load_of(lanes: Lanes, queue: RequestQueue, weights_version: str, now: float)
     )
 
 
-def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
-    state, detail = state_of(lane, leaving)
+def _of_lane(lane: Lane) -> WorkerLoad:
+    state, detail = state_of(lane)
     return WorkerLoad(
         pid=lane.info.pid,
         device=lane.info.device,
@@ -103,9 +101,9 @@ def _of_lane(lane: Lane, leaving: Container[str]) -> WorkerLoad:
         pages_used=lane.pool.num_used,
         pages_cached=lane.pool.num_evictable,
         pages_total=lane.info.usable_pages,
-        is_standby=not lane.is_seated,
+        is_standby=not lane.phases.counts,
         name=lane.worker,
-        is_draining=lane.worker in leaving,
+        is_draining=not lane.phases.stays,
         weights_version=lane.info.weights_version,
         state=state,
         detail=detail if lane.weights.refusal else "",

@@ -43,6 +43,7 @@ from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weight
 from scheduler_svc.core.messages.reports import ResetCause, UpdateState, WeightsReport
 from scheduler_svc.core.operations.operation import Operation, why_not_watched
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 
 
 def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Effect]:
@@ -105,8 +106,6 @@ class Updates(Organ):
         super().__init__(core)
         self._update: Update | None = None
         self._used = deque[str](maxlen=MAX_VERSIONS)
-        # Whether a lane may have other weights than the service, or a mark.
-        self._is_uneven = False
         self._looked_at = -inf
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -166,13 +165,13 @@ class Updates(Organ):
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
-        marks, weights = lane.weights, lane.weights.loading
-        if weights is None or weights.version != event.version:
+        weights = lane.weights.told
+        if not lane.phases.is_loading or weights.version != event.version:
             return []
-        marks.loading, lane.pages.pool_id = None, marks.pool_id
+        lane.phases.move(LaneMove.ANSWER)
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
-        marks.refusal = ""
+        lane.weights.refusal = ""
         effects = swapped(lane, self._core, weights, now)
         update = self._update
         if update is not None and update.weights == weights and not update.is_committed:
@@ -182,7 +181,7 @@ class Updates(Organ):
         return effects
 
     def _take(self, weights: Weights) -> None:
-        self._core.weights, self._is_uneven = weights, True
+        self._core.weights = weights
         self._used.append(weights.version)
 
     def _refused(self, lane: Lane, weights: Weights, detail: str, now: float) -> list[fx.Effect]:
@@ -200,34 +199,37 @@ class Updates(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
         """Tells workers to load, marks lanes, and reports."""
         self._looked_at = now
-        lanes = list(self._lanes.values())
-        version = "" if self._core.weights is None else self._core.weights.version
-        is_even = all(lane.info.weights_version == version for lane in lanes)
-        if is_even and not self._is_uneven and self._update is None:
+        lanes, version = list(self._lanes.values()), self._version
+        if self._update is None and all(_is_settled(lane, version) for lane in lanes):
             return []
-        self._is_uneven = not is_even
         effects = self._adopt(lanes)
-        lanes = [lane for lane in lanes if lane.worker not in self._lanes.leaving]
-        if self._update is not None:
-            self._follow(self._update, lanes, now)
+        lanes = [lane for lane in lanes if lane.phases.stays]
+        if (update := self._update) is not None:
+            self._follow(update, lanes, now)
+            if update.is_over:
+                self._update = None
         for lane in lanes:
             effects += self._advance_lane(lane, lanes, now)
         self._mark(lanes)
-        if (update := self._update) is not None:
+        if update is not None:
             updated = sum(lane.info.weights_version == update.weights.version for lane in lanes)
             own = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
             effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: own, updated)
-            if update.is_over:
-                self._update, self._is_uneven = None, True
         return effects
 
     def next_wake(self) -> float | None:
         """Returns the update's next report or end, or when a worker is asked again; None if nothing is due."""
         times = self._update.due_times() if self._update is not None else []
-        if self._is_uneven:
-            times += [lane.weights.retry_at for lane in self._lanes.values() if lane.weights.refusal]
+        for lane in self._lanes.values():
+            # Only as long as nothing else keeps the lane from loading: it may be drained, or have rows that end first.
+            if lane.weights.refusal and lane.weights.retry_at and lane.phases.stays:
+                times.append(lane.weights.retry_at)
         # What was due at the last Tick waits for an event, as a lane that loads or whose requests finish does.
         return min((at for at in times if at > self._looked_at), default=None)
+
+    @property
+    def _version(self) -> str:
+        return "" if self._core.weights is None else self._core.weights.version
 
     def _adopt(self, lanes: list[Lane]) -> list[fx.Effect]:
         """Without a journal: takes the weights of a worker that an earlier scheduler has updated."""
@@ -241,7 +243,7 @@ class Updates(Organ):
 
     def _follow(self, update: Update, lanes: list[Lane], now: float) -> None:
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
-        is_loading = any(lane.weights.loading == update.weights for lane in lanes)
+        is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
         if update.is_over or is_loading:
             return
@@ -261,64 +263,73 @@ class Updates(Organ):
                 # Nobody waits for a worker on standby.
                 update.first = min(lanes, key=lambda lane: (lane.rows.num_seated, lane.number)).number
 
-    def _wanted(self, lane: Lane) -> Weights | None:
-        """The weights that the lane should have, None for those of its start."""
+    def _missing(self, lane: Lane) -> Weights | None:
+        """The weights that the lane should have and has not."""
+        update, wanted = self._update, self._core.weights
+        if update is not None and not update.is_committed and lane.number == update.first:
+            wanted = update.weights
+        return None if wanted is None or lane.info.weights_version == wanted.version else wanted
+
+    def _turn(self, lane: Lane, lanes: list[Lane]) -> Running | None:
+        """What the update does with the lane's requests if it is the lane's turn, so that they do not hold it up."""
         update = self._update
-        if update is not None and not update.is_over and not update.is_committed and lane.number == update.first:
-            return update.weights
-        return self._core.weights
-
-    def _is_updated_by(self, update: Update | None, lane: Lane, lanes: list[Lane]) -> bool:
-        """Whether it is the lane's turn in the update, so that its requests do not hold it up."""
-        if update is None or update.is_over or lane.proven_at is None or lane.weights.refusal:
-            return False
-        if not update.is_committed:
-            return lane.number == update.first
-        if not update.in_turn:
-            return True
-        behind = (each for each in lanes if self._is_behind(each) and each.is_seated and not each.weights.refusal)
-        return not lane.is_seated or lane is next(behind, None)
-
-    def _is_behind(self, lane: Lane) -> bool:
-        wanted = self._wanted(lane)
-        return wanted is not None and lane.info.weights_version != wanted.version
+        if update is None or lane.phases.on_probation or lane.weights.refusal:
+            return None
+        is_turn = lane.number == update.first
+        if update.is_committed:
+            behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
+            is_turn = not update.in_turn or not lane.phases.counts or lane is next(behind, None)
+        return update.running if is_turn else None
 
     def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
         """Tells the lane's worker to load if that is due and the lane is ready."""
-        marks, update = lane.weights, self._update
-        wanted = self._wanted(lane)
-        is_behind = wanted is not None and lane.info.weights_version != wanted.version
-        if marks.loading is not None or not is_behind or now < marks.retry_at:
-            marks.is_held = marks.loading is not None or (is_behind and lane.proven_at is None)
+        if lane.phases.is_loading:
             return []
-        assert wanted is not None
-        is_turn = update is not None and self._is_updated_by(update, lane, lanes)
-        running = update.running if update is not None and is_turn else Running.FINISH
-        marks.is_held = lane.proven_at is None or (is_turn and running is not Running.FINISH)
+        missing = self._missing(lane)
+        if missing is None or now < lane.weights.retry_at:
+            _empty(lane, missing is not None and lane.phases.on_probation)
+            return []
+        lane.weights.due()
+        running = self._turn(lane, lanes) or Running.FINISH
+        _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
-        marks.is_held = True
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
-        marks.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
-        marks.pool_id, lane.pages.pool_id = lane.pages.pool_id, b""
+        lane.phases.move(LaneMove.LOAD)
+        lane.weights.begin(missing, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
         roots = self._config.weights_folders
-        return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
+        return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 
     def _mark(self, lanes: list[Lane]) -> None:
         """Lets requests start on the lanes with the service's weights, or on all if none of these serves."""
-        update = self._update
-        version = "" if self._core.weights is None else self._core.weights.version
-        serving = [lane for lane in lanes if lane.serves and not lane.weights.is_held]
-        has_current = any(lane.info.weights_version == version for lane in serving)
+        version = self._version
+        has_current = any(
+            lane.phases.serves and lane.phases.may_plan and lane.info.weights_version == version for lane in lanes
+        )
         for lane in lanes:
             is_current = lane.info.weights_version == version or not has_current
-            is_emptied = self._is_behind(lane) and self._is_updated_by(update, lane, lanes)
-            admits = is_current and not is_emptied and not lane.weights.is_held
-            if admits and not lane.weights.admits:
+            is_emptied = self._missing(lane) is not None and self._turn(lane, lanes) is not None
+            is_open, before = is_current and not is_emptied, lane.phases.weights
+            if is_open and before is LanePhase.CLOSED:
                 # Requests that no other lane could hold wait apart.
                 self._queue.restore_set_aside()
                 self._queue.unpark_all()
-            lane.weights.admits = admits
+                lane.phases.move(LaneMove.OPEN)
+            elif not is_open and before is LanePhase.OPEN:
+                lane.phases.move(LaneMove.CLOSE)
+
+
+def _is_settled(lane: Lane, version: str) -> bool:
+    return lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN
+
+
+def _empty(lane: Lane, is_due: bool) -> None:
+    """Lets the lane make no plans until it loads or, if that is not due, plans again."""
+    is_emptying = lane.phases.weights is LanePhase.EMPTYING
+    if is_due and not is_emptying:
+        lane.phases.move(LaneMove.EMPTY)
+    elif is_emptying and not is_due:
+        lane.phases.move(LaneMove.CLOSE)
 
 
 def why_not_allowed(folder: str, roots: Sequence[str]) -> str:

@@ -37,10 +37,10 @@ class Hung(Organ):
             return []
         effects = list[fx.Effect]()
         for lane in [lane for lane in lanes.values() if now >= lane.timeout(config)]:
-            if lane.weights.loading is None:
-                reason = lane.clock.why_given_up(lane.in_flight, config, now)
+            if lane.phases.is_loading:
+                reason = f"it has not loaded weights {lane.weights.told.version!r} in time"
             else:
-                reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
+                reason = lane.clock.why_given_up(lane.in_flight, config, now)
             lanes.counters.worker_hung()
             effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
             effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]

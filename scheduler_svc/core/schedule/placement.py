@@ -40,6 +40,13 @@ class _Load:
         self.free_rows -= count
         self.backlog += count * (tokens + ROW_TOKENS)
 
+    def takes(self, request: Request, *, prepared: bool) -> bool:
+        """Returns whether the lane has a row for the request; if `prepared`, also its constraint."""
+        lane = self.lane
+        if self.free_rows <= 0 or lane.schedule.is_blocked or not holds(lane, request):
+            return False
+        return not prepared or lane.constraints.is_ready(request.constraint)
+
 
 @dataclass(frozen=True, slots=True)
 class _Left:
@@ -141,11 +148,9 @@ class Placement:
             other = load.lane
             if (load.backlog + least, other.number) >= best:
                 break
-            if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
+            if other is lane or other is closed or not load.takes(request, prepared=is_ready):
                 continue
-            if not holds(other, request) or (is_ready and not other.constraints.is_ready(request.constraint)):
-                continue
-            depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
+            depth = _depth(depths, other)
             if other.info.pages_at_once(known) - depth > other.pool.num_unused:
                 continue
             key = load.backlog + known - depth * lane.info.page_size, other.number
@@ -185,6 +190,10 @@ class Placement:
         load.charge(tokens, count)
         if is_rival:
             insort(self._order, load, key=_standing)
+
+
+def _depth(depths: list[tuple[int, int]], lane: Lane) -> int:
+    return next((pages for lanes, pages in depths if lanes & lane.pages.bit), 0)
 
 
 def _standing(load: _Load) -> tuple[int, int]:

@@ -51,7 +51,9 @@ PATIENCE_SECONDS = 10.0
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
     """Returns the lane that must run the current trial, None if there is none or it must wait."""
-    proven = [lane for lane in serving if lane.weights.admits]
+    if not len(suspects):
+        return None
+    proven = [lane for lane in serving if lane.phases.may_start]
     trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:
         return None
@@ -103,7 +105,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     trial = suspects.trial
     if trial is None:
         return [EVERYBODY]
-    may_start = suspects.members() if lane.weights.admits else []
+    may_start = suspects.members() if lane.phases.may_start else []
     waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(

@@ -33,6 +33,7 @@ from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.lane_constraints import LaneConstraints
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase, LanePhases
 from scheduler_svc.core.state.lane_schedule import LaneSchedule, LaneWeights
 from scheduler_svc.core.state.memory_limit import MemoryLimit
 from scheduler_svc.core.state.request import Move, Request
@@ -67,10 +68,9 @@ class Lane:
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
         self.schedule, self.weights, self.constraints = LaneSchedule(), LaneWeights(), LaneConstraints()
-        self.proven_at: float | None = None
-        """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
-        self.is_seated = not info.is_standby
-        """Whether requests may run on the worker once it is proven. A standby worker is seated when another is lost."""
+        self.proven_at = float("inf")
+        """When the worker's first step succeeded, or it joined with `prove_workers` off."""
+        self.phases = LanePhases(LanePhase.STANDBY_PROBATION if info.is_standby else LanePhase.PROBATION)
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -177,26 +177,18 @@ class Lane:
 
     def prove(self, now: float) -> None:
         """Records that the worker's first step succeeded, or that `prove_workers` is off."""
+        self.phases.move(LaneMove.PROVE)
         self.proven_at = now
-
-    def take_seat(self) -> None:
-        """Records that requests may run on this standby worker."""
-        self.is_seated = True
 
     def take_weights(self, weights: Weights) -> None:
         """Records that the worker has loaded these weights."""
         self.info = replace(self.info, weights_version=weights.version, weights_folder=weights.folder)
 
-    @property
-    def serves(self) -> bool:
-        """Whether requests may run on the worker: it is proven and seated."""
-        return self.is_seated and self.proven_at is not None
-
     # Waiting for results -------------------------------------------------------------------------------------------
 
     def timeout(self, config: CoreConfig) -> float:
         """Returns the time at which the worker is given up, unless it is heard before."""
-        return self.weights.until if self.weights.loading else self.clock.timeout(self.in_flight, config)
+        return self.weights.until if self.phases.is_loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""

@@ -155,7 +155,7 @@ def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
     fleet.lose("a", is_orderly=True)
     fleet.run()
     fleet.check_all_ended()
-    assert fleet.core.lanes["b"].is_seated and not fleet.core.lanes["c"].is_seated
+    assert fleet.core.lanes["b"].phases.counts and not fleet.core.lanes["c"].phases.counts
 
 
 def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost() -> None:
@@ -165,15 +165,15 @@ def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost(
     drain(fleet, "a")
     for _ in range(20):
         fleet.step(0.01)
-        if fleet.core.lanes["b"].is_seated:
+        if fleet.core.lanes["b"].phases.counts:
             break
     fleet.lose("b")
     fleet.join_as(SHAPE, is_standby=True)
     fleet.step(0.01)
-    assert not fleet.core.lanes["c"].is_seated
+    assert not fleet.core.lanes["c"].phases.counts
     # In the same event, so that nobody waits for the next one.
     fleet.lose("a", is_orderly=True)
-    assert fleet.core.lanes["c"].is_seated
+    assert fleet.core.lanes["c"].phases.counts
     fleet.run()
     fleet.check_all_ended()
 
@@ -185,7 +185,7 @@ def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
     assert dismissed(fleet) == ["b"]
     fleet.lose("a")
     fleet.step(0.01)
-    assert not fleet.core.lanes["b"].is_seated
+    assert not fleet.core.lanes["b"].phases.counts
 
 
 def test_the_death_of_a_drained_worker_ends_no_stream() -> None:
