@@ -9,7 +9,7 @@ from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.lanes import plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.recovery.faults import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
@@ -99,7 +99,7 @@ class Steps(Organ):
 
     @handles(ev.StepDone)
     def read(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
-        """Reads a result: emits the tokens of a successful step, and ends the requests that end with it."""
+        """Reads a result: confirms the step, or resets the lane."""
         lane = self._lanes.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
@@ -127,6 +127,10 @@ class Steps(Organ):
         lane.result_confirmed()
         if lane.phases.on_probation:
             return self._lanes.end_probation(lane, now)
+        return self._confirm(lane, record, event, now)
+
+    def _confirm(self, lane: Lane, record: SentPlan, event: ev.StepDone, now: float) -> list[fx.Effect]:
+        """Emits the tokens of a confirmed step, and ends the requests that end with it."""
         step_tokens = read_result(
             lane=lane,
             queue=self._queue,

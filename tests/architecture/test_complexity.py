@@ -10,9 +10,10 @@ from tests.architecture.source import files, tree
 MAX_COMPLEXITY = 12
 # Functions with more.
 COMPLEX = {
-    "drains.py:Drains.begin": 17,
+    "operations/operators.py:load_of": 15,
+    "operations/weights.py:Updates._follow": 17,
     "pages/lane_pages.py:LabelQueue.take": 14,
-    "requests/listing.py:Listing._matching": 26,
+    "requests/listing.py:Listing._matching": 19,
     "schedule/admit.py:_judge": 14,
     "schedule/admit.py:admit": 24,
     "schedule/admit.py:admit_suspects": 15,
@@ -22,12 +23,10 @@ COMPLEX = {
     "schedule/results.py:read_result": 19,
     "schedule/trials.py:trial_lane": 18,
     "state/lane.py:cache_full_pages": 16,
-    "status.py:load_of": 15,
-    "steps.py:Steps.read": 16,
-    "suspects.py:Suspects.implicate": 13,
-    "suspects.py:Suspects.next_trial": 17,
+    "steps.py:Steps.read": 13,
+    "suspicion/suspects.py:Suspects.implicate": 13,
+    "suspicion/suspects.py:Suspects.next_trial": 17,
     "waits.py:Waits.tell": 26,
-    "weights.py:Updates._follow": 17,
 }
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.match_case)
 
@@ -63,8 +62,9 @@ def test_no_function_of_the_core_has_more_branches_than_the_limit() -> None:
     found = {
         f"{path.relative_to('scheduler_svc/core')}:{name}": complexity(function)
         for path in files("scheduler_svc/core")
-        if path.name != "invariants.py"  # It lists what it checks.
         for name, function in functions(tree(path))
+        # They list what they check.
+        if path.name != "invariants.py" and not name.endswith(".audit")
     }
     assert {name: count for name, count in found.items() if count > COMPLEX.get(name, MAX_COMPLEXITY)} == {}
     assert COMPLEX.keys() <= found.keys(), "a function that is gone is listed"

@@ -308,14 +308,13 @@ class Drains(Organ):
             else:
                 drain.end(DrainState.WORKER_LOST, "the worker was lost; its requests go on elsewhere")
             return []
-        is_late = drain.ends_at is not None and now >= drain.ends_at
         if drain.state is DrainState.LEAVING:
-            if drain.ends_at is None or not is_late:
+            if not drain.is_late(now):
                 return []
             # It does not end, perhaps because it hangs. It has no request.
             drain.end(DrainState.DONE, "the worker has no request and was told to end")
             return self._close(lane, "it was drained", now, is_orderly=True)
-        if is_late:
+        if drain.is_late(now):
             rows = lane.rows.num_seated
             detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
             drain.end(DrainState.TIME_LIMIT, detail)

@@ -42,6 +42,10 @@ class Operation(Generic[_State]):
         """Whether the state is final."""
         return self.state.is_final
 
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.ends_at is not None and now >= self.ends_at
+
     @property
     def num_watchers(self) -> int:
         """Operators that watch, some of whom may be gone."""

@@ -252,7 +252,7 @@ class Updates(Organ):
                 update.end(UpdateState.DONE, "all workers have the weights")
             else:
                 update.end(UpdateState.INCOMPLETE, f"worker {behind[0].worker}: {behind[0].weights.refusal}")
-        elif update.ends_at is not None and now >= update.ends_at:
+        elif update.is_late(now):
             update.end(UpdateState.TIME_LIMIT, f"the time was over; {len(behind)} workers kept their weights")
         elif not update.is_committed and not any(lane.number == update.first for lane in lanes):
             update.num_lost += bool(update.first)

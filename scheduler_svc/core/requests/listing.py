@@ -5,7 +5,8 @@ looks at no more than `MAX_EXAMINED` of them. Changes no request.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 
 from scheduler_svc.core.core import Organ, handles
@@ -64,19 +65,24 @@ class Listing(Organ):
                     if request.handle > last and (not states or _state(request) in states):
                         yield request.handle, self._live(request, None, now)
                 continue
-            by_idx = {request.sample_idx: request for request in live}
-            for idx in range(kept.num_samples):
-                request = by_idx.get(idx)
+            for number, entry, state in self._samples(live, kept, now):
+                if number > last and (not states or state in states):
+                    yield number, entry()
+
+    def _samples(
+        self, live: Sequence[Request], kept: KeptRequest, now: float
+    ) -> Iterator[tuple[int, Callable[[], RequestEntry], RequestState]]:
+        """Yields the number, the entry, which costs something, and the state of each sample of a kept request."""
+        by_idx = {request.sample_idx: request for request in live}
+        for idx in range(kept.num_samples):
+            number, request, event = kept.first_handle + idx, by_idx.get(idx), kept.restored
+            if idx in kept.answers and request is None:
+                yield number, partial(_answer, kept, idx, now), RequestState.KEPT
+            elif request is not None:
                 state = RequestState.KEPT if idx in kept.answers else _state(request)
-                is_gone = request is None and state is not RequestState.KEPT and kept.restored is None
-                if is_gone or first + idx <= last or (states and state not in states):
-                    continue
-                if request is not None:
-                    yield first + idx, self._live(request, kept, now)
-                elif state is RequestState.KEPT:
-                    yield first + idx, _answer(kept, idx, now)
-                elif kept.restored is not None:
-                    yield first + idx, self._restored(kept, kept.restored, idx, now)
+                yield number, partial(self._live, request, kept, now), state
+            elif event is not None:
+                yield number, partial(self._restored, kept, event, idx, now), _state(None)
 
     def _live(self, request: Request, kept: KeptRequest | None, now: float) -> RequestEntry:
         why, spans = self._core.waits.why(request, now), request.weights.spans
