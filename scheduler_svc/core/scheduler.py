@@ -62,8 +62,7 @@ class Scheduler(Core):
             effects += end_convicted(self, now)
         if self.lanes.worker_infos.revision != self._seen_revision:
             effects += self._workers_changed(now)
-        effects += self.output.flush(self.frontends)
-        return effects
+        return effects + self.output.flush(self.frontends)
 
     def next_wake(self) -> float | None:
         """Time of the next Tick if no event arrives before it; None if nothing is due."""
@@ -81,7 +80,5 @@ class Scheduler(Core):
             restore(self, now)
         for request in self.queue:
             self.update_worker_wait(request, now)
-        if served is self._told_served:
-            return []
-        self._told_served = served
-        return [model_of(frontend, served) for frontend in self.frontends]
+        told, self._told_served = self._told_served, served
+        return [] if served is told else [model_of(frontend, served) for frontend in self.frontends]

@@ -291,9 +291,8 @@ class Drains(Organ):
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
-        return self._lanes.get(worker) or next(
-            (each for each in self._lanes.values() if worker == str(each.info.pid)), None
-        )
+        lanes = self._lanes
+        return lanes.get(worker) or next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
 
     def _lane_of(self, drain: _Drain) -> Lane | None:
         """Returns the lane that is drained, None if it is closed."""
