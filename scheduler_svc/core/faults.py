@@ -54,7 +54,7 @@ def excuse(lanes: Lanes, seconds: float) -> None:
     for lane in lanes.by_worker.values():
         lane.clock.paused(seconds, is_working=bool(lane.in_flight))
         lane.weights.paused(seconds)
-        lane.constraints.paused(seconds)
+        lane.resources.paused(seconds)
 
 
 # A plan may be this old and still on its way to the worker: ZeroMQ's heartbeats end a connection that stalls longer.

@@ -27,7 +27,7 @@ def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iter
     assert sources.users() == users, "the users of constraints are miscounted"
     assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
     for lane in lanes:
-        lane.constraints.audit(set(users))
+        lane.resources.audit(set(users))
         _audit_awaiting(lane)
 
 
@@ -38,7 +38,7 @@ def _audit_awaiting(lane: Lane) -> None:
     assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
     assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
     for request in seated:
-        is_ready = not request.constraint or lane.constraints.is_ready(request.constraint)
+        is_ready = not request.constraint or lane.resources.is_ready(request.constraint)
         assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
         assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"
 

@@ -1,6 +1,6 @@
 """Sends constraints to the workers of lanes, reads their answers, and lets workers drop what no request has any more.
 
-Owns the sources, and never reads one. The states of a lane are in its `LaneConstraints`; `schedule/` lets it want one.
+Owns the sources, and never reads one. The states of a lane are in its `LaneResources`; `schedule/` lets it want one.
 """
 
 from collections import Counter
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.events import ConstraintReady, Submit
+from scheduler_svc.core.messages.events import ResourceReady, Submit
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane, prepared
-from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
+from scheduler_svc.core.state.lane_resources import ANSWER_SECONDS
 from scheduler_svc.core.state.request import Phase, Request
 
 MAX_SOURCES_BYTES = 64 << 20
@@ -110,20 +110,20 @@ class Preparations:
         for _ in range(count):
             self.sources.use(name, submit.constraint, submit.tenant)
         for lane in self._lanes.by_worker.values():
-            lane.constraints.used(name)
+            lane.resources.used(name)
 
     def removed(self, request: Request) -> None:
         """Counts a request as ended."""
         if request.constraint and self.sources.release(request.constraint):
             for lane in self._lanes.by_worker.values():
-                lane.constraints.unused(request.constraint, lane.step)
+                lane.resources.unused(request.constraint, lane.step)
 
     # Orders --------------------------------------------------------------------------------------------------------
 
     def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Returns the orders to prepare what the lane wants."""
-        names = lane.constraints.take_wanted(now)
-        return [fx.PrepareConstraint(worker=lane.worker, hash=name, source=self.sources[name]) for name in names]
+        names = lane.resources.take_wanted(now)
+        return [fx.PrepareResource(worker=lane.worker, hash=name, source=self.sources[name]) for name in names]
 
     def drops(self) -> list[fx.Effect]:
         """Returns the orders to drop what no request has any more."""
@@ -131,21 +131,21 @@ class Preparations:
             return []
         effects: list[fx.Effect] = []
         for lane in self._lanes.by_worker.values():
-            names = lane.constraints.take_drops(lane.step - len(lane.in_flight))
-            effects += [fx.DropConstraint(worker=lane.worker, hash=name) for name in names]
+            names = lane.resources.take_drops(lane.step - len(lane.in_flight))
+            effects += [fx.DropResource(worker=lane.worker, hash=name) for name in names]
         return effects
 
     # Answers -------------------------------------------------------------------------------------------------------
 
-    def answered(self, event: ConstraintReady, now: float) -> list[fx.Effect]:
+    def answered(self, event: ResourceReady, now: float) -> list[fx.Effect]:
         """Lets rows with the constraint sample, or ends the requests that need it from this worker."""
         lane = self._lanes.by_worker.get(event.worker)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
-        if not lane.constraints.answered(event.hash, ok=not event.error):
+        if not lane.resources.answered(event.hash, ok=not event.error):
             # It answers an order that was given up, so the worker has what the core does not count.
-            is_left = not event.error and not lane.constraints.knows(event.hash)
-            return [fx.DropConstraint(worker=event.worker, hash=event.hash)] if is_left else []
+            is_left = not event.error and not lane.resources.knows(event.hash)
+            return [fx.DropResource(worker=event.worker, hash=event.hash)] if is_left else []
         if event.error:
             self._fail(lane, event.hash, event.error, now)
         else:
@@ -157,8 +157,8 @@ class Preparations:
         if not self._is_used:
             return
         for lane in self._lanes.by_worker.values():
-            for name in lane.constraints.overdue(now):
-                lane.constraints.answered(name, ok=False)
+            for name in lane.resources.overdue(now):
+                lane.resources.answered(name, ok=False)
                 what = f"worker {lane.worker} has not prepared it within {ANSWER_SECONDS:g} s"
                 self._fail(lane, name, what, now)
 

@@ -88,7 +88,7 @@ class Scheduler:
             ev.WorkerStops: self.drains.worker_stops,
             ev.WorkerAlive: lambda event, now: faults.heard(self._lanes, event, now),
             ev.StepDone: self._on_step_done,
-            ev.ConstraintReady: self.preparations.answered,
+            ev.ResourceReady: self.preparations.answered,
             ev.TenantsChanged: self._on_tenants_changed,
             ev.Tick: self._on_tick,
             ev.Paused: self._on_paused,

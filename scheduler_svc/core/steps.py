@@ -78,7 +78,7 @@ class Steps:
                 else:
                     plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
                 placement.end(lane)
-                if lane.constraints.wanted:
+                if lane.resources.wanted:
                     effects += self.preparations.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:

@@ -156,7 +156,7 @@ class Waits:
         return WaitReason.NO_LARGE_WORKER, message
 
     def _awaits_constraint(self, request: Request) -> bool:
-        states = [lane.constraints for lane in self._lanes.serving]
+        states = [lane.resources for lane in self._lanes.serving]
         is_ready = any(each.is_ready(request.constraint) for each in states)
         return not is_ready and any(each.is_preparing(request.constraint) for each in states)
 

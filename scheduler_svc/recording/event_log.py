@@ -63,8 +63,8 @@ TAGS: dict[type[Any], bytes] = {
     fx.DismissWorker: b"dismiss",
     fx.KillWorker: b"kill",
     fx.SendPlan: b"plan",
-    fx.PrepareConstraint: b"prepare",
-    fx.DropConstraint: b"drop",
+    fx.PrepareResource: b"prepare",
+    fx.DropResource: b"drop",
     fx.LoadWeights: b"load weights",
     fx.WeightsChanged: b"weights",
     WeightsReport: b"update",
@@ -127,7 +127,11 @@ class EffectsDigest:
         return repr(value.value if isinstance(value, Enum) else value)
 
 
-NAMES_OF_VERSION_5: dict[type[Any], str] = {fx.News: "Note"}
+NAMES_OF_VERSION_5: dict[type[Any], str] = {
+    fx.News: "Note",
+    fx.PrepareResource: "PrepareConstraint",
+    fx.DropResource: "DropConstraint",
+}
 """What classes and enums that were renamed since were called in version 5."""
 
 

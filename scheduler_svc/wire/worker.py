@@ -11,7 +11,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
+from scheduler_svc.core.messages.effects import DropResource, LoadWeights, PrepareResource, WorkerAccepted
 from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES
 from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
@@ -266,10 +266,10 @@ def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
 NONE = bytes(CONSTRAINT_HASH_BYTES)
 
 
-def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ConstraintReady:
+def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ResourceReady:
     if len(message.hash) != CONSTRAINT_HASH_BYTES:
         raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
-    return ev.ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+    return ev.ResourceReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
 
 
 def of_step(result: pb.StepResult) -> ev.ConstraintsOfStep | None:
@@ -287,9 +287,9 @@ def _indices(data: bytes, name: str) -> Int32Array:
     return array(data, np.int32, name) if data else NO_IDS
 
 
-def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
+def order_frame(order: PrepareResource | DropResource) -> bytes:
     """Encodes an order to a worker."""
-    if isinstance(order, PrepareConstraint):
+    if isinstance(order, PrepareResource):
         return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source))
     return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash))
 

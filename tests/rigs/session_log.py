@@ -174,7 +174,7 @@ _MESSAGES: dict[type[Any], Callable[[Any], tuple[str, Any]]] = {
     ev.WorkerStops: lambda event: ("worker", worker_pb2.WorkerToCore(stops=worker_pb2.Stops())),
     ev.WorkerAlive: _alive,
     ev.StepDone: _result,
-    ev.ConstraintReady: lambda event: ("worker", worker_pb2.WorkerToCore(
+    ev.ResourceReady: lambda event: ("worker", worker_pb2.WorkerToCore(
         constraint_ready=_same(event, worker_pb2.ConstraintReady))),
     ev.WeightsLoaded: lambda event: ("worker", worker_pb2.WorkerToCore(
         weights_loaded=_same(event, worker_pb2.WeightsLoaded))),

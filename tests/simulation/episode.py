@@ -259,7 +259,7 @@ class Episode:
                 # A trial may wait for its constraint, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]
             assert not any(
-                holds(lane, request) and (not request.constraint or lane.constraints.is_ready(request.constraint))
+                holds(lane, request) and (not request.constraint or lane.resources.is_ready(request.constraint))
                 for request in waiting
                 for lane in may_start
             ), "requests that fit a worker wait, and no step was planned"
@@ -284,8 +284,8 @@ class Episode:
                 | fx.KillWorker()
                 | fx.DismissWorker()
                 | fx.LoadWeights()
-                | fx.PrepareConstraint()
-                | fx.DropConstraint()
+                | fx.PrepareResource()
+                | fx.DropResource()
             ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):

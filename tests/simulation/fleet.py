@@ -284,8 +284,8 @@ class Fleet:
             | fx.KillWorker
             | fx.DismissWorker
             | fx.LoadWeights
-            | fx.PrepareConstraint
-            | fx.DropConstraint
+            | fx.PrepareResource
+            | fx.DropResource
         ),
         submit_at: SubmitAt,
     ) -> None:
@@ -312,8 +312,8 @@ class Fleet:
                 worker.joined_with, worker.done = worker.executor.pool_id, (0, 0)
                 self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
-            case fx.PrepareConstraint() | fx.DropConstraint():
-                self._seen["constraint dropped"] += isinstance(effect, fx.DropConstraint)
+            case fx.PrepareResource() | fx.DropResource():
+                self._seen["constraint dropped"] += isinstance(effect, fx.DropResource)
                 worker.inbox.append(effect)
             case fx.LoadWeights():
                 worker.inbox.append(pb.CoreToWorker.FromString(load_frame(effect)).load_weights)

@@ -230,9 +230,9 @@ class Lives:
                 case fx.LoadWeights():
                     order = pb.CoreToWorker.FromString(load_frame(effect)).load_weights
                     self.workers[effect.worker].loads.append(order)
-                case fx.PrepareConstraint() | fx.DropConstraint():
+                case fx.PrepareResource() | fx.DropResource():
                     order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
-                    if isinstance(effect, fx.DropConstraint):
+                    if isinstance(effect, fx.DropResource):
                         worker.executor.drop(order.drop_constraint)
                     else:
                         worker.executor.prepare(order.prepare_constraint)

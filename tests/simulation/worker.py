@@ -40,7 +40,7 @@ class Joined:
         return pb.CoreToWorker.FromString(worker_wire.joined_frame(self.effect, "")).joined
 
 
-Message = Plan | Joined | pb.LoadWeights | fx.PrepareConstraint | fx.DropConstraint
+Message = Plan | Joined | pb.LoadWeights | fx.PrepareResource | fx.DropResource
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,9 +120,9 @@ class Worker:
         if isinstance(message, pb.LoadWeights):
             self.answers.append(self.executor.load_weights(message, refusal=self.refusal))
             return True
-        if isinstance(message, fx.PrepareConstraint | fx.DropConstraint):
+        if isinstance(message, fx.PrepareResource | fx.DropResource):
             order = pb.CoreToWorker.FromString(order_frame(message))
-            if isinstance(message, fx.PrepareConstraint):
+            if isinstance(message, fx.PrepareResource):
                 self.executor.prepare(order.prepare_constraint)
                 self.preparing.append(message.hash)
             else:

@@ -205,8 +205,8 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareConstraint:
-    """The worker is to prepare a constraint, and to answer with ConstraintReady."""
+class PrepareResource:
+    """The worker is to prepare a constraint, and to answer with ResourceReady."""
 
     worker: str
     hash: bytes
@@ -214,8 +214,8 @@ class PrepareConstraint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropConstraint:
-    """No plan in flight uses the constraint, and none will before the next PrepareConstraint."""
+class DropResource:
+    """No plan in flight uses the constraint, and none will before the next PrepareResource."""
 
     worker: str
     hash: bytes
@@ -480,8 +480,8 @@ Effect = (
     | DismissWorker
     | KillWorker
     | SendPlan
-    | PrepareConstraint
-    | DropConstraint
+    | PrepareResource
+    | DropResource
     | LoadWeights
     | WeightsChanged
     | WeightsReport

@@ -329,7 +329,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintReady:
+class ResourceReady:
     """A worker has prepared a constraint, or cannot."""
 
     worker: str
@@ -370,7 +370,7 @@ Event = (
     | WorkerStops
     | WorkerAlive
     | StepDone
-    | ConstraintReady
+    | ResourceReady
     | TenantsChanged
     | Tick
     | Paused

@@ -32,7 +32,7 @@ from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.lane_constraints import LaneConstraints
+from scheduler_svc.core.state.lane_resources import LaneResources
 from scheduler_svc.core.state.lane_schedule import LaneSchedule, LaneWeights
 from scheduler_svc.core.state.memory_limit import MemoryLimit
 from scheduler_svc.core.state.request import Move, Request
@@ -66,7 +66,7 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
-        self.schedule, self.weights, self.constraints = LaneSchedule(), LaneWeights(), LaneConstraints()
+        self.schedule, self.weights, self.resources = LaneSchedule(), LaneWeights(), LaneResources()
         self.proven_at: float | None = None
         """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
         self.is_seated = not info.is_standby
@@ -249,7 +249,7 @@ class Lane:
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
-        self.constraints.reset()
+        self.resources.reset()
         self._open(generation)
         return requests
 
@@ -320,9 +320,9 @@ def holds(lane: Lane, request: Request, known: int | None = None) -> bool:
 def may_sample(lane: Lane, request: Request) -> bool:
     """Returns whether a row with the request could sample now. If not, its constraint is wanted from now on."""
     name = request.constraint
-    if not name or lane.constraints.is_ready(name):
+    if not name or lane.resources.is_ready(name):
         return True
-    lane.constraints.want(name)
+    lane.resources.want(name)
     return False
 
 

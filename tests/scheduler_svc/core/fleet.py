@@ -41,7 +41,7 @@ class Fleet(World):
                 self.sent.append(effect.plan)
                 self.plans_of[effect.worker].append(effect.plan)
                 self.workers[effect.worker].inbox.append(effect.plan)
-            case fx.PrepareConstraint() | fx.DropConstraint():
+            case fx.PrepareResource() | fx.DropResource():
                 self.workers[effect.worker].inbox.append(effect)
             case fx.WorkerAccepted():
                 self.workers[effect.worker].inbox.append(Joined(effect=effect))

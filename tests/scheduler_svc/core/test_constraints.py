@@ -9,7 +9,7 @@ import pytest
 from scheduler_svc.core import preparations
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
+from scheduler_svc.core.state.lane_resources import ANSWER_SECONDS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -23,7 +23,7 @@ def name_of(source: bytes) -> bytes:
     return sha256(source).digest()
 
 
-def sent(world: World, kind: type[fx.PrepareConstraint | fx.DropConstraint]) -> list[str]:
+def sent(world: World, kind: type[fx.PrepareResource | fx.DropResource]) -> list[str]:
     """The constraints of these orders, in order."""
     return [effect.hash.hex() for effect in world.effects if isinstance(effect, kind)]
 
@@ -42,7 +42,7 @@ def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() ->
     world = World(SHAPE)
     streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
     world.run()
-    assert sent(world, fx.PrepareConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.PrepareResource) == [name_of(SOURCE).hex()]
     assert {reason(world, stream) for stream in streams} <= {fx.EndReason.CONSTRAINT_COMPLETE, fx.EndReason.EOS}
     assert reason(world, streams[0]) is fx.EndReason.CONSTRAINT_COMPLETE
     assert len(world.streams[streams[0]].tokens) == 6
@@ -82,8 +82,8 @@ def test_an_order_precedes_the_first_plan_with_its_constraint() -> None:
     world.holds_answers = True
     world.submit(list(range(1, 31)), constraint=SOURCE)
     world.tick()
-    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareConstraint | fx.SendPlan)]
-    assert kinds[:2] == [fx.PrepareConstraint, fx.SendPlan]
+    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareResource | fx.SendPlan)]
+    assert kinds[:2] == [fx.PrepareResource, fx.SendPlan]
 
 
 def test_a_constraint_that_cannot_be_prepared_ends_its_requests_alone() -> None:
@@ -137,9 +137,9 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
     world.cancel(stream)
     assert len(world.core.preparations.sources) == 0
     world.tick()
-    assert sent(world, fx.DropConstraint) == []
+    assert sent(world, fx.DropResource) == []
     world.run()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
 
 
@@ -152,7 +152,7 @@ def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> No
     world.cancel(first)
     world.submit([3, 4], max_new_tokens=20, constraint=SOURCE)
     world.run()
-    assert sent(world, fx.PrepareConstraint) == sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.PrepareResource) == sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
     world.check_empty()
 
@@ -165,10 +165,10 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
     world.cancel(first)
     world.submit([3])
     world.run()
-    assert sent(world, fx.DropConstraint) == []
+    assert sent(world, fx.DropResource) == []
     world.answer()
     world.run()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
 
 
@@ -178,7 +178,7 @@ def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> No
     world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.run()
     assert world.core.counters.resets >= 1
-    assert len(sent(world, fx.PrepareConstraint)) == 2
+    assert len(sent(world, fx.PrepareResource)) == 2
     world.check_all_ended()
 
 
@@ -192,7 +192,7 @@ def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
     world.kill()
     world.join()
     world.run()
-    assert len(sent(world, fx.PrepareConstraint)) == 2
+    assert len(sent(world, fx.PrepareResource)) == 2
     assert len(world.streams[stream].tokens) > begun
     world.check_all_ended()
 
@@ -226,7 +226,7 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
     assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
     # The late answer finds nobody, so the worker drops what it has.
     world.answer()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.end_of(other) is not None
     world.check_empty()
 
@@ -304,7 +304,7 @@ def test_workers_that_take_no_constraints_get_none() -> None:
     fleet.join_as(SHAPE)
     streams = [fleet.submit([1, i], constraint=SOURCE) for i in range(6)]
     fleet.run()
-    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareConstraint)} == {"b"}
+    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareResource)} == {"b"}
     assert all(reason(fleet, stream) is not None for stream in streams)
     # It waits for a worker like a request that is too long, and ends with a reason of its own.
     fleet.lose("b")

@@ -220,9 +220,9 @@ class World:
             case fx.SendPlan():
                 self.plans.append(effect.plan)
                 self.sent.append(effect.plan)
-            case fx.PrepareConstraint() | fx.DropConstraint():
+            case fx.PrepareResource() | fx.DropResource():
                 message = pb.CoreToWorker.FromString(order_frame(effect))
-                if isinstance(effect, fx.DropConstraint):
+                if isinstance(effect, fx.DropResource):
                     self.executor.drop(message.drop_constraint)
                 else:
                     self.executor.prepare(message.prepare_constraint)

@@ -1,4 +1,4 @@
-"""`LaneConstraints`: what one worker knows of the constraints, as the core sees it.
+"""`LaneResources`: what one worker knows of the constraints, as the core sees it.
 
 Owns the state of each constraint that the worker has been sent, the orders that are due, and when an answer is overdue.
 Knows nothing of requests and sources.
@@ -7,7 +7,7 @@ Knows nothing of requests and sources.
 from enum import Enum
 
 ANSWER_SECONDS = 120.0
-"""A worker that has not answered a PrepareConstraint for this long cannot use the constraint. It compiles one after
+"""A worker that has not answered a PrepareResource for this long cannot use the constraint. It compiles one after
 another, each for at most 2 s of CPU time, on a slow machine 8 s, so this is enough for those of a burst of requests
 with slow ones."""
 
@@ -18,7 +18,7 @@ class _State(Enum):
     UNSURE = "the worker had prepared it before a reset; it is sent again before it is used"
 
 
-class LaneConstraints:
+class LaneResources:
     """A constraint is named by its hash."""
 
     def __init__(self) -> None:
