@@ -22,8 +22,17 @@ from scheduler_svc.core.schedule.endings import End, Ending
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import DETACHED, StepTokens, is_valid, read_result
-from scheduler_svc.core.schedule.trials import NO_STARTS, Turn, is_apart, move_others, others_turn, trial_lane, turns
-from scheduler_svc.core.state.lane import Lane, evict_unverified
+from scheduler_svc.core.schedule.trials import (
+    NO_STARTS,
+    Turn,
+    is_apart,
+    may_start,
+    move_others,
+    others_turn,
+    trial_lane,
+    turns,
+)
+from scheduler_svc.core.state.lane import Lane, evict_unverified, want
 
 _RECENT_STEPS = 64
 _CAUSES = {
@@ -108,6 +117,8 @@ class Steps:
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
+        for request in may_start(suspects, lane):
+            want(lane, request)
         if is_apart(suspects, [lane, *others]):
             move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):

@@ -23,7 +23,7 @@ from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.schedule.trials import Turn
-from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.lane import Lane, holds, may_sample, want
 from scheduler_svc.core.state.request import Request
 
 
@@ -179,8 +179,10 @@ def _judge(
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
         return _Refusal.SKIP
-    if request.constraint and not _may_begin(lane, request, matched):
-        return _Refusal.SKIP
+    if request.constraint:
+        want(lane, request)
+        if not _may_begin(lane, request, matched):
+            return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
     count = _first_chunk(builder, request, matched, policy)

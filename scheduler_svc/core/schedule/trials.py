@@ -98,13 +98,17 @@ def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], co
             queue.enqueue(request)
 
 
+def may_start(suspects: Suspects, lane: Lane) -> list[Request]:
+    """Returns the suspects of the current trial that may start on its lane, in order."""
+    members = suspects.members() if lane.weights.admits else []
+    return [request for request in members if request.phase is Phase.WAITING and holds(lane, request)]
+
+
 def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[Turn]:
     """Returns the turns of the trial lane's next plan, in the order in which they are tried."""
-    trial = suspects.trial
-    if trial is None:
+    if suspects.trial is None:
         return [EVERYBODY]
-    may_start = suspects.members() if lane.weights.admits else []
-    waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
+    waiting = may_start(suspects, lane)
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,

@@ -318,12 +318,14 @@ def holds(lane: Lane, request: Request, known: int | None = None) -> bool:
 
 
 def may_sample(lane: Lane, request: Request) -> bool:
-    """Returns whether a row with the request could sample now. If not, its constraint is wanted from now on."""
-    name = request.constraint
-    if not name or lane.resources.is_ready(name):
-        return True
-    lane.resources.want(name)
-    return False
+    """Returns whether a row with the request could sample now: the worker has prepared its constraint."""
+    return not request.constraint or lane.resources.is_ready(request.constraint)
+
+
+def want(lane: Lane, request: Request) -> None:
+    """Lets the worker prepare the request's constraint, unless it has or was told to."""
+    if request.constraint:
+        lane.resources.want(request.constraint)
 
 
 def began(lane: Lane, request: Request) -> None:
