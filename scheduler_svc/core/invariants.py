@@ -9,23 +9,26 @@ from functools import cache
 
 import numpy as np
 
+from scheduler_svc.core.messages.resources import KINDS
 from scheduler_svc.core.pages.lane_pages import audit_lane_pages
-from scheduler_svc.core.preparations import MAX_SOURCES_BYTES, Sources
+from scheduler_svc.core.preparations import Sources
 from scheduler_svc.core.quarantine import MAX_ENTRIES
 from scheduler_svc.core.queue.request_queue import audit_tenants
 from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane import Lane, may_sample, may_start
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
 from tandem_contract.row_checksum import mix
 
 
-def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iterable[Lane]) -> None:
-    """Checks that sources and lanes have the constraints of live requests, and that no row samples without its own."""
-    users = Counter(request.constraint for request in requests if request.constraint)
-    assert sources.users() == users, "the users of constraints are miscounted"
-    assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
+def audit_resources(sources: Sources, requests: Sequence[Request], lanes: Iterable[Lane]) -> None:
+    """Checks that sources and lanes have what live requests need, and that no row goes on without its own."""
+    users = Counter(need for request in requests for need in request.needs)
+    assert sources.users() == users, "the users of resources are miscounted"
+    for kind in KINDS.values():
+        sizes = [len(sources[need]) for need in users if need.kind == kind.name]
+        assert sources.num_bytes(kind.name) == sum(sizes) <= kind.max_total_bytes
     for lane in lanes:
         lane.resources.audit(set(users))
         _audit_awaiting(lane)
@@ -34,12 +37,13 @@ def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iter
 def _audit_awaiting(lane: Lane) -> None:
     rows = lane.rows
     seated = rows.requests_at(rows.seated())
-    awaiting = [request for request in seated if rows.awaits_constraint[request.row]]
-    assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
+    awaiting = [request for request in seated if rows.awaits_needs[request.row]]
+    assert rows.num_awaiting == rows.awaits_needs.sum() == len(awaiting), "waiting rows are miscounted"
     assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
     for request in seated:
-        is_ready = not request.constraint or lane.resources.is_ready(request.constraint)
-        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
+        is_ready = may_sample(lane, request)
+        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a resource that is ready"
+        assert may_start(lane, request), f"row {request.row} has started too early"
         assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"
 
 
@@ -56,7 +60,7 @@ def audit(core: Scheduler) -> None:
     for held in core.held_pools.pools:
         assert not held.pages.num_used, "a row holds a page of a lost worker"
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
-    audit_constraints(core.preparations.sources, list(core.queue), core.lanes.values())
+    audit_resources(core.preparations.sources, list(core.queue), core.lanes.values())
     audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:

@@ -1,91 +1,97 @@
-"""Sends constraints to the workers of lanes, reads their answers, and lets workers drop what no request has any more.
+"""Sends resources to the workers of lanes, reads their answers, and lets workers drop what no request needs any more.
 
 Owns the sources, and never reads one. The states of a lane are in its `LaneResources`; `schedule/` lets it want one.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import ResourceReady, Submit
+from scheduler_svc.core.messages.resources import KINDS, Need, Resource
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import End
 from scheduler_svc.core.state.lane import Lane, prepared
-from scheduler_svc.core.state.lane_resources import ANSWER_SECONDS
+from scheduler_svc.core.state.lane_resources import State
 from scheduler_svc.core.state.request import Phase, Request
-
-MAX_SOURCES_BYTES = 64 << 20
-"""Largest size of all sources together."""
 
 
 class Sources:
-    """The source of each constraint that a live request uses, by its hash."""
+    """The source of each resource that a live request needs, by its name."""
 
     def __init__(self) -> None:
-        self.num_bytes = 0
-        """Size of all sources together."""
-        self._sources: dict[bytes, bytes] = {}
+        self._sources: dict[Need, bytes] = {}
         # Live requests with each of them.
-        self._users: Counter[bytes] = Counter()
-        # The tenant who brought each of them, and the size of all that a tenant brought.
-        self._owners: dict[bytes, str] = {}
-        self._bytes_of: Counter[str] = Counter()
+        self._users: Counter[Need] = Counter()
+        # The tenant who brought each of them.
+        self._owners: dict[Need, str] = {}
+        # By kind: the size of all of them, and of all that a tenant brought.
+        self._bytes: Counter[str] = Counter()
+        self._bytes_of: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._sources)
 
-    def __getitem__(self, name: bytes) -> bytes:
-        return self._sources[name]
+    def __getitem__(self, need: Need) -> bytes:
+        return self._sources[need]
 
-    def users(self) -> dict[bytes, int]:
-        """Returns the number of live requests of each constraint."""
+    def num_bytes(self, kind: str) -> int:
+        """Returns the size of all sources of a kind together."""
+        return self._bytes[kind]
+
+    def users(self) -> dict[Need, int]:
+        """Returns the number of live requests of each resource."""
         return dict(self._users)
 
-    def is_other(self, name: bytes, source: bytes) -> bool:
+    def is_other(self, resource: Resource) -> bool:
         """Returns whether another source has this hash, so that one of the two hashes is wrong."""
-        return self._sources.get(name, source) != source
+        return self._sources.get(resource.need, resource.source) != resource.source
 
-    def refusal(self, name: bytes, source: bytes, tenant: str) -> str:
-        """Returns why there is no room for a constraint, in one sentence; empty if there is.
+    def refusal(self, resource: Resource, tenant: str) -> str:
+        """Returns why there is no room for a resource, in one sentence; empty if there is.
 
         A tenant may bring as much as is free, so one with the most leaves room for others. Without a token file all
         callers are one tenant, "", who may fill it all.
         """
-        if name in self._sources:
+        if resource.need in self._sources:
             return ""
-        size = len(source)
-        free = MAX_SOURCES_BYTES - self.num_bytes
-        if tenant and self._bytes_of[tenant] + size > free:
-            own = self._bytes_of[tenant]
-            return f"the caller's own constraints have {own} bytes and this one has {size}; the limit is {free} now"
+        kind, size = KINDS[resource.kind], len(resource.source)
+        taken, own = self._bytes[kind.name], self._bytes_of[kind.name, tenant]
+        free = kind.max_total_bytes - taken
+        if tenant and own + size > free:
+            return f"the caller's own {kind.plural} have {own} bytes and this one has {size}; the limit is {free} now"
         if size <= free:
             return ""
+        count = sum(need.kind == kind.name for need in self._sources)
         return (
-            f"the {len(self._sources)} constraints of live requests have {self.num_bytes} bytes and this one has "
-            f"{size}; the limit is {MAX_SOURCES_BYTES}"
+            f"the {count} {kind.plural} of live requests have {taken} bytes and this one has "
+            f"{size}; the limit is {kind.max_total_bytes}"
         )
 
-    def use(self, name: bytes, source: bytes, tenant: str) -> None:
-        """Counts one live request with the constraint."""
-        if name not in self._sources:
-            self._sources[name], self._owners[name] = source, tenant
-            self._bytes_of[tenant] += len(source)
-            self.num_bytes += len(source)
-        self._users[name] += 1
+    def use(self, resource: Resource, tenant: str) -> None:
+        """Counts one live request with the resource."""
+        need = resource.need
+        if need not in self._sources:
+            self._sources[need], self._owners[need] = resource.source, tenant
+            self._add(need, tenant, len(resource.source))
+        self._users[need] += 1
 
-    def release(self, name: bytes) -> bool:
+    def release(self, need: Need) -> bool:
         """Counts one live request less. Returns whether it was the last one, so that the source was freed."""
-        self._users[name] -= 1
-        if self._users[name]:
+        self._users[need] -= 1
+        if self._users[need]:
             return False
-        del self._users[name]
-        size, tenant = len(self._sources.pop(name)), self._owners.pop(name)
-        self.num_bytes -= size
-        self._bytes_of[tenant] -= size
-        if not self._bytes_of[tenant]:
-            del self._bytes_of[tenant]
+        del self._users[need]
+        self._add(need, self._owners.pop(need), -len(self._sources.pop(need)))
         return True
+
+    def _add(self, need: Need, tenant: str, size: int) -> None:
+        self._bytes[need.kind] += size
+        self._bytes_of[need.kind, tenant] += size
+        if not self._bytes_of[need.kind, tenant]:
+            del self._bytes_of[need.kind, tenant]
 
 
 @dataclass(slots=True)
@@ -96,60 +102,60 @@ class Preparations:
     _lanes: Lanes
     _end: End
     sources: Sources = field(default_factory=Sources)
-    # Whether a request has had a constraint. Without one, nothing here costs time.
+    # Whether a request has needed a resource. Without one, nothing here costs time.
     _is_used: bool = False
 
     # Requests ------------------------------------------------------------------------------------------------------
 
     def accepted(self, submit: Submit, count: int) -> None:
-        """Counts `count` new requests with the constraint of the Submit, if it has one."""
-        name = submit.constraint_hash
-        if not name:
-            return
-        self._is_used = True
-        for _ in range(count):
-            self.sources.use(name, submit.constraint, submit.tenant)
-        for lane in self._lanes.by_worker.values():
-            lane.resources.used(name)
+        """Counts `count` new requests with the resources of the Submit."""
+        for resource in submit.resources:
+            self._is_used = True
+            for _ in range(count):
+                self.sources.use(resource, submit.tenant)
+            for lane in self._lanes.by_worker.values():
+                lane.resources.used(resource.need)
 
     def removed(self, request: Request) -> None:
         """Counts a request as ended."""
-        if request.constraint and self.sources.release(request.constraint):
-            for lane in self._lanes.by_worker.values():
-                lane.resources.unused(request.constraint, lane.step)
+        for need in request.needs:
+            if self.sources.release(need):
+                for lane in self._lanes.by_worker.values():
+                    lane.resources.unused(need, lane.step)
 
     # Orders --------------------------------------------------------------------------------------------------------
 
     def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Returns the orders to prepare what the lane wants."""
-        names = lane.resources.take_wanted(now)
-        return [fx.PrepareResource(worker=lane.worker, hash=name, source=self.sources[name]) for name in names]
+        return [
+            fx.PrepareResource(worker=lane.worker, hash=need.hash, source=self.sources[need], kind=need.kind)
+            for need in lane.resources.take_wanted(now)
+        ]
 
     def drops(self) -> list[fx.Effect]:
-        """Returns the orders to drop what no request has any more."""
+        """Returns the orders to drop what no request needs any more."""
         if not self._is_used:
             return []
         effects: list[fx.Effect] = []
         for lane in self._lanes.by_worker.values():
-            names = lane.resources.take_drops(lane.step - len(lane.in_flight))
-            effects += [fx.DropResource(worker=lane.worker, hash=name) for name in names]
+            effects += _drops(lane.worker, lane.resources.take_drops(lane.step - len(lane.in_flight)))
         return effects
 
     # Answers -------------------------------------------------------------------------------------------------------
 
     def answered(self, event: ResourceReady, now: float) -> list[fx.Effect]:
-        """Lets rows with the constraint sample, or ends the requests that need it from this worker."""
-        lane = self._lanes.by_worker.get(event.worker)
+        """Lets requests with the resource go on, or ends those that need it from this worker."""
+        lane, need = self._lanes.by_worker.get(event.worker), Need(event.kind, event.hash)
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
-        if not lane.resources.answered(event.hash, ok=not event.error):
+        if not lane.resources.answered(need, ok=not event.error):
             # It answers an order that was given up, so the worker has what the core does not count.
-            is_left = not event.error and not lane.resources.knows(event.hash)
-            return [fx.DropResource(worker=event.worker, hash=event.hash)] if is_left else []
+            is_left = not event.error and lane.resources.state(need) is State.DROPPED
+            return _drops(event.worker, [need]) if is_left else []
         if event.error:
-            self._fail(lane, event.hash, event.error, now)
+            self._fail(lane, need, event.error, now)
         else:
-            prepared(lane, event.hash)
+            prepared(lane)
         return []
 
     def expire(self, now: float) -> None:
@@ -157,14 +163,18 @@ class Preparations:
         if not self._is_used:
             return
         for lane in self._lanes.by_worker.values():
-            for name in lane.resources.overdue(now):
-                lane.resources.answered(name, ok=False)
-                what = f"worker {lane.worker} has not prepared it within {ANSWER_SECONDS:g} s"
-                self._fail(lane, name, what, now)
+            for need in lane.resources.overdue(now):
+                lane.resources.answered(need, ok=False)
+                seconds = need.of_kind.answer_seconds
+                self._fail(lane, need, f"worker {lane.worker} has not prepared it within {seconds:g} s", now)
 
-    def _fail(self, lane: Lane, name: bytes, error: str, now: float) -> None:
-        """Ends the requests with the constraint that run on the lane or wait. Those on other lanes go on."""
+    def _fail(self, lane: Lane, need: Need, error: str, now: float) -> None:
+        """Ends the requests with the resource that run on the lane or wait. Those on other lanes go on."""
         for request in list(self._queue):
-            if request.constraint == name and (request.phase is Phase.WAITING or request.worker == lane.worker):
-                what = f"the constraint cannot be used: {error}"
+            if need in request.needs and (request.phase is Phase.WAITING or request.worker == lane.worker):
+                what = f"the {need.kind} cannot be used: {error}"
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=what))
+
+
+def _drops(worker: str, needs: Sequence[Need]) -> list[fx.Effect]:
+    return [fx.DropResource(worker=worker, hash=need.hash, kind=need.kind) for need in needs]

@@ -14,6 +14,7 @@ from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.messages.reports import Incidents, Load, NotServing, WaitReason, WorkerLoad, WorkerState
+from scheduler_svc.core.messages.resources import CONSTRAINT
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
@@ -200,7 +201,7 @@ def _model(frontend: str, served: Served | None) -> ModelServed:
         frontend=frontend,
         info=served.info,
         recent_max_length=served.recent_max_length,
-        constraint_refusal=served.constraint_refusal,
+        constraint_refusal=served.refusals[CONSTRAINT],
     )
 
 

@@ -1,6 +1,6 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the durations of the last steps, and what workers are told of constraints. If a step fails, its requests
+`Steps` owns the durations of the last steps, and what workers are told of resources. If a step fails, its requests
 become suspects (`suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns
 those that end.
 """
@@ -26,10 +26,10 @@ from scheduler_svc.core.schedule.trials import (
     NO_STARTS,
     Turn,
     is_apart,
-    may_start,
     move_others,
     others_turn,
     trial_lane,
+    trial_starts,
     turns,
 )
 from scheduler_svc.core.state.lane import Lane, evict_unverified, want
@@ -117,7 +117,7 @@ class Steps:
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
-        for request in may_start(suspects, lane):
+        for request in trial_starts(suspects, lane):
             want(lane, request)
         if is_apart(suspects, [lane, *others]):
             move_others(lane, self._queue, others, self._lanes.counters)

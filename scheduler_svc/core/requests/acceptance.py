@@ -12,6 +12,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Restored, Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.resources import named
 from scheduler_svc.core.preparations import Preparations
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.requests.refusals import tokens_to_charge, total_tokens
@@ -99,6 +100,7 @@ class Acceptance:
         share = submit.prefix_root if self._config.policy.fair_share else b""
         expected = prompt + maximum.expected(total - prompt)
         banned = _banned(submit, info.eos_token_ids)
+        needs = tuple(resource.need for resource in submit.resources)
         stops, options = frozenset(submit.stop_token_ids), submit.options
         prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
         return [
@@ -127,7 +129,7 @@ class Acceptance:
                 virtual_start=self._queue.virtual_start(submit.tenant, share, expected),
                 tenant=submit.tenant,
                 prefix_root=submit.prefix_root,
-                constraint=submit.constraint_hash,
+                needs=needs,
                 options=options,
                 page_hashes=hashes.copy(),
                 cache_read=submit.cache_read,
@@ -153,8 +155,7 @@ class Acceptance:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
-        infos = self._lanes.worker_infos
-        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
+        longest = self._lanes.worker_infos.longest_present_for(request.needs)
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
             request.end_worker_wait()
         elif request.begin_worker_wait(now):
@@ -206,7 +207,7 @@ class Acceptance:
             # It has all that the workers hold.
             self._end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return
-        takes = " and took constraints" if request.constraint else ""
+        takes = f" and took {named(request.needs)}" if request.needs else ""
         message = (
             f"for {now - since:.0f} s no worker could hold its {request.size}{takes}; "
             f"the limit is {limit:g} s (max_worker_wait_seconds)"

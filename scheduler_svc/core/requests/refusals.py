@@ -12,6 +12,7 @@ from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.core.messages.resources import Resource
 from scheduler_svc.core.preparations import Sources
 from scheduler_svc.core.quarantine import Convictions
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -222,13 +223,13 @@ class Refusals:
         if sentence := self._convictions.quarantine.refusal(event, now):
             return RejectCode.QUARANTINED, "", sentence
         refused = refusal(event, worker_infos=self._lanes.worker_infos, queue=self._queue, config=self._config)
-        return refused or (self._of_constraint(event) if event.constraint else None)
+        return refused or next(filter(None, (self._of(resource, event) for resource in event.resources)), None)
 
-    def _of_constraint(self, event: Submit) -> Refusal | None:
-        served, name = self._lanes.worker_infos.served, event.constraint_hash
-        if served is not None and (why := served.constraint_refusal):
-            return RejectCode.INVALID, "constraint", why
-        if self._sources.is_other(name, event.constraint):
-            return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"
-        why = self._sources.refusal(name, event.constraint, event.tenant)
-        return (RejectCode.QUEUE_FULL, "constraint", why) if why else None
+    def _of(self, resource: Resource, event: Submit) -> Refusal | None:
+        served, kind = self._lanes.worker_infos.served, resource.kind
+        if served is not None and (why := served.refusals[kind]):
+            return RejectCode.INVALID, kind, why
+        if self._sources.is_other(resource):
+            return RejectCode.INVALID, kind, f"the {kind}'s hash is that of another {kind}"
+        why = self._sources.refusal(resource, event.tenant)
+        return (RejectCode.QUEUE_FULL, kind, why) if why else None

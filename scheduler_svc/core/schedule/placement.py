@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
-from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -133,8 +133,8 @@ class Placement:
         known = request.known
         best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
         chosen: _Load | None = None
-        # Then it does not wait for a lane that must prepare its constraint first.
-        is_ready = bool(request.constraint) and lane.resources.is_ready(request.constraint)
+        # Then it does not wait for a lane that must prepare what it needs first.
+        is_ready = bool(request.needs) and may_sample(lane, request)
         depths = self._depths(request)
         least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
         for load in self._order:
@@ -143,7 +143,7 @@ class Placement:
                 break
             if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
                 continue
-            if not holds(other, request) or (is_ready and not other.resources.is_ready(request.constraint)):
+            if not holds(other, request) or (is_ready and not may_sample(other, request)):
                 continue
             depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
             if other.info.pages_at_once(known) - depth > other.pool.num_unused:

@@ -98,7 +98,7 @@ def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], co
             queue.enqueue(request)
 
 
-def may_start(suspects: Suspects, lane: Lane) -> list[Request]:
+def trial_starts(suspects: Suspects, lane: Lane) -> list[Request]:
     """Returns the suspects of the current trial that may start on its lane, in order."""
     members = suspects.members() if lane.weights.admits else []
     return [request for request in members if request.phase is Phase.WAITING and holds(lane, request)]
@@ -108,12 +108,12 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     """Returns the turns of the trial lane's next plan, in the order in which they are tried."""
     if suspects.trial is None:
         return [EVERYBODY]
-    waiting = may_start(suspects, lane)
+    waiting = trial_starts(suspects, lane)
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
-        # Others may overtake a suspect whose constraint the lane prepares.
+        # Others may overtake a suspect for which the lane prepares something.
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():

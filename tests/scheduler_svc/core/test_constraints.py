@@ -6,16 +6,16 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from scheduler_svc.core import preparations
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.lane_resources import ANSWER_SECONDS
+from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, Resource
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World
 
 SHAPE = Shape(page_size=4, num_pages=60, max_rows=4, max_length=64, chunk_align=4, token_budget=24)
+ANSWER_SECONDS = KINDS[CONSTRAINT].answer_seconds
 SOURCE = b"a toy, toy_complete=6"
 
 
@@ -232,11 +232,11 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
 
 
 def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setitem(KINDS, CONSTRAINT, replace(KINDS[CONSTRAINT], max_total_bytes=100))
     world = World(SHAPE, join=True)
     large = [bytes([65 + i]) * 40 for i in range(3)]
     streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
-    assert world.core.preparations.sources.num_bytes == 80, "three requests of two samples have two sources"
+    assert world.core.preparations.sources.num_bytes(CONSTRAINT) == 80, "three requests of two samples have two sources"
     refused = world.submit([9], constraint=large[2])
     rejected = world.streams[refused].rejected
     assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
@@ -244,12 +244,12 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     for stream in streams:
         for number in world.streams[stream].submit.streams:
             world.cancel(number)
-    assert world.core.preparations.sources.num_bytes == 0
+    assert world.core.preparations.sources.num_bytes(CONSTRAINT) == 0
     assert world.streams[world.submit([9], constraint=large[2])].rejected is None
 
 
 def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setitem(KINDS, CONSTRAINT, replace(KINDS[CONSTRAINT], max_total_bytes=100))
     world = World(SHAPE, join=True)
     first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
     refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
@@ -262,7 +262,7 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     assert world.streams[polite].rejected is None
     for stream in (first, polite):
         world.cancel(stream)
-    assert world.core.preparations.sources.num_bytes == 45, "another request still uses it"
+    assert world.core.preparations.sources.num_bytes(CONSTRAINT) == 45, "another request still uses it"
 
 
 def test_an_ended_request_that_lingers_keeps_no_source() -> None:
@@ -276,7 +276,8 @@ def test_an_ended_request_that_lingers_keeps_no_source() -> None:
 def test_a_wrong_hash_is_refused() -> None:
     world = World(SHAPE)
     world.submit([1], constraint=SOURCE)
-    submit = replace(world.streams[1].submit, stream=50, request_id="other", constraint=b"another")
+    wrong = Resource(CONSTRAINT, name_of(SOURCE), b"another")
+    submit = replace(world.streams[1].submit, stream=50, request_id="other", resources=(wrong,))
     [rejected] = [one for one in world.core.handle(submit, world.now) if isinstance(one, fx.Rejected)]
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
 
