@@ -27,9 +27,8 @@ class Sources:
         self._users: Counter[Need] = Counter()
         # The tenant who brought each of them.
         self._owners: dict[Need, str] = {}
-        # By kind: the size of all of them, and of all that a tenant brought.
-        self._bytes: Counter[str] = Counter()
-        self._bytes_of: Counter[tuple[str, str]] = Counter()
+        # By kind and tenant: the size of all that the tenant brought.
+        self._bytes: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -39,7 +38,7 @@ class Sources:
 
     def num_bytes(self, kind: str) -> int:
         """Returns the size of all sources of a kind together."""
-        return self._bytes[kind]
+        return sum(size for (one, _), size in self._bytes.items() if one == kind)
 
     def users(self) -> dict[Need, int]:
         """Returns the number of live requests of each resource."""
@@ -58,7 +57,7 @@ class Sources:
         if resource.need in self._sources:
             return ""
         kind, size = KINDS[resource.kind], len(resource.source)
-        taken, own = self._bytes[kind.name], self._bytes_of[kind.name, tenant]
+        taken, own = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
         free = kind.max_total_bytes - taken
         if tenant and own + size > free:
             return f"the caller's own {kind.plural} have {own} bytes and this one has {size}; the limit is {free} now"
@@ -75,7 +74,7 @@ class Sources:
         need = resource.need
         if need not in self._sources:
             self._sources[need], self._owners[need] = resource.source, tenant
-            self._add(need, tenant, len(resource.source))
+            self._bytes[need.kind, tenant] += len(resource.source)
         self._users[need] += 1
 
     def release(self, need: Need) -> bool:
@@ -84,14 +83,11 @@ class Sources:
         if self._users[need]:
             return False
         del self._users[need]
-        self._add(need, self._owners.pop(need), -len(self._sources.pop(need)))
+        key = need.kind, self._owners.pop(need)
+        self._bytes[key] -= len(self._sources.pop(need))
+        if not self._bytes[key]:
+            del self._bytes[key]
         return True
-
-    def _add(self, need: Need, tenant: str, size: int) -> None:
-        self._bytes[need.kind] += size
-        self._bytes_of[need.kind, tenant] += size
-        if not self._bytes_of[need.kind, tenant]:
-            del self._bytes_of[need.kind, tenant]
 
 
 @dataclass(slots=True)
