@@ -133,7 +133,7 @@ class LaneResources:
         drops = [
             need
             for need, step in self._unused.items()
-            if step <= confirmed_step and self._states[need] is not State.PREPARING
+            if step <= confirmed_step and (self._states[need], Move.DROP) in TRANSITIONS
         ]
         for need in drops:
             self.move(need, Move.DROP)
