@@ -14,7 +14,7 @@ from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WaitReason, WeightsReport
-from scheduler_svc.core.messages.resources import CONSTRAINT
+from scheduler_svc.core.messages.resources import DropResource, PrepareResource
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -203,25 +203,6 @@ class SendPlan:
 
     worker: str
     plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareResource:
-    """The worker is to prepare a resource, and to answer with ResourceReady."""
-
-    worker: str
-    hash: bytes
-    source: bytes
-    kind: str = CONSTRAINT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropResource:
-    """No plan in flight uses the resource, and none will before the next PrepareResource."""
-
-    worker: str
-    hash: bytes
-    kind: str = CONSTRAINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

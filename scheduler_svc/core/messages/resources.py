@@ -1,4 +1,4 @@
-"""What a request needs on a lane: the table of kinds of resources, and one resource as it comes with a Submit.
+"""What a request needs on a lane: the table of kinds of resources, one as it comes with a Submit, orders to workers.
 
 A resource is bytes that a worker prepares before it computes the requests that need them. The core names it by kind and
 hash, and never reads it. `KINDS` has all that differs between kinds; the rest of the core treats them alike.
@@ -90,6 +90,25 @@ class Resource:
     def key(self) -> bytes:
         """Tells it from all others. For a constraint that is its hash, as in journals of earlier versions."""
         return self.hash if self.kind == CONSTRAINT else self.kind.encode() + self.hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareResource:
+    """The worker is to prepare a resource, and to answer with ResourceReady."""
+
+    worker: str
+    hash: bytes
+    source: bytes
+    kind: str = CONSTRAINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropResource:
+    """No plan in flight uses the resource, and none will before the next PrepareResource."""
+
+    worker: str
+    hash: bytes
+    kind: str = CONSTRAINT
 
 
 def takes(info: WorkerInfo, needs: Iterable[Need]) -> bool:

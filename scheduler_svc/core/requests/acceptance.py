@@ -100,7 +100,6 @@ class Acceptance:
         share = submit.prefix_root if self._config.policy.fair_share else b""
         expected = prompt + maximum.expected(total - prompt)
         banned = _banned(submit, info.eos_token_ids)
-        needs = tuple(resource.need for resource in submit.resources)
         stops, options = frozenset(submit.stop_token_ids), submit.options
         prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
         return [
@@ -129,7 +128,7 @@ class Acceptance:
                 virtual_start=self._queue.virtual_start(submit.tenant, share, expected),
                 tenant=submit.tenant,
                 prefix_root=submit.prefix_root,
-                needs=needs,
+                needs=tuple(resource.need for resource in submit.resources),
                 options=options,
                 page_hashes=hashes.copy(),
                 cache_read=submit.cache_read,
