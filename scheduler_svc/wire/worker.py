@@ -286,10 +286,10 @@ def _indices(data: bytes, name: str) -> Int32Array:
 
 def order_frame(order: PrepareResource | DropResource) -> bytes:
     """Encodes an order to a worker."""
-    named = {"hash": order.hash, "kind": name_of(order.kind)}
+    kind = name_of(order.kind)
     if isinstance(order, PrepareResource):
-        return frame_of(prepare_constraint=pb.PrepareConstraint(source=order.source, **named))
-    return frame_of(drop_constraint=pb.DropConstraint(**named))
+        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source, kind=kind))
+    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash, kind=kind))
 
 
 def weights_of(version: str, folder: str) -> Weights:
