@@ -103,8 +103,7 @@ class Core:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
-        infos = self.lanes.worker_infos
-        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
+        longest = self.lanes.worker_infos.longest_present_for(request.needs)
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
             request.end_worker_wait()
         elif request.begin_worker_wait(now):

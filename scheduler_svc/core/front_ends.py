@@ -8,6 +8,7 @@ from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages.effects import AnnounceDrain, CoreStatus, Effect, ModelServed, Note
 from scheduler_svc.core.messages.events import FrontendJoined, FrontendLost
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
+from scheduler_svc.core.messages.resources import CONSTRAINT
 from scheduler_svc.core.requests.lingering import detach
 from scheduler_svc.core.state.worker_infos import Served
 from tandem_contract.plural import numbered
@@ -122,5 +123,5 @@ def model_of(frontend: str, served: Served | None) -> ModelServed:
         frontend=frontend,
         info=served.info,
         recent_max_length=served.recent_max_length,
-        constraint_refusal=served.constraint_refusal,
+        constraint_refusal=served.refusals[CONSTRAINT],
     )

@@ -15,8 +15,17 @@ from scheduler_svc.core.recovery.faults import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import DETACHED, is_valid, read_result
-from scheduler_svc.core.schedule.trials import NO_STARTS, Turn, is_apart, move_others, others_turn, trial_lane, turns
-from scheduler_svc.core.state.lane import Lane, evict_unverified
+from scheduler_svc.core.schedule.trials import (
+    NO_STARTS,
+    Turn,
+    is_apart,
+    move_others,
+    others_turn,
+    trial_lane,
+    trial_starts,
+    turns,
+)
+from scheduler_svc.core.state.lane import Lane, evict_unverified, want
 
 _CAUSES = {
     ev.StepStatus.SKIPPED: ResetCause.SKIPPED,
@@ -50,7 +59,7 @@ class Steps(Organ):
                 else:
                     plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
                 placement.end(lane)
-                if lane.constraints.wanted:
+                if lane.resources.wanted:
                     effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
@@ -86,6 +95,8 @@ class Steps(Organ):
         """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
+        for request in trial_starts(suspects, lane):
+            want(lane, request)
         if is_apart(suspects, [lane, *others]):
             move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):

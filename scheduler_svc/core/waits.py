@@ -12,16 +12,17 @@ from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
+from scheduler_svc.core.messages.resources import Need, named
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
 from scheduler_svc.core.state.lane_phase import LanePhase
+from scheduler_svc.core.state.lane_resources import State
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import Availability
 
 LOOK_SECONDS = 1.0
 Why = tuple[WaitReason, str]
 _PATIENT = (WaitReason.TENANT_SHARE, WaitReason.PREEMPTED, WaitReason.QUEUE)
-_CONSTRAINT: Why = WaitReason.CONSTRAINT, "its constraint is being prepared"
 _SUSPECT: Why = WaitReason.SUSPECT, "it was running when a worker died or a step failed, and waits for its trial"
 _TENANT_SHARE: Why = WaitReason.TENANT_SHARE, "its tenant has all rows of its share"
 _COMPUTING: Why = WaitReason.COMPUTING, "it runs: its prompt and its output so far are computed"
@@ -124,7 +125,8 @@ class Waits:
         """Returns why the request makes no progress, None if it does."""
         if request.row:
             lane = self._lanes[request.worker]
-            return self._pause(lane, now) or (_CONSTRAINT if lane.rows.awaits_constraint[request.row] else None)
+            awaited = (need.of_kind.wait for need in request.needs if not lane.resources.is_ready(need))
+            return self._pause(lane, now) or next(awaited, None)
         if (blocked := self._availability.blocked) is not None:
             return blocked.reason, blocked.message
         queue = self._queue
@@ -132,8 +134,8 @@ class Waits:
             return self._no_large_worker(request)
         if queue.is_held(request):
             return _SUSPECT
-        if request.constraint and self._awaits_constraint(request):
-            return _CONSTRAINT
+        if (need := next(filter(self._is_awaited, request.needs), None)) is not None:
+            return need.of_kind.wait
         if queue.turns.of(request.tenant).is_parked:
             return _TENANT_SHARE
         return self._preempted if request.admitted_at is not None else self._queued
@@ -150,15 +152,15 @@ class Waits:
 
     def _no_large_worker(self, request: Request) -> Why:
         infos = self._lanes.worker_infos
-        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
-        takes = " and take constraints" if request.constraint else ""
+        longest = infos.longest_present_for(request.needs)
+        takes = f" and take {named(request.needs)}" if request.needs else ""
         message = f"its {request.size} need a larger worker; those that are present{takes} hold at most {longest}"
         return WaitReason.NO_LARGE_WORKER, message
 
-    def _awaits_constraint(self, request: Request) -> bool:
-        states = [lane.constraints for lane in self._lanes.serving]
-        is_ready = any(each.is_ready(request.constraint) for each in states)
-        return not is_ready and any(each.is_preparing(request.constraint) for each in states)
+    def _is_awaited(self, need: Need) -> bool:
+        """Whether a worker prepares a resource now, and none has prepared it."""
+        states = [lane.resources.state(need) for lane in self._lanes.serving]
+        return State.PREPARING in states and State.READY not in states
 
     # The rule of telling ---------------------------------------------------------------------------------------------
 

@@ -53,10 +53,10 @@ class SavedRequest:
 
 
 def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submit:
-    """Returns what is kept of a Submit: if all samples have ended, nobody needs its constraint any more."""
-    if not submit.constraint or not all(ends):
+    """Returns what is kept of a Submit: if all samples have ended, nobody needs its resources any more."""
+    if not submit.resources or not all(ends):
         return submit
-    return replace(submit, constraint=b"", constraint_hash=b"")
+    return replace(submit, resources=())
 
 
 def fill_weights(state: journal_pb2.JournalState, weights: Weights | None) -> None:

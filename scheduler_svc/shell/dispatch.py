@@ -158,7 +158,7 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
-                case fx.PrepareConstraint() | fx.DropConstraint():
+                case fx.PrepareResource() | fx.DropResource():
                     self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)

@@ -11,13 +11,14 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
-from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES
+from scheduler_svc.core.messages.effects import DropResource, LoadWeights, PrepareResource, WorkerAccepted
 from scheduler_svc.core.messages.operators import MAX_FOLDER_CHARS, MAX_VERSION_CHARS, Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
+from scheduler_svc.core.messages.resources import RESOURCE_HASH_BYTES
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
+from scheduler_svc.wire.resources import fill_needs, kind_of, name_of
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
@@ -197,8 +198,7 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.num_logprobs = _ints([start.num_logprobs for start in starts])
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
-    if any(start.constraint for start in starts):
-        out.constraints = b"".join(start.constraint or NONE for start in starts)
+    fill_needs(out, starts)
 
 
 def frame_of(**answer: Any) -> bytes:
@@ -260,14 +260,11 @@ def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
     return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
-# In a plan, the hash of a row without a constraint.
-NONE = bytes(CONSTRAINT_HASH_BYTES)
-
-
-def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ConstraintReady:
-    if len(message.hash) != CONSTRAINT_HASH_BYTES:
-        raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
-    return ev.ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ResourceReady:
+    if len(message.hash) != RESOURCE_HASH_BYTES:
+        raise WireError(f"hash has {len(message.hash)} bytes; it must have {RESOURCE_HASH_BYTES}")
+    kind, error = kind_of(message.kind), message.error[:_MAX_DETAIL]
+    return ev.ResourceReady(worker=worker, hash=message.hash, error=error, kind=kind)
 
 
 def of_step(result: pb.StepResult) -> ev.ConstraintsOfStep | None:
@@ -285,11 +282,12 @@ def _indices(data: bytes, name: str) -> Int32Array:
     return array(data, np.int32, name) if data else NO_IDS
 
 
-def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
+def order_frame(order: PrepareResource | DropResource) -> bytes:
     """Encodes an order to a worker."""
-    if isinstance(order, PrepareConstraint):
-        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source))
-    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash))
+    kind = name_of(order.kind)
+    if isinstance(order, PrepareResource):
+        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source, kind=kind))
+    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash, kind=kind))
 
 
 def weights_of(version: str, folder: str) -> Weights:

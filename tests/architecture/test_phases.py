@@ -1,4 +1,4 @@
-"""The tables of phases in the core's README are the tables that the code runs by."""
+"""The tables of phases and states in the core's README are those that the code runs by."""
 
 import re
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import pytest
 
+from scheduler_svc.core.state import lane_resources
 from scheduler_svc.core.state.lane_phase import LANE_TRANSITIONS
 from scheduler_svc.core.state.request import TRANSITIONS
 from tests.architecture.source import ROOT
@@ -21,7 +22,11 @@ def documented(number: int) -> set[tuple[str, str, str]]:
     return {(phase.strip(), move.strip(), to.strip()) for sources, move, to in rows for phase in sources.split(",")}
 
 
-@pytest.mark.parametrize(("number", "table"), [(1, TRANSITIONS), (2, LANE_TRANSITIONS)], ids=["request", "lane"])
+@pytest.mark.parametrize(
+    ("number", "table"),
+    [(1, lane_resources.TRANSITIONS), (2, TRANSITIONS), (3, LANE_TRANSITIONS)],
+    ids=["resource", "request", "lane"],
+)
 def test_the_readme_lists_exactly_the_transitions_of_the_code(
     number: int, table: Mapping[tuple[StrEnum, StrEnum], StrEnum]
 ) -> None:

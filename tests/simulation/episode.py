@@ -22,7 +22,7 @@ from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.lane import holds
+from scheduler_svc.core.state.lane import holds, may_sample
 from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
@@ -123,7 +123,7 @@ class Episode:
             (lambda: load.submit(self.now), 14), (load.end_from_outside, 4),
             (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
             (fleet.standby_worker_joins, 0.4),
-            (fleet.constraints_ready, 8),
+            (fleet.resources_ready, 8),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
             (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
@@ -247,19 +247,17 @@ class Episode:
             turns = self.core.queue.turns
             may_start = [lane for lane in lanes if lane.phases.may_start]
             # Rows that must not sample yet may have all rows or pages.
-            self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
+            self.seen["row awaits a resource"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
             stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
-            if any(one.constraint for one in self.core.suspects.members()):
-                # A trial may wait for its constraint, and the next trials for it.
+            if any(one.needs for one in self.core.suspects.members()):
+                # A trial may wait for what it needs, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]
             assert not any(
-                holds(lane, request) and (not request.constraint or lane.constraints.is_ready(request.constraint))
-                for request in waiting
-                for lane in may_start
+                holds(lane, request) and may_sample(lane, request) for request in waiting for lane in may_start
             ), "requests that fit a worker wait, and no step was planned"
 
     def _check_seats(self, any_seated: bool) -> None:
@@ -282,8 +280,8 @@ class Episode:
                 | fx.KillWorker()
                 | fx.DismissWorker()
                 | fx.LoadWeights()
-                | fx.PrepareConstraint()
-                | fx.DropConstraint()
+                | fx.PrepareResource()
+                | fx.DropResource()
             ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):

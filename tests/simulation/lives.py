@@ -31,6 +31,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.worker import load_frame, order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
+from tests.rigs.resources import resources_of, source_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
 from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
@@ -89,7 +90,7 @@ class Caller:
                 eos_token_ids=shape.eos_token_ids,
                 settings=settings_of(self.submit, i),
                 ignore_eos=self.submit.ignore_eos,
-                constraint=self.submit.constraint,
+                constraint=source_of(self.submit),
                 version_of=partial(_version, () if end is None else end.stats.weights),
             )
             assert tokens == list(expected.tokens[: len(tokens)])
@@ -110,7 +111,7 @@ def _version(spans: tuple[WeightsSpan, ...], token: int) -> str:
 class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
-    preparing: deque[bytes] = field(default_factory=deque[bytes])
+    preparing: deque[pb.PrepareConstraint] = field(default_factory=deque[pb.PrepareConstraint])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     loads: deque[pb.LoadWeights] = field(default_factory=deque[pb.LoadWeights])
 
@@ -230,13 +231,13 @@ class Lives:
                 case fx.LoadWeights():
                     order = pb.CoreToWorker.FromString(load_frame(effect)).load_weights
                     self.workers[effect.worker].loads.append(order)
-                case fx.PrepareConstraint() | fx.DropConstraint():
+                case fx.PrepareResource() | fx.DropResource():
                     order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
-                    if isinstance(effect, fx.DropConstraint):
+                    if isinstance(effect, fx.DropResource):
                         worker.executor.drop(order.drop_constraint)
                     else:
                         worker.executor.prepare(order.prepare_constraint)
-                        worker.preparing.append(effect.hash)
+                        worker.preparing.append(order.prepare_constraint)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
                     reported = len(self.workers[effect.worker].executor.labels.by_page)
@@ -267,6 +268,7 @@ class Lives:
         linger: float = 60.0,
         seed: int = 0,
         constraint: bytes = b"",
+        adapter: bytes = b"",
     ) -> Caller:
         stream, self._next_stream = self._next_stream, self._next_stream + 64
         event = ev.Submit(
@@ -274,8 +276,8 @@ class Lives:
             sampling=Settings(temperature=1.0, seed=seed).encoded(), max_new_tokens=max_new_tokens, min_new_tokens=0,
             stop_token_ids=(), ignore_eos=False, priority=0, max_time_seconds=0.0, deadline_seconds=0.0,
             num_samples=num_samples, linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"",
-            constraint=constraint, constraint_hash=sha256(constraint).digest() if constraint else b"",
-            description=b"text options", **hashes_of(prompt, self.shape.page_size),
+            description=b"text options", resources=resources_of(constraint, adapter),
+            **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
         event = over_the_wire(event)
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)

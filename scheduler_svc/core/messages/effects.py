@@ -15,6 +15,7 @@ from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import DrainReport, Exchange, Load, StepReport, WaitReason, WeightsReport
+from scheduler_svc.core.messages.resources import DropResource, PrepareResource
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -203,23 +204,6 @@ class SendPlan:
 
     worker: str
     plan: Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareConstraint:
-    """The worker is to prepare a constraint, and to answer with ConstraintReady."""
-
-    worker: str
-    hash: bytes
-    source: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropConstraint:
-    """No plan in flight uses the constraint, and none will before the next PrepareConstraint."""
-
-    worker: str
-    hash: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,8 +460,8 @@ Effect = (
     | DismissWorker
     | KillWorker
     | SendPlan
-    | PrepareConstraint
-    | DropConstraint
+    | PrepareResource
+    | DropResource
     | LoadWeights
     | WeightsChanged
     | WeightsReport

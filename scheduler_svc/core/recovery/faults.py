@@ -52,7 +52,7 @@ class Hung(Organ):
         for lane in self._lanes.values():
             lane.clock.paused(event.seconds, is_working=bool(lane.in_flight))
             lane.weights.paused(event.seconds)
-            lane.constraints.paused(event.seconds)
+            lane.resources.paused(event.seconds)
         return []
 
     @handles(ev.WorkerAlive)

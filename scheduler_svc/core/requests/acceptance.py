@@ -155,7 +155,7 @@ def _new_requests(
             virtual_start=core.queue.virtual_start(submit.tenant, share, expected),
             tenant=submit.tenant,
             prefix_root=submit.prefix_root,
-            constraint=submit.constraint_hash,
+            needs=tuple(resource.need for resource in submit.resources),
             options=options,
             page_hashes=hashes.copy(),
             cache_read=submit.cache_read,

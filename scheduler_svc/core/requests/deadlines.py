@@ -6,6 +6,7 @@ A request that no present worker can hold ends after `max_worker_wait_seconds`.
 from scheduler_svc.core.core import Core, Organ
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.events import Submit
+from scheduler_svc.core.messages.resources import named
 from scheduler_svc.core.queue.request_queue import DeadlineKind
 from scheduler_svc.core.state.request import Request
 
@@ -69,7 +70,7 @@ class Deadlines(Organ):
             # It has all that the workers hold.
             self._core.end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return
-        takes = " and took constraints" if request.constraint else ""
+        takes = f" and took {named(request.needs)}" if request.needs else ""
         message = (
             f"for {now - since:.0f} s no worker could hold its {request.size}{takes}; "
             f"the limit is {limit:g} s (max_worker_wait_seconds)"

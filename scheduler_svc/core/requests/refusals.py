@@ -10,6 +10,7 @@ from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.core.messages.resources import Resource
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from tandem_contract.plural import numbered
@@ -206,14 +207,14 @@ def _refusal(core: Core, event: Submit, now: float) -> Refusal | None:
     if sentence := core.quarantine.refusal(event, now):
         return RejectCode.QUARANTINED, "", sentence
     refused = refusal(event, worker_infos=core.lanes.worker_infos, queue=core.queue, config=core.config)
-    return refused or (_of_constraint(core, event) if event.constraint else None)
+    return refused or next(filter(None, (_of(core, resource, event) for resource in event.resources)), None)
 
 
-def _of_constraint(core: Core, event: Submit) -> Refusal | None:
-    served, name = core.lanes.worker_infos.served, event.constraint_hash
-    if served is not None and (why := served.constraint_refusal):
-        return RejectCode.INVALID, "constraint", why
-    if core.sources.is_other(name, event.constraint):
-        return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"
-    why = core.sources.refusal(name, event.constraint, event.tenant)
-    return (RejectCode.QUEUE_FULL, "constraint", why) if why else None
+def _of(core: Core, resource: Resource, event: Submit) -> Refusal | None:
+    served, kind = core.lanes.worker_infos.served, resource.kind
+    if served is not None and (why := served.refusals[kind]):
+        return RejectCode.INVALID, kind, why
+    if core.sources.is_other(resource):
+        return RejectCode.INVALID, kind, f"the {kind}'s hash is that of another {kind}"
+    why = core.sources.refusal(resource, event.tenant)
+    return (RejectCode.QUEUE_FULL, kind, why) if why else None

@@ -3,7 +3,7 @@
 A request is admitted only if there are pages for all of its known tokens. If only its first chunk had to fit, prompts
 would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
 later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
-the prompt of a sibling (another sample of the same request), another lane (`placement`), its constraint.
+the prompt of a sibling (another sample of the same request), another lane (`placement`), a resource.
 
 **Order.** Requests are considered in the order of the queue, with one exception, cache-aware order: of the queue's head
 and the requests right behind it that have the same tenant and priority, the request with the most cached pages goes
@@ -23,7 +23,7 @@ from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.schedule.trials import Turn
-from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.lane import Lane, holds, may_sample, may_start, want
 from scheduler_svc.core.state.request import Request
 
 
@@ -179,8 +179,10 @@ def _judge(
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
         return _Refusal.SKIP
-    if request.constraint and not _may_begin(lane, request, matched):
-        return _Refusal.SKIP
+    if request.needs:
+        want(lane, request)
+        if not _may_begin(lane, request, matched):
+            return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
     count = _first_chunk(builder, request, matched, policy)
@@ -219,7 +221,7 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
             continue
         matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
         assert matched is not None, "match_prefix returns None only if siblings are passed"
-        if request.constraint and not _may_begin(lane, request, matched):
+        if request.needs and not _may_begin(lane, request, matched):
             continue
         if not builder.has_bytes_for(request, lane.pages_for(request.known)):
             return
@@ -238,13 +240,13 @@ def set_aside_misfits(queue: RequestQueue, lane: Lane, placement: Placement) -> 
         queue.set_aside(head)
 
 
-# Constraints -----------------------------------------------------------------------------------------------------
+# Resources -------------------------------------------------------------------------------------------------------
 
 
 def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
-    """Returns whether a request with a constraint has something to compute: it may sample, or has positions before."""
+    """Returns whether a request has something to compute: it may sample, or it may start and has positions before."""
     left = request.known - matched.first_position
-    return may_sample(lane, request) or before_sampling(left, lane.info.chunk_align) > 0
+    return may_sample(lane, request) or (may_start(lane, request) and before_sampling(left, lane.info.chunk_align) > 0)
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
-from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -41,11 +41,11 @@ class _Load:
         self.backlog += count * (tokens + ROW_TOKENS)
 
     def takes(self, request: Request, *, prepared: bool) -> bool:
-        """Returns whether the lane has a row for the request; if `prepared`, also its constraint."""
+        """Returns whether the lane has a row for the request; if `prepared`, also what it needs."""
         lane = self.lane
         if self.free_rows <= 0 or lane.schedule.is_blocked or not holds(lane, request):
             return False
-        return not prepared or lane.constraints.is_ready(request.constraint)
+        return not prepared or may_sample(lane, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class Placement:
         known = request.known
         best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
         chosen: _Load | None = None
-        # Then it does not wait for a lane that must prepare its constraint first.
-        is_ready = bool(request.constraint) and lane.constraints.is_ready(request.constraint)
+        # Then it does not wait for a lane that must prepare what it needs first.
+        is_ready = bool(request.needs) and may_sample(lane, request)
         depths = self._depths(request)
         least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
         for load in self._order:

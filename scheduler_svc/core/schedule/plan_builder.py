@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.plan import RowStart, WantedPromptLogprobs
+from scheduler_svc.core.messages.resources import KINDS
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -31,6 +32,8 @@ from scheduler_svc.core.state.request import Move, Request
 
 # Bytes of the scalars of one started row, and of the tags and lengths of its fields.
 _ROW_BYTES = 176
+# Bytes of what a row needs besides a constraint: its hash, and the name of its kind.
+_NEED_BYTES = 128
 # Bytes of a plan without its rows and pages.
 _PLAN_BYTES = 4096
 # Bytes that a row may have besides its tokens: its sampling, and the token ids banned before min_new_tokens.
@@ -45,12 +48,16 @@ _BYTES_PER_ROW = 4 * (4 + 3)
 
 def start_bytes(request: Request, num_pages: int) -> int:
     """Returns an upper bound on the bytes that a plan needs to start the request with `num_pages` pages."""
-    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
+    of_needs = _NEED_BYTES * len(request.other_needs) if request.needs else 0
+    return _ROW_BYTES + of_needs + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
     """Returns an upper bound on the bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
-    longest_row = _ROW_BYTES + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    of_needs = _NEED_BYTES * (len(KINDS) - 1)
+    longest_row = (
+        _ROW_BYTES + of_needs + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    )
     pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages
 
@@ -276,4 +283,5 @@ def _start(request: Request, row: int, pages: list[int], first_position: int) ->
         num_logprobs=request.num_logprobs,
         prompt_logprobs_from=request.prompt_logprobs_from,
         constraint=request.constraint,
+        other_needs=request.other_needs,
     )

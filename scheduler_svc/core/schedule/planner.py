@@ -138,7 +138,7 @@ def _decide(
 def _without_sampling(rows: Rows, seated: npt.NDArray[np.int64], remaining: Int32Array, align: int) -> Int32Array:
     """Returns `remaining`, where rows that must not sample have a chunk (`before_sampling`) or nothing left."""
     may_chunk = np.where(remaining > align, _A_CHUNK, 0).astype(np.int32)
-    return np.where(rows.awaits_constraint[seated], may_chunk, remaining)
+    return np.where(rows.awaits_needs[seated], may_chunk, remaining)
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -169,7 +169,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
     for request in chunking:
         row, planned = request.row, int(lane.rows.planned[request.row])
         remaining = int(lane.rows.known[row]) - planned
-        if lane.rows.num_awaiting and lane.rows.awaits_constraint[row]:
+        if lane.rows.num_awaiting and lane.rows.awaits_needs[row]:
             remaining = before_sampling(remaining, align)
         count = chunk_tokens(remaining=remaining, budget=builder.budget, align=align)
         if count == 0:

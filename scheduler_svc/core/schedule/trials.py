@@ -100,18 +100,22 @@ def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], co
             queue.enqueue(request)
 
 
+def trial_starts(suspects: Suspects, lane: Lane) -> list[Request]:
+    """Returns the suspects of the current trial that may start on its lane, in order."""
+    members = suspects.members() if lane.phases.may_start else []
+    return [request for request in members if request.phase is Phase.WAITING and holds(lane, request)]
+
+
 def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[Turn]:
     """Returns the turns of the trial lane's next plan, in the order in which they are tried."""
-    trial = suspects.trial
-    if trial is None:
+    if suspects.trial is None:
         return [EVERYBODY]
-    may_start = suspects.members() if lane.phases.may_start else []
-    waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
+    waiting = trial_starts(suspects, lane)
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
-        # Others may overtake a suspect whose constraint the lane prepares.
+        # Others may overtake a suspect for which the lane prepares something.
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():

@@ -27,13 +27,14 @@ import numpy as np
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
+from scheduler_svc.core.messages.resources import Blocks, takes
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.lane_constraints import LaneConstraints
 from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase, LanePhases
+from scheduler_svc.core.state.lane_resources import LaneResources
 from scheduler_svc.core.state.lane_schedule import LaneSchedule, LaneWeights
 from scheduler_svc.core.state.memory_limit import MemoryLimit
 from scheduler_svc.core.state.request import Move, Request
@@ -67,7 +68,7 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
-        self.schedule, self.weights, self.constraints = LaneSchedule(), LaneWeights(), LaneConstraints()
+        self.schedule, self.weights, self.resources = LaneSchedule(), LaneWeights(), LaneResources()
         self.proven_at = float("inf")
         """When the worker's first step succeeded, or it joined with `prove_workers` off."""
         self.phases = LanePhases(LanePhase.STANDBY_PROBATION if info.is_standby else LanePhase.PROBATION)
@@ -241,7 +242,7 @@ class Lane:
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
-        self.constraints.reset()
+        self.resources.reset()
         self._open(generation)
         return requests
 
@@ -306,29 +307,36 @@ def holds(lane: Lane, request: Request, known: int | None = None) -> bool:
     `known` are the known tokens of a request that runs on another lane.
     """
     info, length = lane.info, request.least_length(request.known if known is None else known)
-    return info.holds(length) and not (request.constraint and info.constraint_refusal)
+    return info.holds(length) and (not request.needs or takes(info, request.needs))
 
 
 def may_sample(lane: Lane, request: Request) -> bool:
-    """Returns whether a row with the request could sample now. If not, its constraint is wanted from now on."""
-    name = request.constraint
-    if not name or lane.constraints.is_ready(name):
-        return True
-    lane.constraints.want(name)
-    return False
+    """Returns whether a row with the request could sample now: the worker has prepared all that it needs."""
+    return not request.needs or all(lane.resources.is_ready(need) for need in request.needs)
+
+
+def may_start(lane: Lane, request: Request) -> bool:
+    """Returns whether the worker has prepared what the request needs before it gets a row."""
+    return all(lane.resources.is_ready(need) or need.of_kind.blocks is Blocks.SAMPLING for need in request.needs)
+
+
+def want(lane: Lane, request: Request) -> None:
+    """Lets the worker prepare what the request needs, unless it has or was told to."""
+    for need in request.needs:
+        lane.resources.want(need)
 
 
 def began(lane: Lane, request: Request) -> None:
-    """Lets the row of a request that was seated just now wait for its constraint, unless it is ready."""
+    """Lets the row of a request that was seated just now wait for what it needs, unless that is ready."""
     if not may_sample(lane, request):
-        lane.rows.await_constraint(request.row, True)
+        lane.rows.await_needs(request.row, True)
 
 
-def prepared(lane: Lane, name: bytes) -> None:
-    """Lets rows with the constraint, which the worker has prepared, sample."""
-    for request in lane.rows.requests_at(lane.rows.awaits_constraint.nonzero()[0]):
-        if request.constraint == name:
-            lane.rows.await_constraint(request.row, False)
+def prepared(lane: Lane) -> None:
+    """Lets rows sample for which the worker has prepared the last that they need."""
+    for request in lane.rows.requests_at(lane.rows.awaits_needs.nonzero()[0]):
+        if may_sample(lane, request):
+            lane.rows.await_needs(request.row, False)
 
 
 def cache_full_pages(lane: Lane, row: int) -> None:

@@ -21,6 +21,7 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.events import Options
 from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.page_hash import next_hash
+from scheduler_svc.core.messages.resources import CONSTRAINT, Need
 from tandem_contract.plural import numbered
 
 
@@ -128,8 +129,8 @@ class Request:
     tenant: str = ""
     prefix_root: bytes = b""
     """The start of the page hashes, made of tenant and salt. Empty: the request shares no pages."""
-    constraint: bytes = b""
-    """Hash of the constraint that the output matches (`preparations`). Empty without one."""
+    needs: tuple[Need, ...] = ()
+    """What a worker must have prepared (`preparations`), at most one resource of each kind."""
     options: Options = (b"", (), ())
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
@@ -177,6 +178,16 @@ class Request:
         self.preemptions += move is Move.PREEMPT
         self.worker_changes += move is Move.RESET
         self.weights.keeps_pages = False
+
+    @property
+    def constraint(self) -> bytes:
+        """Hash of the constraint that the output matches. Empty without one."""
+        return next((need.hash for need in self.needs if need.kind == CONSTRAINT), b"") if self.needs else b""
+
+    @property
+    def other_needs(self) -> tuple[Need, ...]:
+        """What it needs besides a constraint."""
+        return tuple(need for need in self.needs if need.kind != CONSTRAINT) if self.needs else ()
 
     @property
     def prompt_tokens(self) -> int:
