@@ -356,7 +356,9 @@ class Drains:
         waiting = self._queue.num_waiting
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
-            tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
+            tokens_left = sum(
+                one.submit.maximum.expected(one.total_length - one.known) for one in self._queue.waiting()
+            )
             tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
         return [
             DrainReport(

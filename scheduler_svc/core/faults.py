@@ -109,7 +109,7 @@ def ran_out_of_memory(
     if request is None:
         return effects, []
     why = (
-        f"request {request.request_id}: its worker ran out of memory in two steps in which it ran alone; the last "
-        f"had {size}, the sequence has {request.known:,} tokens ({event.detail})"
+        f"request {request.submit.request_id}: its worker ran out of memory in two steps in which it ran alone; the "
+        f"last had {size}, the sequence has {request.known:,} tokens ({event.detail})"
     )
     return effects, [Ending.failed(request, why)]

@@ -49,8 +49,9 @@ class Quarantine:
 
     def add(self, request: Request, cause: str, now: float) -> Entry:
         """Quarantines a convicted request."""
-        key = key_of(request)
-        entry = Entry(key=key, request_id=request.request_id, tenant=_tenant(request.prefix_root), at=now, cause=cause)
+        submit = request.submit
+        key = key_of(submit)
+        entry = Entry(key=key, request_id=submit.request_id, tenant=_tenant(submit.prefix_root), at=now, cause=cause)
         self.restore(entry)
         return entry
 
@@ -102,15 +103,15 @@ class Quarantine:
         )
 
 
-def key_of(given: Submit | Request) -> str:
-    """Returns the key of a request: equal for a live request and for its Submit, before or after.
+def key_of(submit: Submit) -> str:
+    """Returns the key of a request, the same each time that it is submitted.
 
     Each part is hashed with its length, so no two requests give the same bytes.
     """
-    sampling, stops, limits = given.options
-    parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
-    if given.tenant:
-        parts.append(given.tenant.encode())
+    sampling, stops, limits = submit.options
+    parts = [submit.prefix_root, submit.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
+    if submit.tenant:
+        parts.append(submit.tenant.encode())
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -137,7 +138,7 @@ class Convictions:
             self.quarantine.add(request, cause, now)
             # The deaths are explained, so they were no crash loop.
             self._lanes.crash_loop.confirmed()
-            message = f"request {request.request_id}: {cause}"
+            message = f"request {request.submit.request_id}: {cause}"
             taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
         return taken
 

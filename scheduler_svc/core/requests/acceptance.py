@@ -5,7 +5,7 @@ present worker can hold ends after `max_worker_wait_seconds`. Also takes up requ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -83,8 +83,7 @@ class Acceptance:
         """Returns one request for each sample. Its handle is also its number in the order of arrival.
 
         With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
-        that may not be back.
-        The samples share the prompt and all settings. Only the first one returns prompt logprobs.
+        that may not be back. Only the first sample returns prompt logprobs.
         """
         # All workers have the same model identity, which covers the page size and the EOS token ids.
         infos = self._lanes.worker_infos
@@ -98,41 +97,26 @@ class Acceptance:
         # Of a tenant's own share, each salt gets its part.
         share = submit.prefix_root if self._config.policy.fair_share else b""
         expected = prompt + maximum.expected(total - prompt)
-        banned = _banned(submit, info.eos_token_ids)
-        stops, options = frozenset(submit.stop_token_ids), submit.options
+        banned, stops = _banned(submit, info.eos_token_ids), frozenset(submit.stop_token_ids)
+        kept = _kept(submit)
         prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
         return [
             Request(
                 handle=first_handle + i,
+                submit=kept,
+                sample_idx=i,
                 frontend=submit.frontend,
                 stream=stream,
-                request_id=submit.request_id,
-                prompt=submit.prompt,
-                sampling=submit.sampling,
-                sample_idx=i,
-                num_samples=submit.num_samples,
                 total_length=total,
-                maximum=maximum,
+                expected_length=expected,
                 meter=meter,
                 is_cut=is_cut,
-                min_new_tokens=submit.min_new_tokens,
-                stop_token_ids=stops,
+                stops=stops,
                 banned=banned,
-                ignore_eos=submit.ignore_eos,
-                num_logprobs=submit.num_logprobs,
-                priority=submit.priority,
-                arrival=first_handle + i,
                 arrived_at=arrived_at,
-                ends_at=submit.ends_at(arrived_at),
                 virtual_start=self._queue.virtual_start(submit.tenant, share, expected),
-                tenant=submit.tenant,
-                prefix_root=submit.prefix_root,
                 constraint=submit.constraint_hash,
-                options=options,
                 page_hashes=hashes.copy(),
-                cache_read=submit.cache_read,
-                cache_write=submit.cache_write,
-                lingers=submit.linger_seconds > 0,
                 prompt_logprobs_from=0 if i else prompt_logprobs_from,
             )
             for i, stream in enumerate(submit.streams)
@@ -175,7 +159,9 @@ class Acceptance:
                 self._end(request, now, reason=fx.EndReason.TIME_LIMIT)
                 return effects
             case DeadlineKind.DEADLINE:
-                message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                message = (
+                    f"request {request.submit.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                )
                 message += self._waits.named(request, now)
                 self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.QUEUE_TIME:
@@ -183,7 +169,7 @@ class Acceptance:
                 if request.admitted_at is None:
                     waited = now - request.arrived_at
                     limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
-                    message = f"request {request.request_id}: it waited {waited:.3f} s in the queue; {limit}"
+                    message = f"request {request.submit.request_id}: it waited {waited:.3f} s in the queue; {limit}"
                     message += self._waits.named(request, now)
                     self._end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
@@ -202,7 +188,7 @@ class Acceptance:
         if now < ends_at:
             self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
-        if request.num_outputs and not request.maximum.is_set:
+        if request.num_outputs and request.submit.is_max_unset:
             # It has all that the workers hold.
             self._end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return
@@ -213,6 +199,13 @@ class Acceptance:
         )
         message += self._waits.named(request, now)
         self._end(request, now, failure=fx.Failure(code=fx.FailureCode.NO_WORKER, message=message))
+
+
+def _kept(submit: Submit) -> Submit:
+    """Returns what the requests keep of their Submit: without what may be large and is kept and freed elsewhere."""
+    if not (submit.page_hashes or submit.constraint or submit.description):
+        return submit
+    return replace(submit, page_hashes=b"", constraint=b"", description=b"")
 
 
 def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

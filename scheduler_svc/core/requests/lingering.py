@@ -48,20 +48,20 @@ class Lingering:
     def accepted(self, submit: ev.Submit, first_handle: int, now: float) -> list[fx.Effect]:
         """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
         effects = self.forget(submit.request_id)
-        if submit.linger_seconds > 0:
+        if submit.lingers:
             self.kept.add(submit, first_handle, now)
         return effects
 
     def ended(self, request: Request, end: fx.End, num_tokens: int, now: float) -> None:
         """Keeps the answer of a sample that has ended after `num_tokens` output tokens."""
-        entry = self.kept.by_id(request.request_id) if request.lingers else None
+        entry = self.kept.by_id(request.submit.request_id) if request.submit.lingers else None
         if entry is not None:
             tokens = np.concatenate([NO_IDS, *request.outputs])[:num_tokens]
             self.kept.sample_ended(entry, request.sample_idx, (tokens, end), now)
 
     def canceled(self, request: Request, now: float) -> list[fx.Effect]:
         """Handles a sample that was freed without an answer. Forgets its request if no answer can be complete."""
-        entry = self.kept.by_id(request.request_id) if request.lingers else None
+        entry = self.kept.by_id(request.submit.request_id) if request.submit.lingers else None
         if entry is None:
             return []
         self.kept.sample_ended(entry, request.sample_idx, None, now)
@@ -220,13 +220,13 @@ def audit_reader(
     request: Request, queue: RequestQueue, kept: KeptRequests, lanes: Mapping[str, Lane], frontends: Mapping[str, int]
 ) -> None:
     """Checks that a live request has a connected front end, or lingers."""
-    frontend, name, entry = request.frontend, request.request_id, kept.by_id(request.request_id)
+    frontend, name, entry = request.frontend, request.submit.request_id, kept.by_id(request.submit.request_id)
     assert queue.by_stream(frontend, request.stream) is request, f"{name}: its stream is another's"
     if request.row:
         rows = lanes[request.worker].rows
         reader = int(rows.stream[request.row]), int(rows.frontend_idx[request.row])
         assert reader == (request.stream, frontends.get(frontend, 0)), f"row {request.row} has another reader"
-    assert (entry is not None) == request.lingers, f"{name} lingers, and is not kept"
+    assert (entry is not None) == request.submit.lingers, f"{name} lingers, and is not kept"
     if entry is None or entry.reader is not None:
         assert frontend in frontends, f"{name} belongs to a front end that is gone"
     if entry is not None:

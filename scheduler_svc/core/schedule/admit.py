@@ -50,13 +50,18 @@ class AdmissionOrder:
         if not waiting:
             return None
         head = waiting[0]
-        if len(waiting) == 1 or not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+        if (
+            len(waiting) == 1
+            or not self._may_overtake
+            or not head.submit.prefix_root
+            or head.passed_over >= MAX_PASSED_OVER
+        ):
             return head
         if head.pending_plans:
             return head  # it is never overtaken
-        peer = head.priority, head.prefix_root
+        peer = head.submit.priority, head.submit.prefix_root
         candidates = takewhile(
-            lambda one: (one.priority, one.prefix_root) == peer and not one.pending_plans, waiting[1:]
+            lambda one: (one.submit.priority, one.submit.prefix_root) == peer and not one.pending_plans, waiting[1:]
         )
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
@@ -83,7 +88,7 @@ class AdmissionOrder:
         for other in first:
             if other is request:
                 return
-            if other.prefix_root == request.prefix_root and other.handle not in self.skipped:
+            if other.submit.prefix_root == request.submit.prefix_root and other.handle not in self.skipped:
                 other.pass_over()
 
     def _num_cached_pages(self, request: Request) -> int:
@@ -92,7 +97,7 @@ class AdmissionOrder:
         if count is None:
             request.hash_known(self._lane.info.page_size)
             count = 0
-            if request.cache_read:
+            if request.submit.cache_read:
                 for page_hash in request.page_hashes:
                     if not self._lane.pool.page_with_hash(page_hash):
                         break
@@ -131,13 +136,15 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
     order = AdmissionOrder(lane, queue, placement, cache_aware=policy.cache_aware)
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
-        if request is None or (tenant is not None and request.tenant != tenant):
+        if request is None or (tenant is not None and request.submit.tenant != tenant):
             return
         if turn.stops_at is not None and trial_key(request) > turn.stops_at:
             return
         account = queue.account_of(request)
-        if account is not None and not account.may_take_row(queue.num_running(request.tenant), placement.num_rows):
-            queue.park(request.tenant)
+        if account is not None and not account.may_take_row(
+            queue.num_running(request.submit.tenant), placement.num_rows
+        ):
+            queue.park(request.submit.tenant)
             order.queue_changed()
             continue
         verdict = _judge(builder, request, placement, turn, policy)
@@ -174,7 +181,7 @@ def _judge(
         return _Refusal.SKIP
     if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
         return _Refusal.SKIP
-    siblings = builder.queue.by_request_id(request.request_id)
+    siblings = builder.queue.by_request_id(request.submit.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):

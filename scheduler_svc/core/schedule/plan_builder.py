@@ -45,7 +45,7 @@ _BYTES_PER_ROW = 4 * (4 + 3)
 
 def start_bytes(request: Request, num_pages: int) -> int:
     """Returns an upper bound on the bytes that a plan needs to start the request with `num_pages` pages."""
-    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
+    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.submit.sampling)
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
@@ -67,7 +67,8 @@ def wanted_by_chunk(request: Request, first: int, start: int, end: int) -> Wante
     wanted = wanted_positions(first, request.prompt_tokens, start, end)
     if not wanted:
         return None
-    return WantedPromptLogprobs(handle=request.handle, start=wanted.start, count=len(wanted), top_k=request.top_k)
+    top_k = max(0, request.submit.num_logprobs - 1)
+    return WantedPromptLogprobs(handle=request.handle, start=wanted.start, count=len(wanted), top_k=top_k)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class PlanBuilder:
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
-        assert own is not None, f"request {request.request_id} was seated without pages"
+        assert own is not None, f"request {request.submit.request_id} was seated without pages"
         unused = iter(own)
         pages: list[int] = []
         for page_idx, page in enumerate(matched.pages):
@@ -238,7 +239,7 @@ class PlanBuilder:
             # What may still join this step is limited, because a prompt ends in it and its caller waits for a token.
             self.budget = min(self.budget, ending_budget(lane.info, self.prefill_tokens))
         request, page_size = lane.rows.request_at(row), lane.info.page_size
-        if not request.cache_write or request.weights.keeps_pages:
+        if not request.submit.cache_write or request.weights.keeps_pages:
             return
         pages, hashes, pool = lane.rows.pages[row], request.page_hashes, lane.pool
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):
@@ -269,11 +270,11 @@ def _start(request: Request, row: int, pages: list[int], first_position: int) ->
         pages=np.array(pages, np.int32),
         first_position=first_position,
         num_prompt_tokens=request.prompt_tokens,
-        sampling=request.sampling,
+        sampling=request.submit.sampling,
         sample_idx=request.sample_idx,
-        banned_until=request.prompt_tokens + request.min_new_tokens,
+        banned_until=request.prompt_tokens + request.submit.min_new_tokens,
         banned=request.banned,
-        num_logprobs=request.num_logprobs,
+        num_logprobs=request.submit.num_logprobs,
         prompt_logprobs_from=request.prompt_logprobs_from,
         constraint=request.constraint,
     )

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -122,7 +122,7 @@ def _decide(
         is_starved = _continue_chunks(builder, before)
         if behind:
             if not builder.has_preempted and turn.admits and (head := builder.queue.head()) is not None:
-                admit(builder, turn, placement, policy, tenant=head.tenant)
+                admit(builder, turn, placement, policy, tenant=head.submit.tenant)
             is_starved |= _continue_chunks(builder, behind)
     if not builder.has_preempted and turn.is_trial:
         admit_suspects(builder, turn, policy)
@@ -201,8 +201,8 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
     if lane.num_free_rows and not lane.schedule.still_blocks(head.handle, lane.pool.num_releases):
         return
     running = lane.rows.requests_at(lane.rows.seated())
-    rows = Counter(request.tenant for request in running)
-    rich = [request for request in running if rows[request.tenant] >= rows[head.tenant] + 2]
+    rows = Counter(request.submit.tenant for request in running)
+    rich = [request for request in running if rows[request.submit.tenant] >= rows[head.submit.tenant] + 2]
     if rich:
         builder.preempt(max(rich, key=running_key))
         builder.row_was_freed()
@@ -214,8 +214,8 @@ def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tu
     head = None if not queue.turns.is_shared or turn.is_trial is not None else queue.head()
     if head is None:
         return requests, []
-    at = queue.turns.of(head.tenant).first_turn()
-    before = [request for request in requests if request.tenant == head.tenant or request.turn <= at]
+    at = queue.turns.of(head.submit.tenant).first_turn()
+    before = [request for request in requests if request.submit.tenant == head.submit.tenant or request.turn <= at]
     return before, [request for request in requests if request not in before]
 
 
@@ -323,23 +323,23 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
 
     The handle is negative, so it does not belong to a live request and the token is dropped when the result arrives.
     """
-    request = Request(
-        handle=-lane.number,
+    submit = Submit(
         frontend="",
         stream=0,
         request_id="probation",
         prompt=np.zeros(1, np.int32),
         sampling=b"",
-        sample_idx=0,
-        total_length=2,
-        maximum=Maximum(tokens=1),
+        max_new_tokens=1,
         min_new_tokens=0,
-        stop_token_ids=frozenset(),
-        banned=(),
+        stop_token_ids=(),
         ignore_eos=True,
         priority=0,
-        arrival=0,
-        arrived_at=now,
+        max_time_seconds=0.0,
+        deadline_seconds=0.0,
+    )
+    handle = -lane.number
+    request = Request(
+        handle=handle, submit=submit, frontend="", stream=0, total_length=2, expected_length=2, arrived_at=now
     )
     queue = RequestQueue()
     queue.add(request)

@@ -240,7 +240,7 @@ def _pending(
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
-        is_eos = not request.ignore_eos and token in info.eos_token_ids
+        is_eos = not request.submit.ignore_eos and token in info.eos_token_ids
         is_complete = outcomes.is_complete is not None and bool(outcomes.is_complete[i])
         ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete)
         if ending is None and request.known >= info.longest_sequence:

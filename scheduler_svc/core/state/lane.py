@@ -351,7 +351,7 @@ def cache_full_pages(lane: Lane, row: int) -> None:
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
     labels = lane.pages.labels
-    may_cache = bool(request.prefix_root) and request.cache_write and not request.weights.keeps_pages
+    may_cache = bool(request.submit.prefix_root) and request.submit.cache_write and not request.weights.keeps_pages
     for page_idx in range(first, full):
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]
