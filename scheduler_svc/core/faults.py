@@ -43,7 +43,7 @@ def give_up_hung(lanes: Lanes, config: CoreConfig, now: float) -> list[fx.Effect
             reason = lane.clock.why_given_up(lane.in_flight, config, now)
         else:
             reason = f"it has not loaded weights {lane.weights.loading.version!r} in time"
-        lanes.counters.worker_hung()
+        lanes.counters.hung_workers += 1
         effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
         effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
     return effects
@@ -95,7 +95,7 @@ def ran_out_of_memory(
     """
     record = lane.in_flight[0]
     reduction = lane.memory.ran_out(record)
-    lanes.counters.memory_reduced(reduction)
+    lanes.counters.memory_reductions[reduction] += 1
     positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
     size = f"{positions:,} positions of {rows:,} {'row' if rows == 1 else 'rows'}"
     what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"

@@ -291,7 +291,7 @@ class Scheduler:
             self._lanes.send_on(ending.request)
             self._acceptance.update_worker_wait(ending.request, now)
             return
-        ending.request.emitted_last_token(now)
+        ending.request.last_token_at = now
         self._end(ending.request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
 
     # Time ----------------------------------------------------------------------------------------------------

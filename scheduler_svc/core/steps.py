@@ -113,7 +113,7 @@ class Steps:
         for turn in turns(suspects, lane, others):
             plan = self._plan(lane, placement, turn, frontends, now)
             if plan is not None:
-                suspects.took_turn(is_trial=bool(turn.is_trial))
+                suspects.is_next = not turn.is_trial
                 if turn.is_trial and suspects.lacks_control():
                     suspects.waive_control()
                 return plan
@@ -151,7 +151,7 @@ class Steps:
         lane.result_confirmed()
         if lane.proven_at is None:
             return self._lanes.end_probation(lane, now), None, []
-        self._lanes.counters.step_confirmed()
+        self._lanes.counters.steps += 1
         self._step_seconds.append(now - record.sent_at)
         step_tokens = read_result(
             lane=lane,

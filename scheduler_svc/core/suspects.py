@@ -309,10 +309,6 @@ class Suspects:
         """Returns whether the members of the trial may start from cached pages."""
         return all(self._by_handle[request.handle].trusts_cache for request in self.members())
 
-    def wait(self, until: float) -> None:
-        """Records that the trial waits for another worker."""
-        self.waits_until = until
-
     def begin_on(self, lane: Lane) -> None:
         """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
         self.waits_until = None
@@ -325,10 +321,6 @@ class Suspects:
         trial.handles = [handle for handle, does in fits.items() if does]
         self.is_next |= lane.worker != self.last_worker
         trial.worker = self.last_worker = lane.worker
-
-    def took_turn(self, *, is_trial: bool) -> None:
-        """Records whether the lane's new plan is the trial's. The next one is the other requests', or the reverse."""
-        self.is_next = not is_trial
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""

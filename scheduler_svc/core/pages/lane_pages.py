@@ -38,10 +38,6 @@ class LabelQueue:
         self._sent: deque[tuple[int, list[int]]] = deque()
         self._forget = False
 
-    def turn_on(self) -> None:
-        """The worker gets labels from now on."""
-        self.is_on = True
-
     def add(self, page: int) -> None:
         """Queues a page that has become verified."""
         self._pages[page] = None

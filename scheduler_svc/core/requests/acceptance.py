@@ -140,7 +140,7 @@ class Acceptance:
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
-            request.end_worker_wait()
+            request.worker_wait_since = None
         elif request.begin_worker_wait(now):
             self._queue.add_deadline(now + self._config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 

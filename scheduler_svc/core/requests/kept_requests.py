@@ -56,14 +56,6 @@ class KeptRequest:
         if reader is not None and self.num_live:
             self.expires_at = None
 
-    def expire_at(self, at: float | None) -> None:
-        """Sets the time at which the entry is dropped."""
-        self.expires_at = at
-
-    def await_worker(self, awaits: bool) -> None:
-        """Records whether the live samples still wait to be queued."""
-        self.awaits_worker = awaits
-
     def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
         """Records the end of a sample. `answer` is None if it was freed without one."""
         if answer is not None:
@@ -164,7 +156,7 @@ class KeptRequests:
         """Drops an entry. Its request must not be live any more."""
         self._drop_reader(entry)
         del self._by_id[entry.request_id]
-        entry.expire_at(None)
+        entry.expires_at = None
         if self._ended.pop(entry.request_id, None) is not None:
             self.ended_bytes -= entry.num_bytes
 
@@ -184,7 +176,7 @@ class KeptRequests:
         return self._expiries.next()
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
-        entry.expire_at(at)
+        entry.expires_at = at
         self._next_number += 1
         self._expiries.add(at, self._next_number, entry)
 

@@ -193,7 +193,7 @@ class Lingering:
                 self.kept.sample_ended(entry, sample_idx, (tokens, end), now)
         self.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
-            entry.await_worker(True)
+            entry.awaits_worker = True
             self._restored[first_handle] = replace(event, submit=submit)
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
 
@@ -207,7 +207,7 @@ class Lingering:
         taken: list[tuple[int, float, ev.Restored]] = []
         for first_handle, event in restored.items():
             if (entry := self.kept.by_id(event.submit.request_id)) is not None:
-                entry.await_worker(False)
+                entry.awaits_worker = False
                 taken.append((first_handle, entry.accepted_at, event))
         return taken
 

@@ -89,7 +89,7 @@ class AdmissionOrder:
             if other is request:
                 return
             if other.submit.prefix_root == request.submit.prefix_root and other.handle not in self.skipped:
-                other.pass_over()
+                other.passed_over += 1
 
     def _num_cached_pages(self, request: Request) -> int:
         """Returns how many leading pages of the request the lane has cached."""

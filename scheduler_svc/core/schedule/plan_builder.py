@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.plan import RowStart, WantedPromptLogprobs
@@ -85,6 +84,7 @@ class PlanBuilder:
     bytes_left: int
     """Number of encoded bytes left for further started rows."""
     has_preempted: bool = False
+    """Whether a request was preempted because pages were missing, so that nothing is admitted."""
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, its next page."""
@@ -203,7 +203,7 @@ class PlanBuilder:
     def preempt(self, victim: Request) -> None:
         """Takes the row from a running request and queues the request again. Swaps out its pages if `swapping_pays`."""
         lane = self.lane
-        self.counters.preempted()
+        self.counters.preemptions += 1
         lane.schedule.preempted()
         self.has_preempted = True
         # The worker swaps out first, so a swap-out could overwrite a host page that this plan swaps in. A plan with
@@ -212,10 +212,6 @@ class PlanBuilder:
             self.swap_outs += swap_out(lane, victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
-
-    def row_was_freed(self) -> None:
-        """Allows admission after a preemption that was made for it, not because pages were missing."""
-        self.has_preempted = False
 
     def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
@@ -248,14 +244,6 @@ class PlanBuilder:
                 continue
             if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
-
-    def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
-        """Takes one token of the budget for each of the decode rows."""
-        self.budget -= len(rows)
-
-    def admit_no_more(self) -> None:
-        """Sets the budget to 0, so that no further chunk and no waiting request enters this step."""
-        self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
         """Plans a decode position for a row that this plan starts: only its last known token is left to compute."""

@@ -114,7 +114,7 @@ def _decide(
     if builder.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
-    builder.charge_decode(decode)
+    builder.budget -= len(decode)
     is_starved = False
     if len(decode) < len(seated):
         chunking = sorted(rows.requests_at(seated[remaining > 1]), key=running_key)
@@ -174,7 +174,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
         count = chunk_tokens(remaining=remaining, budget=builder.budget, align=align)
         if count == 0:
             # If a running row gets no chunk, no waiting request is admitted, so that it is not overtaken.
-            builder.admit_no_more()
+            builder.budget = 0
             return False
         if request.prompt_logprobs_from:
             count = builder.take_logit_rows(request, planned, count)
@@ -183,7 +183,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
             count = min(count, room // align * align)
             if count <= 0 or not builder.grow(row, planned + count):
-                builder.admit_no_more()
+                builder.budget = 0
                 return True
         if count:  # if 0, it waits for logit rows, which other rows do not need
             builder.chunk(row, planned, count)
@@ -205,7 +205,7 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
     rich = [request for request in running if rows[request.submit.tenant] >= rows[head.submit.tenant] + 2]
     if rich:
         builder.preempt(max(rich, key=running_key))
-        builder.row_was_freed()
+        builder.has_preempted = False  # it was made for an admission
 
 
 def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tuple[list[Request], list[Request]]:

@@ -124,7 +124,7 @@ def read_result(
     # Live requests that lost their row after the plan was made have one pending plan less.
     for handle in () if all_mine else record.handles[~mine].tolist():
         if (request := queue.by_handle(handle)) is not None:
-            request.pending_plan_answered()
+            request.pending_plans -= 1
 
     is_usual = not len(event.nonfinite) and event.constraints is None
     if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
@@ -174,7 +174,7 @@ def _seated(
     offsets -= 1
     if np.count_nonzero(offsets) < len(offsets):
         for request in rows.requests_at(rows_s[offsets == 0]):
-            request.emitted_first_token(now)
+            request.first_token_at = now
     for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
 
@@ -231,7 +231,7 @@ def _pending(
             continue
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
-            request.emitted_first_token(now)
+            request.first_token_at = now
         indices.append(frontend_idx.get(request.frontend, DETACHED))
         streams.append(request.stream)
         offsets.append(request.num_outputs)

@@ -30,30 +30,10 @@ class Counters:
         self.cached_prompt_tokens = 0
         """Number of `prompt_tokens` that were found in the prefix cache."""
 
-    def step_confirmed(self) -> None:
-        """Counts a confirmed step."""
-        self.steps += 1
-
     @property
     def resets(self) -> int:
         """Number of lane resets."""
         return sum(self.resets_by_cause.values())
-
-    def preempted(self) -> None:
-        """Counts a preemption."""
-        self.preemptions += 1
-
-    def lane_reset(self, cause: ResetCause) -> None:
-        """Counts a lane reset."""
-        self.resets_by_cause[cause] += 1
-
-    def worker_hung(self) -> None:
-        """Counts a worker that was given up."""
-        self.hung_workers += 1
-
-    def memory_reduced(self, reduction: Reduction) -> None:
-        """Counts what followed a step that ran out of memory."""
-        self.memory_reductions[reduction] += 1
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Counts a request that got its first row. `cached_tokens` of its prompt were in the prefix cache."""

@@ -63,6 +63,7 @@ class Lane:
         self.info = info
         self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
+        """Failed steps since the last confirmed step, without those that a request made fail."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
@@ -164,15 +165,6 @@ class Lane:
         self.clock.confirmed(record)
         self.memory.confirmed(record)
         self.schedule.clear_lookups()
-        self.failed_steps = 0
-
-    def count_failed_step(self) -> int:
-        """Counts a failed step. Returns the number of failed steps since the last confirmed step."""
-        self.failed_steps += 1
-        return self.failed_steps
-
-    def forgive_failed_steps(self) -> None:
-        """Sets the count of failed steps to zero, because a request made them fail and not the worker."""
         self.failed_steps = 0
 
     def prove(self, now: float) -> None:

@@ -174,34 +174,14 @@ class Request:
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
 
-    def pass_over(self) -> None:
-        """Counts a request behind this one that was admitted first."""
-        self.passed_over += 1
-
-    def emitted_first_token(self, now: float) -> None:
-        """Records the time of the first output token."""
-        self.first_token_at = now
-
-    def emitted_last_token(self, now: float) -> None:
-        """Records the time of the last output token."""
-        self.last_token_at = now
-
     def void_pending_plans(self) -> None:
         """Sets the counts of pending plans and tokens to zero, because the plans became void."""
         self.pending_plans = self.pending_tokens = 0
-
-    def pending_plan_answered(self) -> None:
-        """Counts down when the result of a pending plan arrives."""
-        self.pending_plans -= 1
 
     def take_pending_token(self) -> None:
         """Counts down when the result of a pending plan contains a token for the request."""
         assert self.pending_tokens > 0, f"request {self.submit.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
-
-    def end_worker_wait(self) -> None:
-        """A present worker can hold the request."""
-        self.worker_wait_since = None
 
     def begin_worker_wait(self, now: float) -> bool:
         """Begins the wait for a worker that can hold the request, unless it waits already.
