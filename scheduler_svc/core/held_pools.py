@@ -104,11 +104,11 @@ class HeldPools:
 
     def load(self, now: float) -> HeldPoolsLoad:
         """Returns what is held at `now`, and the counts since the start."""
-        self.expire(now)
+        pools = [held for held in self._held.values() if now < held.until]
         return HeldPoolsLoad(
-            pools=len(self._held),
-            pages=sum(held.pages.num_cached for held in self._held.values()),
-            bytes=sum(held.info.pool_bytes for held in self._held.values()),
+            pools=len(pools),
+            pages=sum(held.pages.num_cached for held in pools),
+            bytes=sum(held.info.pool_bytes for held in pools),
             taken_over=self._num_taken_over,
             pages_kept=self._num_pages_kept,
             damaged_pages=self._num_damaged,

@@ -65,9 +65,10 @@ class Quarantine:
 
     def entries(self, now: float) -> list[Entry]:
         """Returns all entries that have not expired, oldest first."""
-        while self._entries and next(iter(self._entries.values())).at + self._seconds <= now:
-            del self._entries[next(iter(self._entries))]
-        return list(self._entries.values())
+        return [entry for entry in self._entries.values() if self._lasts(entry, now)]
+
+    def _lasts(self, entry: Entry, now: float) -> bool:
+        return entry.at + self._seconds > now
 
     def report(self, now: float) -> tuple[QuarantineEntry, ...]:
         """Returns the entries for an operator, oldest first."""
@@ -83,18 +84,20 @@ class Quarantine:
             for entry in self.entries(now)
         )
 
-    def clear(self, keys: Collection[str] = ()) -> int:
+    def clear(self, keys: Collection[str], now: float) -> int:
         """Removes the entries with these keys, all of them without keys. Returns how many were removed."""
         self.revision += 1
-        found = [key for key in (keys or list(self._entries)) if self._entries.pop(key, None) is not None]
-        return len(found)
+        entries = self.entries(now)
+        self._entries = {entry.key: entry for entry in entries if keys and entry.key not in keys}
+        return len(entries) - len(self._entries)
 
     def refusal(self, submit: Submit, now: float) -> str:
         """Returns one sentence if the request is quarantined, otherwise an empty string."""
-        if not self._entries or not self.entries(now):
+        # The newest entry expires last. Without one the key, for which all tokens are read, is not made.
+        if not self._entries or not self._lasts(next(reversed(self._entries.values())), now):
             return ""
         entry = self._entries.get(key_of(submit))
-        if entry is None:
+        if entry is None or not self._lasts(entry, now):
             return ""
         left = entry.at + self._seconds - now
         return (
@@ -153,6 +156,6 @@ class Convictions:
 
     def answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
         """Lists the entries; for a ClearQuarantine those that are left."""
-        removed = self.quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
+        removed = self.quarantine.clear(event.keys, now) if isinstance(event, ClearQuarantine) else 0
         entries = self.quarantine.report(now)
         return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]

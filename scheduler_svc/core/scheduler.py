@@ -233,7 +233,7 @@ class Scheduler:
         return [*effects, *self._announcer.greeting(event.frontend, now), *drain]
 
     def _changed_status(self, now: float) -> list[fx.Effect]:
-        """Returns what front ends must know of the service now."""
+        """Looks at the service, and tells front ends what is new."""
         self.availability.look(now, is_stopping=self.drains.is_stopping)
         return self._announcer.changed_status(self.frontends, now)
 
@@ -299,6 +299,7 @@ class Scheduler:
     def _on_tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
         effects = [*self._acceptance.expire(now), *self._lingering.expire(now)]
         self._lanes.worker_infos.expire(now)
+        self.held_pools.expire(now)
         effects += faults.give_up_hung(self._lanes, self.config, now)
         effects += self._lanes.seat_due(now)
         effects += self.drains.advance(now)

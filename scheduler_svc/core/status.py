@@ -130,7 +130,7 @@ class Announcer:
         return [_model(frontend, self._lanes.worker_infos.served), self._status(frontend, now)]
 
     def changed_model(self, frontends: Iterable[str]) -> list[Effect]:
-        """Returns the served model for every front end, if callers see a difference."""
+        """Announces the served model to every front end, if callers see a difference."""
         served = self._lanes.worker_infos.served
         if served is self._sent_served:
             return []
@@ -138,7 +138,7 @@ class Announcer:
         return [_model(frontend, served) for frontend in frontends]
 
     def changed_status(self, frontends: Iterable[str], now: float) -> list[Effect]:
-        """Returns the core's status for every front end, if it changed.
+        """Announces the core's status to every front end, if it changed.
 
         That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
         the estimated time in the queue has changed by RETRY_CHANGE.
@@ -279,7 +279,7 @@ class Watchers:
     _reported: object = None
 
     def due(self, state: object, frontends: Container[str], now: float) -> list[tuple[str, int]]:
-        """Returns who gets a report now: once a second and at each change of `state`. Forgets who is gone."""
+        """Decides who gets a report now: once a second and at each change of `state`. Forgets who is gone."""
         self.each = {watcher for watcher in self.each if watcher[0] in frontends}
         if not self.each or (now < self.reports_at and state == self._reported):
             return []

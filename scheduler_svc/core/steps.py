@@ -105,7 +105,7 @@ class Steps:
         )
 
     def _plan_trial(self, lane: Lane, placement: Placement, frontends: Mapping[str, int], now: float) -> Plan | None:
-        """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
+        """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
         if is_apart(suspects, [lane, *others]):

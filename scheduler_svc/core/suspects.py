@@ -240,7 +240,7 @@ class Suspects:
         return bool(self._convicted)
 
     def take_convicted(self) -> list[Conviction]:
-        """Returns the requests that were convicted since the last call. The caller ends them."""
+        """Takes the requests that were convicted since the last call. The caller ends them."""
         convicted, self._convicted = self._convicted, []
         return [one for one in convicted if one.request.handle in self._by_handle]
 
@@ -272,7 +272,7 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+        """Begins the trial of the first group with a member that may run, unless one goes on. Returns the current one.
 
         A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits nobody,
         and the other workers may be smaller.

@@ -63,7 +63,7 @@ class Waits:
         return self._look_at if waiting and waiting != self._num_settled else None
 
     def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
-        """Returns what callers are told now."""
+        """Tells callers why their requests wait, if that is due."""
         blocked = self._availability.blocked
         if now < self._look_at and blocked is self._seen:
             return []
@@ -102,7 +102,7 @@ class Waits:
         ]
 
     def last_word(self, request: Request, now: float) -> list[fx.Effect]:
-        """Returns what the caller of a request that ends without a token must still be told: why it waits."""
+        """Tells the caller of a request that ends without a token why it waited, if it was not told."""
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []

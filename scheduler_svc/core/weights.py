@@ -105,7 +105,7 @@ class Update:
     def reports(
         self, lanes: Collection[Lane], queue: RequestQueue, frontends: Collection[str], now: float
     ) -> list[WeightsReport]:
-        """Returns a report for each watcher, once a second and at each change."""
+        """Reports to each watcher, once a second and at each change."""
         updated = sum(lane.info.weights_version == self.weights.version for lane in lanes)
         return [
             WeightsReport(
@@ -191,7 +191,7 @@ class Updates:
         marks, weights = lane.weights, lane.weights.loading
         if weights is None or weights.version != event.version:
             return []
-        marks.loading, lane.pages.pool_id = None, marks.pool_id
+        marks.loading, lane.pages.is_withheld = None, False
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
         marks.refusal = ""
@@ -318,7 +318,7 @@ class Updates:
         marks.is_held = True
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         marks.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
-        marks.pool_id, lane.pages.pool_id = lane.pages.pool_id, b""
+        lane.pages.is_withheld = True
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
 

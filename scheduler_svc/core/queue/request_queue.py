@@ -102,6 +102,9 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Adds a new request and queues it."""
+        self.turns.open(request.submit.tenant)
+        if request.submit.tenant:
+            self.accounts.open(request.submit.tenant, request.arrived_at)
         self._by_handle[request.handle] = request
         self._by_stream[request.frontend, request.stream] = request
         self._by_id.setdefault(request.submit.request_id, []).append(request)
@@ -127,9 +130,9 @@ class RequestQueue:
 
     # The queue -----------------------------------------------------------------------------------------------
 
-    def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
-        """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
-        return self.turns.of(tenant).fair_share.enter(share, cost)
+    def enter(self, tenant: str, share: bytes, cost: int) -> int:
+        """Places a new request among its tenant's: `share` is its part, by salt. Returns its virtual start time."""
+        return self.turns.open(tenant).fair_share.enter(share, cost)
 
     def enqueue(self, request: Request) -> None:
         """Inserts a waiting request at its place in the order, unless it is held."""

@@ -49,7 +49,7 @@ class FairShare:
         self._last_finish: dict[str | bytes, int] = {}
 
     def enter(self, tenant: str | bytes, cost: int) -> int:
-        """Returns the virtual start time of a new request that is expected to cost `cost` tokens."""
+        """Places a new request that is expected to cost `cost` tokens. Returns its virtual start time."""
         start = max(self._virtual_time, self._last_finish.get(tenant, 0))
         self._last_finish[tenant] = start + cost
         return start
@@ -184,11 +184,14 @@ class Turns:
         return len(self.queues) > 1
 
     def of(self, tenant: str) -> TenantQueue:
-        """Returns the queue of a tenant. There are as many as tenants had requests."""
-        queue = self.queues.get(tenant)
-        if queue is None:
-            queue = self.queues[tenant] = TenantQueue()
-        return queue
+        """Returns the queue of a tenant that had a request."""
+        return self.queues[tenant]
+
+    def open(self, tenant: str) -> TenantQueue:
+        """Makes the queue of a tenant at its first request. Returns it."""
+        if tenant not in self.queues:
+            self.queues[tenant] = TenantQueue()
+        return self.queues[tenant]
 
     def insert(self, request: Request) -> None:
         """Queues a waiting request."""

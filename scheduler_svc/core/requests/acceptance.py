@@ -34,7 +34,7 @@ class Acceptance:
     _next_handle: int = 1
 
     def take_handles(self, count: int) -> int:
-        """Returns the first of `count` new handles."""
+        """Takes `count` new handles, and returns the first."""
         first, self._next_handle = self._next_handle, self._next_handle + count
         return first
 
@@ -43,7 +43,7 @@ class Acceptance:
         first_handle = self.take_handles(submit.num_samples)
         if submit.tenant:
             charge = tokens_to_charge(submit, self._lanes.worker_infos)
-            self._queue.accounts.of(submit.tenant, now).charge(charge, now)
+            self._queue.accounts.open(submit.tenant, now).charge(charge, now)
         self._preparations.accepted(submit, submit.num_samples)
         for request in self._new_requests(submit, first_handle, now, self._lanes.worker_infos.longest_known):
             self._queue.add(request)
@@ -80,7 +80,7 @@ class Acceptance:
     def _new_requests(
         self, submit: Submit, first_handle: int, arrived_at: float, longest: int | None = None
     ) -> list[Request]:
-        """Returns one request for each sample. Its handle is also its number in the order of arrival.
+        """Makes one request for each sample. Its handle is also its number in the order of arrival.
 
         With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
         that may not be back. Only the first sample returns prompt logprobs.
@@ -92,7 +92,7 @@ class Acceptance:
         total, is_cut = _length(submit, infos, longest)
         meter = 0
         if submit.tenant and not maximum.is_set:
-            meter = self._queue.accounts.of(submit.tenant, arrived_at).number
+            meter = self._queue.accounts.open(submit.tenant, arrived_at).number
         hashes = _page_hashes(submit, info.page_size)
         # Of a tenant's own share, each salt gets its part.
         share = submit.prefix_root if self._config.policy.fair_share else b""
@@ -114,7 +114,7 @@ class Acceptance:
                 stops=stops,
                 banned=banned,
                 arrived_at=arrived_at,
-                virtual_start=self._queue.virtual_start(submit.tenant, share, expected),
+                virtual_start=self._queue.enter(submit.tenant, share, expected),
                 constraint=submit.constraint_hash,
                 page_hashes=hashes.copy(),
                 prompt_logprobs_from=0 if i else prompt_logprobs_from,

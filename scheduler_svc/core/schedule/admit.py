@@ -75,7 +75,7 @@ class AdmissionOrder:
         self._first = None
 
     def stop_overtaking(self, request: Request) -> bool:
-        """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
+        """Keeps to the order of the queue for the rest of the plan, because the chosen request does not fit.
 
         Returns whether another request is next in that order.
         """
@@ -172,7 +172,7 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
 def _judge(
     builder: PlanBuilder, request: Request, placement: Placement, turn: Turn, policy: Policy
 ) -> _Start | _Refusal:
-    """Returns how the request would start in this plan, or why it cannot. The caller checks the free pages."""
+    """Decides how the request starts in this plan, or why it does not. The caller checks the free pages."""
     lane = builder.lane
     if request.pending_plans:
         # Its plans in flight may add tokens, so it waits for their results. Those of another lane may take long.
@@ -258,7 +258,7 @@ def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
 
 
 def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, policy: Policy) -> int:
-    """Returns how many positions the request would compute in this step; 0 if the token budget is too small."""
+    """Decides how many positions the request computes in this step; 0 if the token budget is too small."""
     lane = builder.lane
     if request.known - matched.first_position == 1:
         return 1

@@ -58,7 +58,7 @@ def plan_step(
     now: float,
     turn: Turn = EVERYBODY,
 ) -> Plan | None:
-    """Returns the lane's next plan, or None if nothing can run. The lane already holds the record of the plan.
+    """Makes the lane's next plan, and its record in the lane. Returns None if nothing can run.
 
     `placement` assigns waiting requests to lanes. The rows that the plan starts have up to `max_bytes` encoded bytes.
     `turn` says whose plan it is while requests are suspected.
@@ -95,9 +95,9 @@ def plan_step(
 def _decide(
     builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
 ) -> tuple[npt.NDArray[np.int64], bool]:
-    """Returns the rows that decode, and whether a row in the middle of its prompt got no pages.
+    """Decides what the plan contains. The builder has it, but for the rows that decode, which are returned.
 
-    All other decisions are in the builder.
+    Also returns whether a row in the middle of its prompt got no pages.
     """
     rows = builder.lane.rows
     seated = rows.seated()
@@ -223,7 +223,7 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 
 
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
-    """Returns the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
+    """Makes the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
     chunk_rows = chunk_starts = chunk_counts = NO_IDS
@@ -319,7 +319,7 @@ def _wanted_logprobs(
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
-    """Returns a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
+    """Makes a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
 
     The handle is negative, so it does not belong to a live request and the token is dropped when the result arrives.
     """

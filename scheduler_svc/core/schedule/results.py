@@ -260,7 +260,7 @@ def _pending(
 def _prompt_logprobs(
     queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """Returns the prompt logprobs of live requests, and the requests whose values are not finite."""
+    """Counts the prompt logprobs of live requests as sent, and returns them; and those whose values are not finite."""
     pieces: list[PromptLogprobs] = []
     not_finite: list[Request] = []
     line = 0
@@ -335,7 +335,7 @@ class OutputCollector:
         self._ends.setdefault(frontend, []).append(end)
 
     def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int], weights_version: str = "") -> list[Effect]:
-        """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
+        """Takes the collected ends, and adds the step's tokens for each front end. `frontends` maps names to index."""
         effects: list[Effect] = []
         # Without a mask, which costs time, if all tokens are for the only front end.
         alone = len(frontends) == 1 and np.count_nonzero(step_tokens.frontend_idx) == len(step_tokens.frontend_idx)
@@ -365,7 +365,7 @@ class OutputCollector:
         return effects
 
     def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
-        """Returns the collected ends that no step delivered. Ends without a connected front end are dropped."""
+        """Takes the collected ends that no step delivered. Ends without a connected front end are dropped."""
         if not self._ends:
             return []
         ends, self._ends = self._ends, {}

@@ -50,7 +50,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
-    """Returns the lane that must run the current trial, None if there is none or it must wait."""
+    """Chooses the lane that must run the current trial, None if there is none or it must wait."""
     proven = [lane for lane in serving if lane.weights.admits]
     trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:

@@ -236,8 +236,7 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                # Nobody knows which pool the worker uses, so a later worker cannot take it over.
-                self.pages.pool_id = b""
+                self.pages.forget_pool()
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)

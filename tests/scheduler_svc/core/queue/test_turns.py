@@ -96,7 +96,7 @@ class Oracle:
 
 
 def new_request(number: int, tenant: str, priority: int, cost: int, queue: RequestQueue, salt: bytes) -> Request:
-    start = queue.virtual_start(tenant, salt, cost)
+    start = queue.enter(tenant, salt, cost)
     return bare_request(number, tenant=tenant, priority=priority, max_new_tokens=cost - 1, virtual_start=start)
 
 
