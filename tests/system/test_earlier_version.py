@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor as Field
@@ -53,6 +54,8 @@ def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -
     first, second = (there, here) if is_earlier == "worker" else (here, here)
     workers: list[Child] = [rig.worker(*SHAPE, "--step-ms", "2", within=first)]
     scheduler = rig.scheduler(within=there if is_earlier == "scheduler" else here)
+    old = workers[0] if is_earlier == "worker" else scheduler
+    assert psutil.Process(old.pid).cwd() == str(earlier), "it runs other code"
     caller = rig.caller(scheduler)
     caller.wait_serving()
     asks = [
