@@ -137,7 +137,7 @@ def test_the_order_is_that_of_the_definition() -> None:
             head = queue.head()
             assert ([head.handle] if head else []) == handles[:1]
             assert {one.handle: its for one, its in oracle.running.values()} == {
-                handle: one.turn for name in tenants for handle, one in queue.turns.of(name).running.items()
+                handle: one.turn for tenant in queue.turns.queues.values() for handle, one in tenant.running.items()
             }
 
 
