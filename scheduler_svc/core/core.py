@@ -98,7 +98,7 @@ class Core:
             self.lanes.send_on(request)
             self.update_worker_wait(request, now)
         else:
-            request.emitted_last_token(now)
+            request.last_token_at = now
             self.end(request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
 
     def update_worker_wait(self, request: Request, now: float) -> None:
@@ -106,7 +106,7 @@ class Core:
         infos = self.lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
-            request.end_worker_wait()
+            request.worker_wait_since = None
         elif request.begin_worker_wait(now):
             self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 

@@ -111,6 +111,11 @@ class Submit:
         limits = (self.ignore_eos, most, self.min_new_tokens, self.num_logprobs)
         return (self.sampling_key or self.sampling) + self.constraint_hash, self.stop_token_ids, limits
 
+    @property
+    def lingers(self) -> bool:
+        """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
+        return self.linger_seconds > 0
+
     def ends_at(self, arrived_at: float) -> float | None:
         """Returns the earlier end of the request's time limit and its deadline; None without one."""
         limits = [seconds for seconds in (self.max_time_seconds, self.deadline_seconds) if seconds > 0]

@@ -169,7 +169,7 @@ class Updates(Organ):
         marks, weights = lane.weights, lane.weights.loading
         if weights is None or weights.version != event.version:
             return []
-        marks.loading, lane.pages.pool_id = None, marks.pool_id
+        marks.loading, lane.pages.is_withheld = None, False
         if not event.ok:
             return self._refused(lane, weights, event.detail, now)
         marks.refusal = ""
@@ -300,7 +300,7 @@ class Updates(Organ):
         marks.is_held = True
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         marks.begin(wanted, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
-        marks.pool_id, lane.pages.pool_id = lane.pages.pool_id, b""
+        lane.pages.is_withheld = True
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=wanted, roots=roots, keep_rows=keep_rows)]
 

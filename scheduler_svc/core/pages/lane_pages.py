@@ -38,10 +38,6 @@ class LabelQueue:
         self._sent: deque[tuple[int, list[int]]] = deque()
         self._forget = False
 
-    def turn_on(self) -> None:
-        """The worker gets labels from now on."""
-        self.is_on = True
-
     def add(self, page: int) -> None:
         """Queues a page that has become verified."""
         self._pages[page] = None
@@ -53,7 +49,7 @@ class LabelQueue:
         self._pages.update(dict.fromkeys(page for page in pool.cached_pages() if not pool.is_unverified(page)))
 
     def take(self, pool: PagePool, in_flight: deque[SentPlan]) -> PageLabels | None:
-        """Returns the labels that go with the newest plan in flight, None without any."""
+        """Takes the labels that go with the newest plan in flight, None without any."""
         if not self._pages and not self._forget:
             return None
         forget, self._forget = self._forget, False
@@ -101,8 +97,9 @@ class LanePages:
         """`index` has the cached pages of all lanes; a lane without one has an index of its own."""
         self.own_pool_id = info.pool_id
         """Names the memory of the worker's own pool if it outlives the worker. Empty otherwise."""
-        self.pool_id = info.pool_id
-        """The same for the pool that the worker uses. Empty also if that is unknown."""
+        self._pool_id = info.pool_id
+        self.is_withheld = False
+        """Whether nobody may take over the pool if the worker dies, because its content is changing."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.labels = LabelQueue()
@@ -113,6 +110,11 @@ class LanePages:
         """The pool that the worker has not been told to take over yet."""
         self._zero_pages: list[int] = []
         self._enter_index()
+
+    @property
+    def pool_id(self) -> bytes:
+        """Names the memory of the pool that the worker uses, as `own_pool_id`; empty if nobody may take it."""
+        return b"" if self.is_withheld else self._pool_id
 
     def _enter_index(self) -> None:
         on_device, in_host_memory = self.index.places(self.bit)
@@ -133,7 +135,7 @@ class LanePages:
         return pages
 
     def take_zero_pages(self) -> list[int]:
-        """Returns the pages that the next plan must zero, and clears the list."""
+        """Takes the pages that the next plan must zero."""
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
@@ -152,18 +154,22 @@ class LanePages:
         """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
-        self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
+        self.pool, self._pool_id, self.pending = pool, take_over.pool_id, take_over
         self._enter_index()
 
     def told(self) -> TakeOver | None:
-        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
+        """Takes the pool that the plan being made tells the worker to take over, None without one."""
         take_over, self.pending = self.pending, None
         return take_over
+
+    def forget_pool(self) -> None:
+        """Records that nobody knows which pool the worker uses, so that no later worker can take it over."""
+        self._pool_id = b""
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
         self.pending = None
-        self.pool_id = self.own_pool_id
+        self._pool_id = self.own_pool_id
         self.pool.evict_all()
 
     def answered(self, wanted: bytes, used: bytes) -> None:
@@ -173,7 +179,7 @@ class LanePages:
         """
         if used != wanted:
             self.pool.evict_all()
-            self.pool_id = self.own_pool_id if used == self.own_pool_id else b""
+            self._pool_id = self.own_pool_id if used == self.own_pool_id else b""
         self.labels.add_cached(self.pool)
 
 

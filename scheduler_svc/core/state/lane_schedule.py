@@ -110,8 +110,6 @@ class LaneWeights:
     """After a refusal: when the worker is asked again."""
     refusal: str = ""
     """Why the worker could not load."""
-    pool_id: bytes = b""
-    """The pool that the worker uses, kept here meanwhile: nobody may take it over if the worker dies."""
 
     def begin(self, weights: Weights, running: Running, until: float) -> None:
         """The worker is told to load."""

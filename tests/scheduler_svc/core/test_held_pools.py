@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.plan import TakeOver
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
+from scheduler_svc.core.pages.lane_pages import LanePages
+from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.recovery.held_pools import HOLD_SECONDS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
@@ -108,3 +111,16 @@ def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it
     fleet.run()
     fleet.check_content()
     fleet.check_all_ended()
+
+
+def test_a_pool_withheld_during_an_update_is_the_one_that_the_worker_has_in_the_end() -> None:
+    """Its worker loads weights, and joins again meanwhile whose pool the lane was to take over."""
+    info = Worker(name="b", shape=SHAPE, faults=Faults(), pool_id=b"b", shared={}).info
+    pages = LanePages(info)
+    pages.take_over(PagePool(info.num_pages), TakeOver(pool_id=b"a", generation=1))
+    pages.is_withheld = True
+    assert pages.pool_id == b""
+    pages.drop_take_over()
+    assert pages.pool_id == b""
+    pages.is_withheld = False
+    assert pages.pool_id == b"b"
