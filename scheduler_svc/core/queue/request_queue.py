@@ -189,7 +189,8 @@ class RequestQueue:
 
     def num_running(self, tenant: str) -> int:
         """Returns the number of rows that the tenant has on all lanes."""
-        return len(self.turns.of(tenant).running)
+        queue = self.turns.queues.get(tenant)
+        return 0 if queue is None else len(queue.running)
 
     def withdraw(self, request: Request) -> None:
         """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""

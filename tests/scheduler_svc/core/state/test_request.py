@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.state.request import TRANSITIONS, Move, Phase, Request
@@ -9,7 +10,7 @@ from tests.scheduler_svc.core.bare import bare_request
 
 
 def request(phase: Phase) -> Request:
-    subject = bare_request(1)
+    subject = bare_request(1, prompt=np.array([1, 2], np.int32), max_new_tokens=3)
     subject.phase = phase
     return subject
 
