@@ -188,31 +188,37 @@ PUT_IN = {
         "schedule/results.py", "read_result", "counts = lane.rows.verified\ncounts += 1", "read_result: Rows.verified"
     ),
     "of a loop's variable": (
-        "drains.py", "Drains.advance", "for one in self._queue:\n    one.computed = 0",
-        "Drains.advance: Request.computed",
+        "operations/drains.py", "Drains.tick", "for one in self._queue:\n    one.computed = 0",
+        "Drains.tick: Request.computed",
     ),
     "of a target among several": (
         "schedule/trials.py", "is_apart", "for lane in proven:\n    number, lane.step = 0, 1", "is_apart: Lane.step"
     ),
     "of another's dictionary": (
-        "status.py", "Announcer.changed_status", "self._lanes.by_worker.clear()",
-        "Announcer.changed_status: Lanes.by_worker",
+        "front_ends.py", "FrontEnds._changed_status", "self._core.counters.resets_by_cause.clear()",
+        "FrontEnds._changed_status: Counters.resets_by_cause",
+    ),
+    "of another that is a dictionary": (
+        "operations/operators.py", "Operators._flush", "del self._lanes['w']", "Operators._flush: Lanes.[]"
+    ),
+    "of what an organ has from the core": (
+        "requests/deadlines.py", "Deadlines.tick", "self._frontends.clear()", "Deadlines.tick: Core.frontends"
     ),
     "of an element": (
-        "steps.py", "Steps.read", "self._lanes.by_worker[event.worker].generation += 1", "Steps.read: Lane.generation"
+        "steps.py", "Steps.read", "self._lanes[event.worker].generation += 1", "Steps.read: Lane.generation"
     ),
     "by a method": (
         "waits.py", "Waits.tell", "self._queue.turns.park('')", "Waits.tell: Turns"
     ),
     "by a bound method": (
-        "quarantine.py", "Convictions.take", "forget = self._lanes.by_worker.pop\nforget('w')",
-        "Convictions.take: Lanes.by_worker",
+        "suspicion/convictions.py", "Convictions.tick", "forget = self._lanes.pop\nforget('w')",
+        "Convictions.tick: Lanes.[]",
     ),
     "by a lambda": (
         "schedule/placement.py", "backlog", "max([1], key=lambda _: lane.rows.known.fill(0))", "backlog: Rows.known"
     ),
     "by setattr": (
-        "suspects.py", "Suspects.confirmed", "setattr(lane, 'step', 0)", "Suspects.confirmed: Lane.*"
+        "suspicion/suspects.py", "Suspects.confirmed", "setattr(lane, 'step', 0)", "Suspects.confirmed: Lane.*"
     ),
     "by del": (
         "requests/listing.py", "Listing.answer", "del self._queue.turns.queues['']", "Listing.answer: Turns.queues"
@@ -222,23 +228,23 @@ PUT_IN = {
         "admit: TenantQueue._free_turns",
     ),
     "in a comprehension": (
-        "preparations.py", "Preparations.removed", "[one.outputs.clear() for one in self._queue]",
-        "Preparations.removed: Request.outputs",
+        "preparations.py", "Preparations.tick", "[one.outputs.clear() for one in self._queue]",
+        "Preparations.tick: Request.outputs",
     ),
     "of a message's array": (
-        "faults.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
+        "recovery/faults.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
     ),
     "of what a function passes on": (
         "requests/refusals.py", "_queue_full", "queue.first().clear()", "_queue_full: WaitingList._front"
     ),
     "of what is not known": (
-        "requests/refusals.py", "refusal", "getattr(queue, 'turns').queues = {}", "refusal: ?.queues"
+        "requests/refusals.py", "_queue_full", "getattr(queue, 'turns').queues = {}", "_queue_full: ?.queues"
     ),
     "by a method that stores, two calls away": (
         "state/rows.py", "Rows.page_sum", "self._has_logprobs(row)\nself.attach(row, 0, 0)", "_slow_checksum: Rows"
     ),
     "by a property that stores": (
-        "state/worker_infos.py", "WorkerInfos.longest_known", "self._departed.clear()", "Acceptance.accept: WorkerInfos"
+        "state/worker_infos.py", "WorkerInfos.longest_known", "self._departed.clear()", "accept: WorkerInfos"
     ),
     "by a function of the owner's room": (
         "state/lane.py", "holds", "lane.step = 0", "Suspects.begin_on: Lane"
