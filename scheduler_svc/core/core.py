@@ -98,14 +98,14 @@ class Core:
             self.lanes.send_on(request)
             self.update_worker_wait(request, now)
         else:
-            request.emitted_last_token(now)
+            request.last_token_at = now
             self.end(request, now, reason=ending.reason, stop_token_id=ending.stop_token_id)
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
         longest = self.lanes.worker_infos.longest_present_for(request.needs)
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
-            request.end_worker_wait()
+            request.worker_wait_since = None
         elif request.begin_worker_wait(now):
             self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 

@@ -39,7 +39,7 @@ def audit(core: Scheduler) -> None:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
             samples = sum(records.samples[request.handle] for records in in_flight.values())
             assert (request.pending_plans, request.pending_tokens) == (plans, samples), (
-                f"{request.request_id}: plans and tokens in flight are counted as "
+                f"{request.submit.request_id}: plans and tokens in flight are counted as "
                 f"{(request.pending_plans, request.pending_tokens)}, but the sent plans have {(plans, samples)}"
             )
 
@@ -70,9 +70,11 @@ def _audit_queue(core: Scheduler) -> None:
     assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens are miscounted"
     assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "the queue lost a request"
     for request in queue:
-        assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
-        assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
-        assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
+        assert request.phase is not Phase.ENDED, f"{request.submit.request_id} ended and is still live"
+        assert (request.row > 0) == (request.phase is Phase.RUNNING), (
+            f"{request.submit.request_id}: phase and row differ"
+        )
+        assert (request.worker in core.lanes) == (request.row > 0), f"{request.submit.request_id}: row and lane differ"
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
@@ -156,7 +158,9 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         sent = in_flight.plans[handles[row]], in_flight.samples[handles[row]]
         assert counted == sent, f"row {row}: plans and tokens in flight are counted as {counted}, but {sent} were sent"
         total = (
-            request.total_length if request.maximum.is_set else min(request.total_length, lane.info.longest_sequence)
+            min(request.total_length, lane.info.longest_sequence)
+            if request.submit.is_max_unset
+            else request.total_length
         )
         assert known[row] < total and last[row] == total - 1
         assert num_pages[row] == len(rows.pages[row])
@@ -164,7 +168,7 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         held = lane.held_pages(row)
         assert len(set(held)) == len(held), f"row {row} holds a page twice"
         _audit_cached_pages(lane, row, request)
-        assert num_logprobs[row] == request.num_logprobs
+        assert num_logprobs[row] == request.submit.num_logprobs
         unsent = _next_unsent(wanted_from[row], confirmed[row], request.prompt_tokens)
         assert request.prompt_logprobs_from == unsent, (
             f"row {row}: prompt logprobs sent up to {request.prompt_logprobs_from}, confirmed up to {unsent}"

@@ -237,7 +237,7 @@ class Lanes(dict[str, Lane]):
     def send_on(self, request: Request) -> None:
         """Puts a request that fills what its worker holds back into the queue, for a larger one."""
         if request.row:
-            self.counters.preempted()
+            self.counters.preemptions += 1
             self[request.worker].unseat(request, Move.PREEMPT)
             self._queue.enqueue(request)
 
@@ -366,7 +366,7 @@ class Lanes(dict[str, Lane]):
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.counters.lane_reset(cause)
+        self.counters.resets_by_cause[cause] += 1
         # A preempted request no longer waits for the results of its plans in flight.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)
@@ -388,12 +388,12 @@ class Lanes(dict[str, Lane]):
         if cause in _KEEPING_CAUSES:
             self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
             if self.suspects.has_convicted:
-                lane.forgive_failed_steps()
-        num_failed = lane.count_failed_step()
-        if num_failed < _MAX_FAILED_STEPS:
+                lane.failed_steps = 0  # a request made them fail, not the worker
+        lane.failed_steps += 1
+        if lane.failed_steps < _MAX_FAILED_STEPS:
             keep_pages = cause in _KEEPING_CAUSES
             return self.reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
-        reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
+        reason = f"{lane.failed_steps} failed steps in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
     def refuse_for_now(

@@ -92,7 +92,7 @@ class Steps(Organ):
         )
 
     def _plan_trial(self, lane: Lane, placement: Placement, now: float) -> Plan | None:
-        """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
+        """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
         for request in trial_starts(suspects, lane):
@@ -102,7 +102,7 @@ class Steps(Organ):
         for turn in turns(suspects, lane, others):
             plan = self._plan(lane, placement, turn, now)
             if plan is not None:
-                suspects.took_turn(is_trial=bool(turn.is_trial))
+                suspects.is_next = not turn.is_trial
                 if turn.is_trial and suspects.lacks_control():
                     suspects.waive_control()
                 return plan

@@ -65,7 +65,7 @@ class Waits:
         return self._look_at if waiting and waiting != self._num_settled else None
 
     def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
-        """Returns what callers are told now."""
+        """Tells callers why their requests wait, if that is due."""
         blocked = self._availability.blocked
         if now < self._look_at and blocked is self._seen:
             return []
@@ -92,7 +92,7 @@ class Waits:
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
             settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
-            known[request.request_id] = entry
+            known[request.submit.request_id] = entry
         for request_id, entry in self._known.items():
             # Kept as long as the caller may not be told again.
             if request_id not in known and now - entry.told_at < LOOK_SECONDS:
@@ -104,14 +104,14 @@ class Waits:
         ]
 
     def last_word(self, request: Request, now: float) -> list[fx.Effect]:
-        """Returns what the caller of a request that ends without a token must still be told: why it waits."""
+        """Tells the caller of a request that ends without a token why it waited, if it was not told."""
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
         if _tokens(request, self._lanes) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
             return []
         # Its other samples end now, too, and need not tell it.
-        self._known[request.request_id] = self._told(entry, why, request, now)
+        self._known[request.submit.request_id] = self._told(entry, why, request, now)
         return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, now - entry.since)]),))]
 
     def named(self, request: Request, now: float) -> str:
@@ -136,7 +136,7 @@ class Waits:
             return _SUSPECT
         if (need := next(filter(self._is_awaited, request.needs), None)) is not None:
             return need.of_kind.wait
-        if queue.turns.of(request.tenant).is_parked:
+        if queue.turns.of(request.submit.tenant).is_parked:
             return _TENANT_SHARE
         return self._preempted if request.admitted_at is not None else self._queued
 
@@ -166,12 +166,12 @@ class Waits:
 
     def _speaks(self, request: Request) -> bool:
         """Whether what is told of the request is told of this sample: the first one that lives, if no other runs."""
-        siblings = self._queue.by_request_id(request.request_id)
+        siblings = self._queue.by_request_id(request.submit.request_id)
         return siblings[0] is request and (bool(request.row) or not any(one.row for one in siblings))
 
     def _look(self, request: Request, now: float) -> tuple[_Known | None, Why | None]:
         """Returns what is known of the request now, None if nothing needs to be; and why it waits."""
-        entry, reader, why = self._known.get(request.request_id), _reader(request), self.why(request, now)
+        entry, reader, why = self._known.get(request.submit.request_id), _reader(request), self.why(request, now)
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:

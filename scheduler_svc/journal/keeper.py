@@ -299,7 +299,7 @@ class JournalKeeper:
             yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends, weights)
 
     def _number_of(self, request: Request) -> int | None:
-        kept = self._by_id.get(request.request_id) if request.lingers else None
+        kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:

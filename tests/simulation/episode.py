@@ -222,8 +222,8 @@ class Episode:
             known = self.core.lanes[request.worker].rows if request.row else None
             end = count * page_size
             tokens = known.tokens_between(request.row, 0, end) if known else request.tokens_between(0, end)
-            assert b"".join(request.page_hashes) == hash_pages(request.prefix_root, tokens, page_size), (
-                f"{request.request_id}: its page hashes belong to other tokens or another tenant's root"
+            assert b"".join(request.page_hashes) == hash_pages(request.submit.prefix_root, tokens, page_size), (
+                f"{request.submit.request_id}: its page hashes belong to other tokens or another tenant's root"
             )
 
     def _check_host_pages(self, effects: list[fx.Effect]) -> None:
@@ -252,7 +252,9 @@ class Episode:
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
             stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
-            waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
+            waiting = [
+                one for one in self.core.queue.waiting() if not (stops and turns.of(one.submit.tenant).is_parked)
+            ]
             if any(one.needs for one in self.core.suspects.members()):
                 # A trial may wait for what it needs, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]

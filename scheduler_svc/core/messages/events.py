@@ -108,6 +108,11 @@ class Submit:
         keys = b"".join(resource.key for resource in self.resources)
         return (self.sampling_key or self.sampling) + keys, self.stop_token_ids, limits
 
+    @property
+    def lingers(self) -> bool:
+        """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
+        return self.linger_seconds > 0
+
     def ends_at(self, arrived_at: float) -> float | None:
         """Returns the earlier end of the request's time limit and its deadline; None without one."""
         limits = [seconds for seconds in (self.max_time_seconds, self.deadline_seconds) if seconds > 0]

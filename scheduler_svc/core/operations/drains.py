@@ -340,7 +340,9 @@ class Drains(Organ):
         lane = self._lanes.get(drain.worker)
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
-            tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
+            tokens_left = sum(
+                one.submit.maximum.expected(one.total_length - one.known) for one in self._queue.waiting()
+            )
             tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
         rows = lane.rows.num_seated if lane else 0
         return {"worker": drain.worker, "worker_running": rows, "tokens_left": tokens_left, "moved": drain.moved}

@@ -75,7 +75,7 @@ class Operation(Generic[_State]):
         figures: Callable[[], dict[str, Any]],
         *seen: object,
     ) -> list[_Report]:
-        """Returns the reports that are due, and forgets operators who are gone. `seen`: what else is a change.
+        """Makes the reports that are due, and forgets operators who are gone. `seen`: what else is a change.
 
         `figures` returns the fields that only this kind of operation has.
         """

@@ -44,7 +44,7 @@ class Operators(Organ):
     def _quarantine(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
         """Lists the entries; for a ClearQuarantine those that are left."""
         quarantine = self._core.quarantine
-        removed = quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
+        removed = quarantine.clear(event.keys, now) if isinstance(event, ClearQuarantine) else 0
         entries = quarantine.report(now)
         return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]
 

@@ -59,14 +59,6 @@ class KeptRequest:
         if reader is not None and self.num_live:
             self.expires_at = None
 
-    def expire_at(self, at: float | None) -> None:
-        """Sets the time at which the entry is dropped."""
-        self.expires_at = at
-
-    def await_worker(self, restored: Restored | None) -> None:
-        """Keeps what the journal had of the live samples, or drops it because they are queued now."""
-        self.restored = restored
-
     def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
         """Records the end of a sample. `answer` is None if it was freed without one."""
         if answer is not None:
@@ -166,20 +158,20 @@ class KeptRequests:
     def accepted(self, submit: Submit, first_handle: int, now: float) -> list[Effect]:
         """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
         effects = self.forget(submit.request_id)
-        if submit.linger_seconds > 0:
+        if submit.lingers:
             self.add(submit, first_handle, now)
         return effects
 
     def ended(self, request: Request, end: End, num_tokens: int, now: float) -> None:
         """Keeps the answer of a sample that has ended after `num_tokens` output tokens, if it lingers."""
-        entry = self.by_id(request.request_id) if request.lingers else None
+        entry = self.by_id(request.submit.request_id) if request.submit.lingers else None
         if entry is not None:
             tokens = np.concatenate([NO_IDS, *request.outputs])[:num_tokens]
             self.sample_ended(entry, request.sample_idx, (tokens, end), now)
 
     def canceled(self, request: Request, now: float) -> list[Effect]:
         """Handles a sample that was freed without an answer. Forgets its request if no answer can be complete."""
-        entry = self.by_id(request.request_id) if request.lingers else None
+        entry = self.by_id(request.submit.request_id) if request.submit.lingers else None
         if entry is None:
             return []
         self.sample_ended(entry, request.sample_idx, None, now)
@@ -194,7 +186,7 @@ class KeptRequests:
         if entry is None:
             return []
         self._drop_reader(entry)
-        entry.expire_at(None)
+        entry.expires_at = None
         if self._ended.pop(request_id, None) is not None:
             self.ended_bytes -= entry.num_bytes
         return [Forgotten(request_id=request_id)]
@@ -203,7 +195,7 @@ class KeptRequests:
         """Takes the restored requests that the caller queues now: first handle, time of arrival, event."""
         waiting = [(entry, entry.restored) for entry in self._by_id.values() if entry.restored is not None]
         for entry, _ in waiting:
-            entry.await_worker(None)
+            entry.restored = None
         return [(entry.first_handle, entry.accepted_at, restored) for entry, restored in waiting]
 
     def surplus(self) -> KeptRequest | None:
@@ -222,7 +214,7 @@ class KeptRequests:
         return self._expiries.next()
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
-        entry.expire_at(at)
+        entry.expires_at = at
         self._next_number += 1
         self._expiries.add(at, self._next_number, entry)
 

@@ -49,7 +49,7 @@ class Bucket:
         self._level, self._at = self._level_at(now) - amount, now
 
     def give_back(self, amount: float, now: float) -> None:
-        """Returns what was taken and not used."""
+        """Gives back what was taken and not used."""
         self._level, self._at = min(float(self.per_minute), self._level_at(now) + amount), now
 
     def resized(self, per_minute: int, now: float) -> "Bucket":
@@ -107,7 +107,7 @@ class Account:
             self.tokens.take(tokens, now)
 
     def give_back(self, tokens: int, now: float) -> None:
-        """Returns the tokens of an ended request that were not made."""
+        """Gives back the tokens of an ended request that were not made."""
         if self.tokens is not None:
             self.tokens.give_back(tokens, now)
 
@@ -199,10 +199,13 @@ class Accounts:
             account.change(limits.get(tenant, _NO_LIMITS), now)
 
     def of(self, tenant: str, now: float = 0.0) -> Account:
-        """Returns the account of a tenant with a name; a new one has full buckets."""
-        account = self._by_tenant.get(tenant)
-        if account is None:
-            account = Account(self._limits.get(tenant, _NO_LIMITS), now, len(self._all) + 1)
+        """Returns the account of a tenant with a name. One that had no request has full buckets, and is not kept."""
+        return self._by_tenant.get(tenant) or Account(self._limits.get(tenant, _NO_LIMITS), now, len(self._all) + 1)
+
+    def open(self, tenant: str, now: float) -> Account:
+        """Keeps the account of a tenant with a name from its first request on. Returns it."""
+        account = self.of(tenant, now)
+        if tenant not in self._by_tenant:
             self._by_tenant[tenant] = account
             self._all.append(account)
         return account

@@ -41,7 +41,7 @@ class Hung(Organ):
                 reason = f"it has not loaded weights {lane.weights.told.version!r} in time"
             else:
                 reason = lane.clock.why_given_up(lane.in_flight, config, now)
-            lanes.counters.worker_hung()
+            lanes.counters.hung_workers += 1
             effects += lanes.close(lane.worker, reason, now, ResetCause.WORKER_SILENT)
             effects += [fx.KillWorker(worker=lane.worker), fx.AskRejoin(worker=lane.worker)]
         return effects
@@ -92,7 +92,7 @@ def ran_out_of_memory(core: Core, lane: Lane, event: ev.StepDone, now: float) ->
     """
     record, lanes = lane.in_flight[0], core.lanes
     reduction = lane.memory.ran_out(record)
-    lanes.counters.memory_reduced(reduction)
+    lanes.counters.memory_reductions[reduction] += 1
     positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
     size = f"{positions:,} positions of {rows:,} {'row' if rows == 1 else 'rows'}"
     what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"
@@ -106,8 +106,8 @@ def ran_out_of_memory(core: Core, lane: Lane, event: ev.StepDone, now: float) ->
     if request is None:
         return effects
     why = (
-        f"request {request.request_id}: its worker ran out of memory in two steps in which it ran alone; the last "
-        f"had {size}, the sequence has {request.known:,} tokens ({event.detail})"
+        f"request {request.submit.request_id}: its worker ran out of memory in two steps in which it ran alone; the "
+        f"last had {size}, the sequence has {request.known:,} tokens ({event.detail})"
     )
     core.apply(Ending.failed(request, why), now)
     return effects

@@ -7,8 +7,9 @@ from scheduler_svc.core.messages.events import WorkerJoined, WorkerLost
 
 class Workers(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
-        """Forgets the sizes of workers that left too long ago."""
+        """Forgets the sizes and the page pools of workers that left too long ago."""
         self._lanes.worker_infos.expire(now)
+        self._core.held_pools.expire(now)
         return []
 
     def next_wake(self) -> float | None:

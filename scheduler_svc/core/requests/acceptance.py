@@ -3,6 +3,8 @@
 Also queues the requests of a journal when a worker is there.
 """
 
+from dataclasses import replace
+
 from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -71,7 +73,7 @@ def accept(core: Core, submit: Submit, now: float) -> int:
     queue, first_handle = core.queue, core.accepted.take_handles(submit.num_samples)
     if submit.tenant:
         charge = tokens_to_charge(submit, core.lanes.worker_infos)
-        queue.accounts.of(submit.tenant, now).charge(charge, now)
+        queue.accounts.open(submit.tenant, now).charge(charge, now)
     core.sources.accepted(submit, submit.num_samples)
     for request in _new_requests(core, submit, first_handle, now, core.lanes.worker_infos.longest_known):
         queue.add(request)
@@ -108,11 +110,10 @@ def restore(core: Core, now: float) -> None:
 def _new_requests(
     core: Core, submit: Submit, first_handle: int, arrived_at: float, longest: int | None = None
 ) -> list[Request]:
-    """Returns one request for each sample. Its handle is also its number in the order of arrival.
+    """Makes one request for each sample. Its handle is also its number in the order of arrival.
 
     With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
-    that may not be back.
-    The samples share the prompt and all settings. Only the first one returns prompt logprobs.
+    that may not be back. Only the first sample returns prompt logprobs.
     """
     # All workers have the same model identity, which covers the page size and the EOS token ids.
     infos = core.lanes.worker_infos
@@ -121,50 +122,44 @@ def _new_requests(
     total, is_cut = _length(submit, infos, longest)
     meter = 0
     if submit.tenant and not maximum.is_set:
-        meter = core.queue.accounts.of(submit.tenant, arrived_at).number
+        meter = core.queue.accounts.open(submit.tenant, arrived_at).number
     hashes = _page_hashes(submit, info.page_size)
     # Of a tenant's own share, each salt gets its part.
     share = submit.prefix_root if core.config.policy.fair_share else b""
     expected = prompt + maximum.expected(total - prompt)
-    banned = _banned(submit, info.eos_token_ids)
-    stops, options = frozenset(submit.stop_token_ids), submit.options
+    banned, stops = _banned(submit, info.eos_token_ids), frozenset(submit.stop_token_ids)
+    kept = _kept(submit)
     prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
     return [
         Request(
             handle=first_handle + i,
+            submit=kept,
+            sample_idx=i,
             frontend=submit.frontend,
             stream=stream,
-            request_id=submit.request_id,
-            prompt=submit.prompt,
-            sampling=submit.sampling,
-            sample_idx=i,
-            num_samples=submit.num_samples,
             total_length=total,
-            maximum=maximum,
+            expected_length=expected,
             meter=meter,
             is_cut=is_cut,
-            min_new_tokens=submit.min_new_tokens,
-            stop_token_ids=stops,
+            stops=stops,
             banned=banned,
-            ignore_eos=submit.ignore_eos,
-            num_logprobs=submit.num_logprobs,
-            priority=submit.priority,
-            arrival=first_handle + i,
             arrived_at=arrived_at,
-            ends_at=submit.ends_at(arrived_at),
-            virtual_start=core.queue.virtual_start(submit.tenant, share, expected),
-            tenant=submit.tenant,
-            prefix_root=submit.prefix_root,
+            virtual_start=core.queue.enter(submit.tenant, share, expected),
             needs=tuple(resource.need for resource in submit.resources),
-            options=options,
             page_hashes=hashes.copy(),
-            cache_read=submit.cache_read,
-            cache_write=submit.cache_write,
-            lingers=submit.linger_seconds > 0,
             prompt_logprobs_from=0 if i else prompt_logprobs_from,
         )
         for i, stream in enumerate(submit.streams)
     ]
+
+
+def _kept(submit: Submit) -> Submit:
+    """Returns what the requests keep of their Submit: without what may be large and is kept and freed elsewhere."""
+    if not (submit.page_hashes or submit.resources or submit.description):
+        return submit
+    # The hashes stay: they identify the request.
+    resources = tuple(replace(resource, source=b"") for resource in submit.resources)
+    return replace(submit, page_hashes=b"", resources=resources, description=b"")
 
 
 def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -39,7 +39,9 @@ class Deadlines(Organ):
                 self._core.end(request, now, reason=fx.EndReason.TIME_LIMIT)
                 return effects
             case DeadlineKind.DEADLINE:
-                message = f"request {request.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                message = (
+                    f"request {request.submit.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
+                )
                 message += self._core.waits.named(request, now)
                 self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.QUEUE_TIME:
@@ -47,7 +49,7 @@ class Deadlines(Organ):
                 if request.admitted_at is None:
                     waited = now - request.arrived_at
                     limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
-                    message = f"request {request.request_id}: it waited {waited:.3f} s in the queue; {limit}"
+                    message = f"request {request.submit.request_id}: it waited {waited:.3f} s in the queue; {limit}"
                     message += self._core.waits.named(request, now)
                     self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
@@ -66,7 +68,7 @@ class Deadlines(Organ):
         if now < ends_at:
             self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
             return
-        if request.num_outputs and not request.maximum.is_set:
+        if request.num_outputs and request.submit.is_max_unset:
             # It has all that the workers hold.
             self._core.end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return

@@ -91,7 +91,7 @@ class Lingering(Organ):
                 self._kept.sample_ended(entry, sample_idx, (tokens, end), now)
         self._kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
-            entry.await_worker(replace(event, submit=submit))
+            entry.restored = replace(event, submit=submit)
         self._core.accepted.record(first_handle, event.submit.request_id, now)
         return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
 
@@ -150,13 +150,13 @@ def _rejected(event: ev.Resume, code: fx.RejectCode, message: str) -> fx.Rejecte
 
 def _audit_reader(request: Request, core: Core) -> None:
     """Checks that a live request has a connected front end, or lingers."""
-    frontend, name, entry = request.frontend, request.request_id, core.kept.by_id(request.request_id)
+    frontend, name, entry = request.frontend, request.submit.request_id, core.kept.by_id(request.submit.request_id)
     assert core.queue.by_stream(frontend, request.stream) is request, f"{name}: its stream is another's"
     if request.row:
         rows = core.lanes[request.worker].rows
         reader = int(rows.stream[request.row]), int(rows.frontend_idx[request.row])
         assert reader == (request.stream, core.frontends.get(frontend, 0)), f"row {request.row} has another reader"
-    assert (entry is not None) == request.lingers, f"{name} lingers, and is not kept"
+    assert (entry is not None) == request.submit.lingers, f"{name} lingers, and is not kept"
     if entry is None or entry.reader is not None:
         assert frontend in core.frontends, f"{name} belongs to a front end that is gone"
     if entry is not None:

@@ -55,7 +55,7 @@ class Listing(Organ):
             live, kept = self._core.accepted.of(first, name)
             if not (live or kept):
                 continue
-            tenant = live[0].tenant if live else kept.tenant if kept else ""
+            tenant = live[0].submit.tenant if live else kept.tenant if kept else ""
             if query.tenant is not None and tenant != query.tenant:
                 continue
             if query.id_prefix and not own_id(name, tenant).startswith(prefixes):
@@ -92,8 +92,8 @@ class Listing(Organ):
             output = int(lane.rows.known[request.row]) - request.prompt_tokens
             version = lane.info.weights_version
         return RequestEntry(
-            request_id=own_id(request.request_id, request.tenant),
-            tenant=request.tenant,
+            request_id=own_id(request.submit.request_id, request.submit.tenant),
+            tenant=request.submit.tenant,
             state=_state(request),
             wait_reason=why and why[0],
             wait_message=why[1] if why else "",
@@ -101,13 +101,13 @@ class Listing(Organ):
             prompt_tokens=request.prompt_tokens,
             output_tokens=output,
             max_new_tokens=request.total_length - request.prompt_tokens,
-            priority=request.priority,
+            priority=request.submit.priority,
             sample_idx=request.sample_idx,
-            num_samples=request.num_samples,
+            num_samples=request.submit.num_samples,
             worker=request.worker,
             weights_version=version,
             is_detached=not request.frontend,
-            seconds_left=_left(request.ends_at, kept and kept.expires_at, now),
+            seconds_left=_left(request.submit.ends_at(request.arrived_at), kept and kept.expires_at, now),
         )
 
     def _restored(self, kept: KeptRequest, event: Restored, sample_idx: int, now: float) -> RequestEntry:

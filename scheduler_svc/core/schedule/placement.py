@@ -131,7 +131,7 @@ class Placement:
             self._charge(self._loads[lane.number], tokens)
 
     def starts_elsewhere(self, lane: Lane, request: Request, matched: PrefixMatch, closed: Lane | None) -> bool:
-        """Returns whether another lane with room would start the request sooner; if so, leaves it to that lane.
+        """Leaves the request to another lane with room that would start it sooner. Returns whether there is one.
 
         `closed` is no alternative. If lanes are equally fast, the one with the lowest number starts the request.
         """

@@ -50,7 +50,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
-    """Returns the lane that must run the current trial, None if there is none or it must wait."""
+    """Chooses the lane that must run the current trial, None if there is none or it must wait."""
     if not len(suspects):
         return None
     proven = [lane for lane in serving if lane.phases.may_start]
@@ -74,7 +74,7 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     is_short = len(proven) < loss.num_lanes and now < loss.at + PATIENCE_SECONDS
     if best.rows.num_seated and is_short and suspects.is_repeated():
         # The dead worker will soon be replaced. Until then the trial spares the remaining lanes.
-        suspects.wait(loss.at + PATIENCE_SECONDS)
+        suspects.waits_until = loss.at + PATIENCE_SECONDS
         return None
     suspects.begin_on(best)
     return best
@@ -95,7 +95,7 @@ def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], co
     for request in lane.rows.requests_at(lane.rows.seated()):
         known = int(lane.rows.known[request.row])
         if not queue.is_held(request) and any(holds(other, request, known) for other in other_lanes):
-            counters.preempted()
+            counters.preemptions += 1
             lane.unseat(request, Move.PREEMPT)
             queue.enqueue(request)
 

@@ -53,22 +53,6 @@ class Counters:
         """Number of lane resets."""
         return sum(self.resets_by_cause.values())
 
-    def preempted(self) -> None:
-        """Counts a preemption."""
-        self.preemptions += 1
-
-    def lane_reset(self, cause: ResetCause) -> None:
-        """Counts a lane reset."""
-        self.resets_by_cause[cause] += 1
-
-    def worker_hung(self) -> None:
-        """Counts a worker that was given up."""
-        self.hung_workers += 1
-
-    def memory_reduced(self, reduction: Reduction) -> None:
-        """Counts what followed a step that ran out of memory."""
-        self.memory_reductions[reduction] += 1
-
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Counts a request that got its first row. `cached_tokens` of its prompt were in the prefix cache."""
         self.prompt_tokens += prompt_tokens

@@ -65,6 +65,7 @@ class Lane:
         self.info = info
         self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
+        """Failed steps since the last confirmed step, without those that a request made fail."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
@@ -167,15 +168,6 @@ class Lane:
         self.schedule.clear_lookups()
         self.failed_steps = 0
 
-    def count_failed_step(self) -> int:
-        """Counts a failed step. Returns the number of failed steps since the last confirmed step."""
-        self.failed_steps += 1
-        return self.failed_steps
-
-    def forgive_failed_steps(self) -> None:
-        """Sets the count of failed steps to zero, because a request made them fail and not the worker."""
-        self.failed_steps = 0
-
     def prove(self, now: float) -> None:
         """Records that the worker's first step succeeded, or that `prove_workers` is off."""
         self.phases.move(LaneMove.PROVE)
@@ -237,8 +229,7 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                # Nobody knows which pool the worker uses, so a later worker cannot take it over.
-                self.pages.pool_id = b""
+                self.pages.forget_pool()
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
@@ -351,7 +342,7 @@ def cache_full_pages(lane: Lane, row: int) -> None:
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
     labels = lane.pages.labels
-    may_cache = bool(request.prefix_root) and request.cache_write and not request.weights.keeps_pages
+    may_cache = bool(request.submit.prefix_root) and request.submit.cache_write and not request.weights.keeps_pages
     for page_idx in range(first, full):
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]

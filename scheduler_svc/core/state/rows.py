@@ -152,19 +152,20 @@ class Rows:
         self.num_pages[row], self.held_from[row] = len(pages), held_from
         total = min(request.total_length, self._longest)
         self.total[row], self.last[row], self.prompt[row] = total, total - 1, request.prompt_tokens
-        self._most_expected[row] = request.maximum.expected(_ANY)
+        submit, maximum = request.submit, request.submit.maximum
+        self._most_expected[row] = maximum.expected(_ANY)
         self.meter[row] = request.meter
         self.num_metered += bool(request.meter)
-        self.min_known[row] = request.prompt_tokens + request.min_new_tokens
+        self.min_known[row] = request.prompt_tokens + submit.min_new_tokens
         self.attach(row, request.stream, frontend_idx)
-        self.ignore_eos[row] = request.ignore_eos
-        self.has_stops[row] = bool(request.stop_token_ids)
-        self.num_logprobs[row] = request.num_logprobs
+        self.ignore_eos[row] = submit.ignore_eos
+        self.has_stops[row] = bool(request.stops)
+        self.num_logprobs[row] = submit.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
         self.is_constrained[row] = is_constrained = bool(request.constraint)
         self.num_constrained += is_constrained
-        self._remaining_when_seated[row] = request.maximum.expected(total - 1 - known)
+        self._remaining_when_seated[row] = maximum.expected(total - 1 - known)
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row

@@ -14,7 +14,7 @@ def end_convicted(core: Core, now: float) -> list[fx.Effect]:
         quarantine.add(request, cause, now)
         # The deaths are explained, so they were no crash loop.
         core.lanes.crash_loop.confirmed()
-        message = f"request {request.request_id}: {cause}"
+        message = f"request {request.submit.request_id}: {cause}"
         effects.append(fx.Note(message=f"{message}; it is quarantined"))
         core.end(request, now, failure=fx.Failure(code=fx.FailureCode.INTERNAL, message=message))
     return effects

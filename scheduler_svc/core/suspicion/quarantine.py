@@ -40,8 +40,9 @@ class Quarantine:
 
     def add(self, request: Request, cause: str, now: float) -> Entry:
         """Quarantines a convicted request."""
-        key = key_of(request)
-        entry = Entry(key=key, request_id=request.request_id, tenant=_tenant(request.prefix_root), at=now, cause=cause)
+        submit = request.submit
+        key = key_of(submit)
+        entry = Entry(key=key, request_id=submit.request_id, tenant=_tenant(submit.prefix_root), at=now, cause=cause)
         self.restore(entry)
         return entry
 
@@ -55,9 +56,10 @@ class Quarantine:
 
     def entries(self, now: float) -> list[Entry]:
         """Returns all entries that have not expired, oldest first."""
-        while self._entries and next(iter(self._entries.values())).at + self._seconds <= now:
-            del self._entries[next(iter(self._entries))]
-        return list(self._entries.values())
+        return [entry for entry in self._entries.values() if self._lasts(entry, now)]
+
+    def _lasts(self, entry: Entry, now: float) -> bool:
+        return entry.at + self._seconds > now
 
     def report(self, now: float) -> tuple[QuarantineEntry, ...]:
         """Returns the entries for an operator, oldest first."""
@@ -73,18 +75,20 @@ class Quarantine:
             for entry in self.entries(now)
         )
 
-    def clear(self, keys: Collection[str] = ()) -> int:
+    def clear(self, keys: Collection[str], now: float) -> int:
         """Removes the entries with these keys, all of them without keys. Returns how many were removed."""
         self.revision += 1
-        found = [key for key in (keys or list(self._entries)) if self._entries.pop(key, None) is not None]
-        return len(found)
+        entries = self.entries(now)
+        self._entries = {entry.key: entry for entry in entries if keys and entry.key not in keys}
+        return len(entries) - len(self._entries)
 
     def refusal(self, submit: Submit, now: float) -> str:
         """Returns one sentence if the request is quarantined, otherwise an empty string."""
-        if not self._entries or not self.entries(now):
+        # The newest entry expires last. Without one the key, for which all tokens are read, is not made.
+        if not self._entries or not self._lasts(next(reversed(self._entries.values())), now):
             return ""
         entry = self._entries.get(key_of(submit))
-        if entry is None:
+        if entry is None or not self._lasts(entry, now):
             return ""
         left = entry.at + self._seconds - now
         return (
@@ -93,15 +97,15 @@ class Quarantine:
         )
 
 
-def key_of(given: Submit | Request) -> str:
-    """Returns the key of a request: equal for a live request and for its Submit, before or after.
+def key_of(submit: Submit) -> str:
+    """Returns the key of a request, the same each time that it is submitted.
 
     Each part is hashed with its length, so no two requests give the same bytes.
     """
-    sampling, stops, limits = given.options
-    parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
-    if given.tenant:
-        parts.append(given.tenant.encode())
+    sampling, stops, limits = submit.options
+    parts = [submit.prefix_root, submit.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
+    if submit.tenant:
+        parts.append(submit.tenant.encode())
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -240,7 +240,7 @@ class Suspects:
         return bool(self._convicted)
 
     def take_convicted(self) -> list[Conviction]:
-        """Returns the requests that were convicted since the last call. The caller ends them."""
+        """Takes the requests that were convicted since the last call. The caller ends them."""
         convicted, self._convicted = self._convicted, []
         return [one for one in convicted if one.request.handle in self._by_handle]
 
@@ -272,7 +272,7 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+        """Begins the trial of the first group with a member that may run, unless one goes on. Returns the current one.
 
         A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits nobody,
         and the other workers may be smaller.
@@ -309,10 +309,6 @@ class Suspects:
         """Returns whether the members of the trial may start from cached pages."""
         return all(self._by_handle[request.handle].trusts_cache for request in self.members())
 
-    def wait(self, until: float) -> None:
-        """Records that the trial waits for another worker."""
-        self.waits_until = until
-
     def begin_on(self, lane: Lane) -> None:
         """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
         self.waits_until = None
@@ -325,10 +321,6 @@ class Suspects:
         trial.handles = [handle for handle, does in fits.items() if does]
         self.is_next |= lane.worker != self.last_worker
         trial.worker = self.last_worker = lane.worker
-
-    def took_turn(self, *, is_trial: bool) -> None:
-        """Records whether the lane's new plan is the trial's. The next one is the other requests', or the reverse."""
-        self.is_next = not is_trial
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""

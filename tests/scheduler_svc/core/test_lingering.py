@@ -60,7 +60,7 @@ def test_only_requests_that_linger_outlive_their_front_end() -> None:
     stream = world.submit(prompt(5, 1), max_new_tokens=12, linger_seconds=60.0)
     steps(world, 3)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
-    assert [request.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
+    assert [request.submit.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
 
 
 def test_a_front_end_that_joins_again_may_resume_its_own_request() -> None:

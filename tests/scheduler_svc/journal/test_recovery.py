@@ -136,7 +136,7 @@ def test_nobody_resumes_before_the_linger_is_over(lives: Lives) -> None:
     lives.begin()
     lives.now += 5.0
     lives.turn(ev.Tick())
-    assert [request.request_id for request in lives.core.queue] == [late.submit.request_id]
+    assert [request.submit.request_id for request in lives.core.queue] == [late.submit.request_id]
     lives.now += 6.0
     lives.turn(ev.Tick())
     assert len(lives.core.queue) == 0
@@ -239,7 +239,7 @@ def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
 def suspected(lives: Lives) -> set[tuple[str, int]]:
     """Request id and sample of each suspect."""
     requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects.handles]
-    return {(request.request_id, request.sample_idx) for request in requests if request is not None}
+    return {(request.submit.request_id, request.sample_idx) for request in requests if request is not None}
 
 
 def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
