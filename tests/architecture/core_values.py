@@ -354,7 +354,7 @@ class Values:
             return merged(positional if is_of_values else [self._element(first)])
         if short in SAME_ELEMENTS:
             kind = "list" if short in ("sorted", "reversed", "iter", "islice") else short
-            args = (first.type.element,) if arguments else ()
+            args = (self._element(first).type,) if arguments else ()
             return Value(Type(kind, args), roots, is_fresh=True)
         if short in ("filter", "takewhile", "dropwhile"):
             return Value(Type("list", (arguments[1].type.element,)), roots, is_fresh=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from scheduler_svc.core.weights import RETRY_SECONDS
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, UpdateState, WeightsReport
 from scheduler_svc.core.operations.operation import MAX_WATCHERS, REPORT_SECONDS
+from scheduler_svc.core.operations.weights import RETRY_SECONDS
 from tests.rigs.updated_fleet import FRONTEND, ROOT, UpdatedFleet
 
 OTHER = "f-2"
@@ -194,7 +194,7 @@ def test_it_goes_on_without_its_operator_who_may_come_back(kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 1, stop_replies=True))
     fleet.advance(2 * int(REPORT_SECONDS / STEP))
     assert len(fleet.to(FRONTEND, 1)) == 1 and len(fleet.to(OTHER, 1)) == 3
-    assert not fleet.core.drains.is_stopping
+    assert not fleet.core.is_stopping
     fleet.handle(kind.ask(FRONTEND, 2))
     fleet.finish()
     assert fleet.refused == [] and len(fleet.to(FRONTEND, 1)) == 1
