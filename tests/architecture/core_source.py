@@ -294,6 +294,8 @@ class Program:
                 return ARRAY if node.attr == "NDArray" else found
             case ast.BinOp(op=ast.BitOr(), left=left, right=right):
                 return union([read(left), read(right)])
+            case ast.Call(func=ast.Name(id="TypeVar"), keywords=[ast.keyword(arg="bound", value=bound)]):
+                return read(bound)
             case ast.Subscript(value=base, slice=index):
                 items = index.elts if isinstance(index, ast.Tuple) else [index]
                 if (name := ast.unparse(base).rpartition(".")[2]) in ("NDArray", "ndarray"):

@@ -195,7 +195,7 @@ class Values:
         return Value(Type("function", of=name), is_fresh=True)
 
     def _attribute(self, base: Value, name: str, node: ast.expr) -> Value:
-        if isinstance(node, ast.Name) and node.id in ("np", "heapq", "itertools"):
+        if isinstance(node, ast.Name) and node.id in ("np", "heapq", "itertools", "dict"):
             return Value(Type("function", of=f"{node.id}.{name}"), is_fresh=True)
         found = [one for kind in base.type.each if (one := self._member(base, kind, name)) is not None]
         return merged(found) if found else base.part(UNKNOWN)
@@ -354,7 +354,7 @@ class Values:
             return merged(positional if is_of_values else [self._element(first)])
         if short in SAME_ELEMENTS:
             kind = "list" if short in ("sorted", "reversed", "iter", "islice") else short
-            args = (first.type.element,) if arguments else ()
+            args = (self._element(first).type,) if arguments else ()
             return Value(Type(kind, args), roots, is_fresh=True)
         if short in ("filter", "takewhile", "dropwhile"):
             return Value(Type("list", (arguments[1].type.element,)), roots, is_fresh=True)
@@ -368,6 +368,9 @@ class Values:
             return Value(Type("list", (Type("tuple", kinds),)), roots, is_fresh=True)
         if short == "merge":
             return Value(Type("list", (first.type.element.element,)), roots, is_fresh=True)
+        if short == "fromkeys":
+            kinds = self._element(first).type, arguments[1].type if len(arguments) > 1 else NONE
+            return Value(Type("dict", kinds), roots, is_fresh=True)
         if short in ("dict", "Counter", "defaultdict", "OrderedDict"):
             return Value(Type("dict", first.type.args if arguments else ()), roots, is_fresh=True)
         if short == "replace":
