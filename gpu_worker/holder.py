@@ -43,6 +43,7 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 from tandem_contract.stopping import StopRequests
@@ -264,6 +265,7 @@ def _user_of(connection: socket.socket) -> User | None:
     return user if is_open else None
 
 
+@ends_with_needed("holder")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves, 2 for settings."""
     stopping.begin()
