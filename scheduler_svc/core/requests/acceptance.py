@@ -5,7 +5,7 @@ present worker can hold ends after `max_worker_wait_seconds`. Also takes up requ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -32,6 +32,8 @@ class Acceptance:
     _preparations: Preparations
     _end: End
     _next_handle: int = 1
+    _larger: set[int] = field(default_factory=set[int])
+    """Handles of restored requests that end beyond the context of every worker that is back."""
 
     def take_handles(self, count: int) -> int:
         """Returns the first of `count` new handles."""
@@ -45,7 +47,7 @@ class Acceptance:
             charge = tokens_to_charge(submit, self._lanes.worker_infos)
             self._queue.accounts.of(submit.tenant, now).charge(charge, now)
         self._preparations.accepted(submit, submit.num_samples)
-        for request in self._new_requests(submit, first_handle, now, self._lanes.worker_infos.longest_known):
+        for request in self._new_requests(submit, first_handle, now):
             self._queue.add(request)
             self._add_deadlines(request, submit, now)
         return first_handle
@@ -58,9 +60,10 @@ class Acceptance:
         endings: list[Ending] = []
         suspects: list[Request] = []
         for first_handle, arrived_at, event in restored:
-            for request in self._new_requests(event.submit, first_handle, arrived_at):
+            for request in self._new_requests(event.submit, first_handle, arrived_at, is_restored=True):
                 if event.ends[request.sample_idx] is not None:
                     continue
+                self._note_cut(request)
                 request.restore(event.outputs[request.sample_idx])
                 request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
                 self._preparations.accepted(event.submit, 1)
@@ -77,20 +80,29 @@ class Acceptance:
             self._lanes.suspects.restore(suspects)
         return endings
 
+    def _note_cut(self, request: Request) -> None:
+        """Notes whether a restored request ends where a context does, once a worker is back that is large enough."""
+        total, infos = request.total_length, self._lanes.worker_infos
+        longest = max(info.max_length for info in infos.known)
+        request.is_cut = total == longest or (not request.maximum.is_set and total >= infos.longest_known)
+        if total > longest:
+            self._larger.add(request.handle)
+        else:
+            self._larger.discard(request.handle)
+
     def _new_requests(
-        self, submit: Submit, first_handle: int, arrived_at: float, longest: int | None = None
+        self, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
     ) -> list[Request]:
         """Returns one request for each sample. Its handle is also its number in the order of arrival.
 
-        With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
-        that may not be back.
         The samples share the prompt and all settings. Only the first one returns prompt logprobs.
         """
         # All workers have the same model identity, which covers the page size and the EOS token ids.
         infos = self._lanes.worker_infos
         info = infos.known[0]
         prompt, maximum = len(submit.prompt), submit.maximum
-        total, is_cut = _length(submit, infos, longest)
+        # What a journal has is what was accepted, by workers that may be larger than those that are back.
+        total, is_cut = (prompt + maximum.tokens, False) if is_restored else _length(submit, infos)
         meter = 0
         if submit.tenant and not maximum.is_set:
             meter = self._queue.accounts.of(submit.tenant, arrived_at).number
@@ -153,6 +165,8 @@ class Acceptance:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
+        if request.handle in self._larger:
+            self._note_cut(request)
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
@@ -221,12 +235,12 @@ def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
-def _length(submit: Submit, infos: WorkerInfos, longest: int | None) -> tuple[int, bool]:
+def _length(submit: Submit, infos: WorkerInfos) -> tuple[int, bool]:
     """Returns the length at which a request ends, and whether that is what the workers hold."""
     prompt, maximum = len(submit.prompt), submit.maximum
     total = total_tokens(infos, prompt, maximum)
-    if longest is not None and not maximum.is_set:
-        total = min(total, longest)
+    if not maximum.is_set:
+        total = min(total, infos.longest_known)
     return total, total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
 
 
