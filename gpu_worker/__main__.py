@@ -142,8 +142,10 @@ def _check_runtime_dir(settings: WorkerSettings) -> None:
         own_runtime_dir(settings.runtime_dir)
         if not settings.connect:
             KeyFile(settings.runtime_dir).read()
-    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
-        raise SettingError(f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}") from error
+    except OSError as error:
+        problem = f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}"
+        is_wrong = isinstance(error, PermissionError | NotADirectoryError | FileNotFoundError)
+        raise SettingError(problem) if is_wrong else OSError(problem) from error
     except ValueError as error:
         raise SettingError(str(error)) from error
 

@@ -291,7 +291,9 @@ def _serve(settings: "HolderSettings") -> int:
         own_runtime_dir(settings.runtime_dir)
         holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
     except (HolderRuns, ValueError, OSError) as error:
-        log.error("%s", error)
+        # A socket's own error does not name it.
+        folder = f"runtime_dir {settings.runtime_dir} cannot be used: "
+        log.error("%s", f"{folder}{error.strerror}" if isinstance(error, OSError) else error)
         return WRONG_SETTINGS if isinstance(error, ValueError | PermissionError | NotADirectoryError) else 1
     # Workers keep what they have of it, and need it no more.
     StopRequests().listen(holder.stop)
