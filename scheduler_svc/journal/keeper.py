@@ -305,9 +305,11 @@ class JournalKeeper:
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
-        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back.
-        new_tokens = self._length_of(submit.request_id) - len(submit.prompt)
-        submit = replace(submit, max_new_tokens=new_tokens)
+        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back. One that
+        # is cut ends where their room does, as with an unset maximum.
+        most = self._length_of(submit.request_id) - len(submit.prompt)
+        is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
+        submit = replace(submit, max_new_tokens=most, is_max_unset=is_max_unset)
         kept = _Kept(
             number=self._next_number,
             accepted_at=self._clock(),

@@ -5,7 +5,7 @@ present worker can hold ends after `max_worker_wait_seconds`. Also takes up requ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
@@ -32,8 +32,6 @@ class Acceptance:
     _preparations: Preparations
     _end: End
     _next_handle: int = 1
-    _larger: set[int] = field(default_factory=set[int])
-    """Handles of restored requests that end beyond the context of every worker that is back."""
 
     def take_handles(self, count: int) -> int:
         """Returns the first of `count` new handles."""
@@ -63,7 +61,6 @@ class Acceptance:
             for request in self._new_requests(event.submit, first_handle, arrived_at, is_restored=True):
                 if event.ends[request.sample_idx] is not None:
                     continue
-                self._note_cut(request)
                 request.restore(event.outputs[request.sample_idx])
                 request.weights.restore(event.weights[request.sample_idx] if event.weights else ())
                 self._preparations.accepted(event.submit, 1)
@@ -80,16 +77,6 @@ class Acceptance:
             self._lanes.suspects.restore(suspects)
         return endings
 
-    def _note_cut(self, request: Request) -> None:
-        """Notes whether a restored request ends where a context does, once a worker is back that is large enough."""
-        total, infos = request.total_length, self._lanes.worker_infos
-        longest = max(info.max_length for info in infos.known)
-        request.is_cut = total == longest or (not request.maximum.is_set and total >= infos.longest_known)
-        if total > longest:
-            self._larger.add(request.handle)
-        else:
-            self._larger.discard(request.handle)
-
     def _new_requests(
         self, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
     ) -> list[Request]:
@@ -101,8 +88,7 @@ class Acceptance:
         infos = self._lanes.worker_infos
         info = infos.known[0]
         prompt, maximum = len(submit.prompt), submit.maximum
-        # What a journal has is what was accepted, by workers that may be larger than those that are back.
-        total, is_cut = (prompt + maximum.tokens, False) if is_restored else _length(submit, infos)
+        total, is_cut = _length(submit, infos, is_restored=is_restored)
         meter = 0
         if submit.tenant and not maximum.is_set:
             meter = self._queue.accounts.of(submit.tenant, arrived_at).number
@@ -165,8 +151,6 @@ class Acceptance:
 
     def update_worker_wait(self, request: Request, now: float) -> None:
         """Starts or ends the request's wait for a worker that can hold it."""
-        if request.handle in self._larger:
-            self._note_cut(request)
         infos = self._lanes.worker_infos
         longest = infos.longest_with_constraints if request.constraint else infos.longest_present
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
@@ -235,13 +219,18 @@ def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
-def _length(submit: Submit, infos: WorkerInfos) -> tuple[int, bool]:
-    """Returns the length at which a request ends, and whether that is what the workers hold."""
+def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:
+    """Returns the length at which a request ends, and whether that is what the workers hold.
+
+    A journal has what was accepted, by workers that may be larger than those that are back.
+    """
     prompt, maximum = len(submit.prompt), submit.maximum
-    total = total_tokens(infos, prompt, maximum)
-    if not maximum.is_set:
-        total = min(total, infos.longest_known)
-    return total, total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
+    total = wanted = prompt + maximum.tokens
+    if not is_restored:
+        total = total_tokens(infos, prompt, maximum)
+        if not maximum.is_set:
+            total = min(total, infos.longest_known)
+    return total, total < wanted or (not maximum.is_set and total >= infos.longest_known)
 
 
 def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:

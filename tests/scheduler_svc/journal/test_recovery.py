@@ -246,8 +246,8 @@ def test_a_request_waits_for_a_worker_as_large_as_the_one_that_had_it(
     tmp_path: Path, asked: str, num_tokens: int
 ) -> None:
     lives, caller = begun_anew(tmp_path / "journal", asked, num_tokens)
-    # With an unset maximum, the small worker computes what it has room for.
-    most = 21 if asked == "unset" and num_tokens < 21 else num_tokens
+    # Without a maximum that is in force, the small worker computes what it has room for.
+    most = 21 if asked != "set" and num_tokens < 21 else num_tokens
     assert not caller.done and num_tokens <= len(caller.received[0]) <= most + 2
     lives.join("large", LARGE)
     lives.run()
@@ -264,7 +264,7 @@ def test_a_request_that_no_larger_worker_takes_ends_as_any_other(tmp_path: Path,
     lives.now += CoreConfig().max_worker_wait_seconds
     lives.turn(ev.Tick())
     assert caller.ends[0] is not None
-    if asked == "unset":
+    if asked != "set":
         assert caller.ends[0].reason is fx.EndReason.CONTEXT_FULL
     else:
         assert caller.ends[0].failure is not None and caller.ends[0].failure.code is fx.FailureCode.NO_WORKER
