@@ -33,6 +33,7 @@ from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
@@ -52,6 +53,7 @@ _LEADER_FIRST_SECONDS = 5.0
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
+@ends_with_needed("gpu_worker")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a stop in order, 2 for settings and a model that is not served, 1 for others."""
     begun = time.perf_counter()
@@ -140,8 +142,10 @@ def _check_runtime_dir(settings: WorkerSettings) -> None:
         own_runtime_dir(settings.runtime_dir)
         if not settings.connect:
             KeyFile(settings.runtime_dir).read()
-    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
-        raise SettingError(f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}") from error
+    except OSError as error:
+        problem = f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}"
+        is_wrong = isinstance(error, PermissionError | NotADirectoryError | FileNotFoundError)
+        raise SettingError(problem) if is_wrong else OSError(problem) from error
     except ValueError as error:
         raise SettingError(str(error)) from error
 

@@ -43,6 +43,7 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 from tandem_contract.stopping import StopRequests
@@ -264,6 +265,7 @@ def _user_of(connection: socket.socket) -> User | None:
     return user if is_open else None
 
 
+@ends_with_needed("holder")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves, 2 for settings."""
     stopping.begin()
@@ -289,7 +291,9 @@ def _serve(settings: "HolderSettings") -> int:
         own_runtime_dir(settings.runtime_dir)
         holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
     except (HolderRuns, ValueError, OSError) as error:
-        log.error("%s", error)
+        # A socket's own error does not name it.
+        folder = f"runtime_dir {settings.runtime_dir} cannot be used: "
+        log.error("%s", f"{folder}{error.strerror}" if isinstance(error, OSError) else error)
         return WRONG_SETTINGS if isinstance(error, ValueError | PermissionError | NotADirectoryError) else 1
     # Workers keep what they have of it, and need it no more.
     StopRequests().listen(holder.stop)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from tandem_contract.fork_server import serve_forks
 from tandem_contract.grammars import MASK_SECONDS, limit_words
+from tandem_contract.needed import ends_with_needed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -146,4 +147,5 @@ def _serve(trial: Trial, connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_forks(load))
+    with ends_with_needed("scheduler_svc.constraint_trial"):
+        sys.exit(serve_forks(load))

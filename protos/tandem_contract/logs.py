@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, cast
 
-from tandem_contract.needed import NeededThread, end_with_needed
+from tandem_contract.needed import NeededThread
 
 log = logging.getLogger("tandem")
 
@@ -175,7 +175,6 @@ def start(process: str, *, level: str, log_format: LogFormat, package: str = log
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False
     sys.excepthook = _log_uncaught
-    end_with_needed(process)
 
 
 def stop() -> None:

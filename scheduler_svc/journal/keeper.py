@@ -162,6 +162,7 @@ class JournalKeeper:
         saved: SavedCore,
         cache_root: bytes,
         next_generation: int,
+        length_of: Callable[[str], int],
         outputs_of: Callable[[str], Sequence[Int32Array]],
         spans_of: Callable[[str], Mapping[int, Sequence[WeightsSpan]]],
         suspicion: SuspicionLog,
@@ -169,7 +170,9 @@ class JournalKeeper:
         on_steady: Callable[[], None],
         clock: JournalClock,
     ) -> None:
-        """`outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
+        """`length_of` returns the tokens at which a live request ends, prompt and output together.
+
+        `outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
 
         `on_steady` is called once, when the scheduler has run for a while or ends in order.
         """
@@ -182,7 +185,8 @@ class JournalKeeper:
             booted_at=clock.booted_at,
         )
         records.fill_weights(self._state, saved.weights)
-        self._outputs_of, self._spans_of, self._suspicion = outputs_of, spans_of, suspicion
+        self._length_of, self._outputs_of, self._spans_of = length_of, outputs_of, spans_of
+        self._suspicion = suspicion
         self._make_writer, self._clock = make_writer, clock.now
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
@@ -303,6 +307,11 @@ class JournalKeeper:
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
+        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back. One that
+        # is cut ends where their room does, as with an unset maximum.
+        most = self._length_of(submit.request_id) - len(submit.prompt)
+        is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
+        submit = replace(submit, max_new_tokens=most, is_max_unset=is_max_unset)
         kept = _Kept(
             number=self._next_number,
             accepted_at=self._clock(),
@@ -386,6 +395,7 @@ class OpenedJournal:
             saved=self._saved,
             cache_root=self.cache_root,
             next_generation=self.first_generation + _GENERATIONS,
+            length_of=lambda request_id: core.queue.by_request_id(request_id)[0].total_length,
             outputs_of=partial(outputs_of, core),
             spans_of=partial(spans_of, core),
             suspicion=SuspicionLog(core, self._saved.suspects),

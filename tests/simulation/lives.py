@@ -94,7 +94,7 @@ class Caller:
                 version_of=partial(_version, () if end is None else end.stats.weights),
             )
             assert tokens == list(expected.tokens[: len(tokens)])
-            if end is not None and end.reason is not fx.EndReason.STOP_STRING:
+            if end is not None and end.reason not in (fx.EndReason.STOP_STRING, fx.EndReason.CONTEXT_FULL):
                 if end.failure is not None:
                     # Random deaths of workers may convict an innocent request.
                     assert "its worker died or hung" in end.failure.message, end.failure
@@ -179,7 +179,10 @@ class Lives:
             for name in self.workers:
                 self.join(name)
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, shape: Shape | None = None) -> None:
+        """`shape` is that of a new worker."""
+        if shape is not None:
+            self.workers[name] = _Worker(Executor(shape))
         worker = self.workers[name]
         worker.plans.clear()
         worker.results.clear()
@@ -187,7 +190,7 @@ class Lives:
         worker.loads.clear()
         version, folder = worker.executor.version, worker.executor.weights_folder
         info = replace(
-            info_of(self.shape), identity=self.identity, weights_version=version, weights_folder=folder
+            info_of(worker.executor.shape), identity=self.identity, weights_version=version, weights_folder=folder
         )  # fmt: skip
         self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
@@ -269,6 +272,7 @@ class Lives:
         seed: int = 0,
         constraint: bytes = b"",
         adapter: bytes = b"",
+        **fields: Any,
     ) -> Caller:
         stream, self._next_stream = self._next_stream, self._next_stream + 64
         event = ev.Submit(
@@ -279,7 +283,7 @@ class Lives:
             description=b"text options", resources=resources_of(constraint, adapter),
             **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
-        event = over_the_wire(event)
+        event = over_the_wire(replace(event, **fields))
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
         self.callers.append(caller)
         self.turn(event)

@@ -30,6 +30,7 @@ from tandem_client.services.pair import TOY_NOTICE, flags, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
 from tandem_client.services.settings import SCHEDULER, WORKER, SettingsReader, SettingsRefused
 from tandem_client.types import Delta
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
 
 _FRAMES_PER_SECOND = 12
@@ -156,6 +157,7 @@ def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int])
     return table
 
 
+@ends_with_needed("demo")
 def main(
     listen: Annotated[str | None, typer.Option(help="Default: a free port.")] = None,
     runtime_dir: Annotated[Path | None, typer.Option(help="Default: a temporary folder.")] = None,

@@ -295,7 +295,7 @@ def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[S
 
     def on_change(one: Supervisor) -> None:
         nonlocal num_listening
-        if one.state == State.PAUSED:
+        if one.state == State.PAUSED or (one.ended is not None and one.ended.is_overdue):
             log.warning("%s", one.ended)
         elif one.state == State.SERVING:
             num_listening += 1

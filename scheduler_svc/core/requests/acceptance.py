@@ -75,7 +75,7 @@ def accept(core: Core, submit: Submit, now: float) -> int:
         charge = tokens_to_charge(submit, core.lanes.worker_infos)
         queue.accounts.open(submit.tenant, now).charge(charge, now)
     core.sources.accepted(submit, submit.num_samples)
-    for request in _new_requests(core, submit, first_handle, now, core.lanes.worker_infos.longest_known):
+    for request in _new_requests(core, submit, first_handle, now):
         queue.add(request)
         add_deadlines(core, request, submit, now)
     return first_handle
@@ -86,7 +86,7 @@ def restore(core: Core, now: float) -> None:
     endings, queue = list[Ending](), core.queue
     suspects: list[Request] = []
     for first_handle, arrived_at, event in core.kept.take_restored():
-        for request in _new_requests(core, event.submit, first_handle, arrived_at):
+        for request in _new_requests(core, event.submit, first_handle, arrived_at, is_restored=True):
             if event.ends[request.sample_idx] is not None:
                 continue
             request.restore(event.outputs[request.sample_idx])
@@ -108,18 +108,17 @@ def restore(core: Core, now: float) -> None:
 
 
 def _new_requests(
-    core: Core, submit: Submit, first_handle: int, arrived_at: float, longest: int | None = None
+    core: Core, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
 ) -> list[Request]:
     """Makes one request for each sample. Its handle is also its number in the order of arrival.
 
-    With an unset maximum it ends at `longest` tokens at the latest. A restored request has been accepted by workers
-    that may not be back. Only the first sample returns prompt logprobs.
+    Only the first sample returns prompt logprobs.
     """
     # All workers have the same model identity, which covers the page size and the EOS token ids.
     infos = core.lanes.worker_infos
     info = infos.known[0]
     prompt, maximum = len(submit.prompt), submit.maximum
-    total, is_cut = _length(submit, infos, longest)
+    total, is_cut = _length(submit, infos, is_restored=is_restored)
     meter = 0
     if submit.tenant and not maximum.is_set:
         meter = core.queue.accounts.open(submit.tenant, arrived_at).number
@@ -168,13 +167,18 @@ def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
-def _length(submit: Submit, infos: WorkerInfos, longest: int | None) -> tuple[int, bool]:
-    """Returns the length at which a request ends, and whether that is what the workers hold."""
+def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:
+    """Returns the length at which a request ends, and whether that is what the workers hold.
+
+    A journal has what was accepted, by workers that may be larger than those that are back.
+    """
     prompt, maximum = len(submit.prompt), submit.maximum
-    total = total_tokens(infos, prompt, maximum)
-    if longest is not None and not maximum.is_set:
-        total = min(total, longest)
-    return total, total < prompt + maximum.tokens or (not maximum.is_set and total >= infos.longest_known)
+    total = wanted = prompt + maximum.tokens
+    if not is_restored:
+        total = total_tokens(infos, prompt, maximum)
+        if not maximum.is_set:
+            total = min(total, infos.longest_known)
+    return total, total < wanted or (not maximum.is_set and total >= infos.longest_known)
 
 
 def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:

@@ -16,8 +16,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
+from tests.rigs.executor import Shape
 from tests.simulation.deaths import Deaths
-from tests.simulation.lives import FRONTEND, Died, Lives
+from tests.simulation.lives import FRONTEND, Caller, Died, Lives
 
 
 @pytest.fixture
@@ -213,6 +214,62 @@ def test_requests_of_another_model_fail(lives: Lives) -> None:
     assert caller.ends[0] is not None and caller.ends[0].failure is not None
     assert "another model is served after the restart" in caller.ends[0].failure.message
     caller.lost = True
+
+
+# Of the context, and of a worker that comes back first. A prompt has 3 tokens.
+LARGE, SMALL = Shape(page_size=4, num_pages=40, max_length=60), Shape(page_size=4, num_pages=10, max_length=24)
+ASKED = {
+    "set": ({"max_new_tokens": 50}, 50, fx.EndReason.LENGTH),
+    "above the context": ({"max_new_tokens": 99}, 57, fx.EndReason.CONTEXT_FULL),
+    "unset": ({"max_new_tokens": 57, "is_max_unset": True}, 57, fx.EndReason.CONTEXT_FULL),
+}
+
+
+def begun_anew(folder: Path, asked: str, num_tokens: int) -> tuple[Lives, Caller]:
+    """A service that died with its large worker when the request had so many tokens, and a small one in the next."""
+    lives = Lives(folder, shape=LARGE, num_workers=1)
+    lives.begin()
+    caller = lives.submit([1, 2, 3], ignore_eos=True, **ASKED[asked][0])
+    while len(caller.received[0]) < num_tokens:
+        steps(lives, 1)
+    lives.kill()
+    del lives.workers["w-0"]
+    lives.begin()
+    lives.join("small", SMALL)
+    lives.resume(caller)
+    steps(lives, 100)
+    return lives, caller
+
+
+@pytest.mark.parametrize("num_tokens", [5, 30])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_request_waits_for_a_worker_as_large_as_the_one_that_had_it(
+    tmp_path: Path, asked: str, num_tokens: int
+) -> None:
+    lives, caller = begun_anew(tmp_path / "journal", asked, num_tokens)
+    # Without a maximum that is in force, the small worker computes what it has room for.
+    most = 21 if asked != "set" and num_tokens < 21 else num_tokens
+    assert not caller.done and num_tokens <= len(caller.received[0]) <= most + 2
+    lives.join("large", LARGE)
+    lives.run()
+    _, count, reason = ASKED[asked]
+    assert caller.ends[0] is not None
+    assert (caller.ends[0].reason, len(caller.received[0])) == (reason, count)
+    lives.check()
+    lives.close()
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_request_that_no_larger_worker_takes_ends_as_any_other(tmp_path: Path, asked: str) -> None:
+    lives, caller = begun_anew(tmp_path / "journal", asked, 30)
+    lives.now += CoreConfig().max_worker_wait_seconds
+    lives.turn(ev.Tick())
+    assert caller.ends[0] is not None
+    if asked != "set":
+        assert caller.ends[0].reason is fx.EndReason.CONTEXT_FULL
+    else:
+        assert caller.ends[0].failure is not None and caller.ends[0].failure.code is fx.FailureCode.NO_WORKER
+    lives.close()
 
 
 def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:

@@ -34,6 +34,7 @@ from tandem_client.services.settings import (
 from tandem_contract import stopping
 from tandem_contract.files import own_runtime_dir
 from tandem_contract.logs import LogFormat, as_json
+from tandem_contract.needed import ends_with_needed
 
 # Whether the KV pool of a worker outlives it.
 SharedPool = Literal["auto", "on", "off"]
@@ -106,6 +107,7 @@ _PARAMETERS = (
 
 
 @takes(_PARAMETERS)
+@ends_with_needed("tandem serve")
 def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     stopping.begin()
