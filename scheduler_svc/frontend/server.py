@@ -195,6 +195,7 @@ class FrontEnd:
         """Somebody asks this process alone to stop, or every process of the service."""
         if self._leaving is None and not self._core_drains and not self._stop.is_set():
             self._refuse(self._grace_seconds)
+            self._link.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
             self._leaving = asyncio.create_task(self._stop_alone())
 
     async def _stop_alone(self) -> None:

@@ -111,11 +111,12 @@ class Inbound:
     frontends: RouterLink
     dispatcher: EffectDispatcher
     credentials: Credentials
-    # Gets a front end and the reason.
-    on_frontend_lost: Callable[[str, str], None]
+    # Gets a front end, the reason, and whether it has announced its stop.
+    on_frontend_lost: Callable[[str, str, bool], None]
     tokens: TokenFile | None
     metrics: CoreMeter | None = None
     dropped: DroppedFrames = field(default_factory=DroppedFrames, init=False)
+    _leaving: set[str] = field(default_factory=set[str], init=False)
 
     def receive(self) -> list[fx.Effect]:
         """Handles lost peers, then at most 1,024 frames of each link."""
@@ -170,6 +171,9 @@ class Inbound:
                 if self.metrics is not None:
                     self.metrics.reported(peer, message.metrics)
                 return []
+            if message.HasField("leaving"):
+                self._leaving.add(peer)
+                return []
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
@@ -211,8 +215,10 @@ class Inbound:
             return self.handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
         if peer not in self.core.frontends:
             return []
-        self.on_frontend_lost(peer, reason)
-        return self.handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
+        is_orderly = peer in self._leaving
+        self._leaving.discard(peer)
+        self.on_frontend_lost(peer, reason, is_orderly)
+        return self.handle(ev.FrontendLost(frontend=peer, is_orderly=is_orderly), peer=peer, frontend_lost=lost)
 
 
 def _whole(frame: bytes | None) -> bytes:

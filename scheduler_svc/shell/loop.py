@@ -275,7 +275,10 @@ class Loop:
         if self._flight is not None:
             self._flight.check(now)
 
-    def _frontend_lost(self, frontend: str, reason: str) -> None:
+    def _frontend_lost(self, frontend: str, reason: str, is_orderly: bool) -> None:
+        if is_orderly:
+            log.info("front end %s was asked to stop, and has left", frontend)
+            return
         if self._stop.deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
             if self._metrics is not None:
