@@ -94,20 +94,19 @@ def test_help_in_the_flags_of_a_program_is_its_help() -> None:
 
 def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(settings._MODULES, WORKER, "tests.of_no_worker")
-    with pytest.raises(SettingsRefused, match="^the settings cannot be read: ModuleNotFoundError: No module named"):
+    with pytest.raises(SettingsRefused, match="the settings cannot be read: ModuleNotFoundError: No module named"):
         read(worker=[])
-    with SettingsReader(SCHEDULER) as reader, pytest.raises(SettingsRefused, match="their reader was killed$"):
+    with SettingsReader(SCHEDULER) as reader:
         os.kill(reader._pid, signal.SIGKILL)
-        reader.read({SCHEDULER: []})
+        with pytest.raises(SettingsRefused, match="their reader was killed"):
+            reader.read({SCHEDULER: []})
 
 
 def run(code: str, *arguments: str) -> list[str]:
     """The words that a fresh process prints."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
     command = [sys.executable, "-P", "-c", code, *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
     return done.stdout.split()
 
 
