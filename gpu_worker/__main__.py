@@ -33,6 +33,7 @@ from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
@@ -81,7 +82,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
-            log.info("tandem %s: %d ranks start with %s", version(), settings.ranks, model)
+            log.info("tandem %s: %s with %s", version(), numbered(settings.ranks, "rank", "start"), model)
             return launch(settings.ranks, arguments, meeting_of(settings))
         ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)

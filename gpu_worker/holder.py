@@ -43,6 +43,7 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 from tandem_contract.stopping import StopRequests
@@ -174,7 +175,7 @@ class Holder:
             case "attach":
                 attached, num_bytes = pool_id_of(message), number(message, "bytes", 1, MAX_POOL_BYTES)
                 if len(given) != 1:
-                    raise MessageError(f"{len(given)} descriptors came with attach; it needs 1")
+                    raise MessageError(f"{numbered(len(given), 'descriptor')} came with attach; it needs 1")
                 self._pools.attach(attached, user, given[0], num_bytes)
                 given.clear()
                 log.info("pool %s has %s MiB on its device", attached.hex()[:8], num_bytes >> 20)
@@ -196,7 +197,8 @@ class Holder:
                 if not (device := device_of(message)):
                     raise MessageError("device is empty; pools in host memory are freed when others need their room")
                 log.info(
-                    "process %s needs memory: %s unused pools are freed", user.pid, self._pools.free_unused(device)
+                    "process %s needs memory: %s freed",
+                    *(user.pid, numbered(self._pools.free_unused(device), "unused pool", "are")),
                 )
                 return {}, []
             case _:

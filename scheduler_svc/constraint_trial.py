@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from tandem_contract.fork_server import serve_forks
 from tandem_contract.grammars import MASK_SECONDS, limit_words
+from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -52,7 +53,7 @@ def packed(number: int, text: str) -> bytes:
 def unpacked(packet: bytes) -> tuple[int, str]:
     """Decodes a packet. Raises ValueError."""
     if len(packet) < _NUMBER.size:
-        raise ValueError(f"a packet has {len(packet)} bytes; at least {_NUMBER.size} belong to it")
+        raise ValueError(f"a packet has {numbered(len(packet), 'byte')}; at least {_NUMBER.size} belong to it")
     return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
 
 

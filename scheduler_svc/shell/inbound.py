@@ -28,6 +28,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract.plural import numbered
 
 log = logging.getLogger("tandem.core")
 
@@ -91,7 +92,10 @@ class DroppedFrames:
         more = self._unreported.total() + self._others
         if more:
             peer, count = self._unreported.most_common(1)[0]
-            log.warning("dropped %d more frames in %g s; most came from %s: %d", more, _REPORT_SECONDS, peer, count)
+            log.warning(
+                "dropped %s in %g s; most came from %s: %d",
+                *(numbered(more, "more frame"), _REPORT_SECONDS, peer, count),
+            )
         self._unreported.clear()
         self._others = 0
 
