@@ -20,6 +20,7 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import Ending
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
+from tandem_contract.plural import counted
 
 
 def next_timeout(lanes: Lanes, config: CoreConfig) -> float | None:
@@ -97,7 +98,7 @@ def ran_out_of_memory(
     reduction = lane.memory.ran_out(record)
     lanes.counters.memory_reduced(reduction)
     positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
-    size = f"{positions:,} positions of {rows:,} {'row' if rows == 1 else 'rows'}"
+    size = f"{counted(positions, 'position')} of {counted(rows, 'row')}"
     what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"
     if reduction is Reduction.REFUSED:
         what += "; two requests in a row ran out of memory alone"
@@ -110,6 +111,6 @@ def ran_out_of_memory(
         return effects, []
     why = (
         f"request {request.request_id}: its worker ran out of memory in two steps in which it ran alone; the last "
-        f"had {size}, the sequence has {request.known:,} tokens ({event.detail})"
+        f"had {size}, the sequence has {counted(request.known, 'token')} ({event.detail})"
     )
     return effects, [Ending.failed(request, why)]

@@ -126,13 +126,13 @@ class Pipe(asyncio.Transport):
 @pytest.mark.parametrize(
     ("parser", "origins", "head", "allowed"),
     [
-        (HttpToolsProtocol, PAGE, f"Origin: {PAGE}\r\n", PAGE),
+        (HttpToolsProtocol, PAGE, f"Origin: {PAGE}\r\nx", PAGE),
         (HttpToolsProtocol, f"{OTHER},{PAGE}", f"origin:{PAGE}\r\nx: y\r\n", PAGE),
-        (HttpToolsProtocol, PAGE, f"origin: {OTHER}\r\n", None),
-        (HttpToolsProtocol, PAGE, f"origin: {PAGE}\r\norigin: {OTHER}\r\n", None),
+        (HttpToolsProtocol, PAGE, f"origin: {OTHER}\r\nx", None),
+        (HttpToolsProtocol, PAGE, f"origin: {PAGE}\r\norigin: {OTHER}\r\nx", None),
         (HttpToolsProtocol, PAGE, f"origin: {PAGE}", None),
         (HttpToolsProtocol, "*", "", "*"),
-        (HttpToolsProtocol, "", f"origin: {PAGE}\r\n", None),
+        (HttpToolsProtocol, "", f"origin: {PAGE}\r\nx", None),
         (H11Protocol, PAGE, f"origin: {PAGE}\r\n", None),
         (H11Protocol, "*", f"origin: {PAGE}\r\n", "*"),
     ],
@@ -144,7 +144,7 @@ def test_a_page_reads_why_its_headers_were_not_taken(
     """If they were not complete, and its origin was among those that came."""
 
     async def scenario() -> bytes:
-        config = uvicorn.Config(lambda: None, loop="none", ws="none", lifespan="off", log_config=None)
+        config = uvicorn.Config("never.called", loop="none", ws="none", lifespan="off", log_config=None)
         seats, pipe = Seats(Meter(), max_connections=1), Pipe()
         cors = partial(early_headers, PROGRAM.read(["--cors-origins", origins], {}).origins)
         kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, cors)
