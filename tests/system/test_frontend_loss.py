@@ -40,7 +40,8 @@ def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     asks = random_asks(4, seed=13, prompts=(1, 30), outputs=(100, 200))
     streams = [caller.generate(ask.request()) for ask in asks]
-    streams[0].wait_tokens(5)
+    for stream in streams:
+        stream.wait_tokens(5)
     number, old = len(scheduler.lines), scheduler.frontend_pid()
     os.kill(old, signal.SIGTERM)
     for ask, stream in zip(asks, streams, strict=True):
