@@ -22,9 +22,9 @@ def counted(number: int, thing: str, verb: str = "") -> str:
 def _noun(number: int, thing: str, verb: str) -> str:
     if number == 1:
         return f"{thing} {_IS.get(verb, f'{verb}s')}" if verb else thing
-    head, rest = re.fullmatch(r"(.+?)((?: of| to) .*)?", thing).groups("")
+    head, *rest = re.split("(?= of | to )", thing, maxsplit=1)
     if head.endswith(("s", "x", "ch", "sh")):
         many = f"{head}es"
     else:
         many = f"{head[:-1]}ies" if head.endswith("y") and head[-2] not in "aeiou" else f"{head}s"
-    return f"{many}{rest} {verb}".rstrip()
+    return f"{many}{''.join(rest)} {verb}".rstrip()
