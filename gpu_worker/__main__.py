@@ -4,9 +4,6 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
-import gpu_worker.process.import_path  # noqa: F401
-
-# isort: split
 import faulthandler
 import logging
 import os
@@ -18,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import gpu_worker.process.import_path  # noqa: F401
 from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
@@ -34,9 +32,13 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
 from tandem_contract.needed import ends_with_needed
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
+
+# isort: split
+
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
@@ -83,7 +85,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
-            log.info("tandem %s: %d ranks start with %s", version(), settings.ranks, model)
+            log.info("tandem %s: %s with %s", version(), numbered(settings.ranks, "rank", "start"), model)
             return launch(settings.ranks, arguments, meeting_of(settings))
         ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)

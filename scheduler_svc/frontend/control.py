@@ -34,6 +34,7 @@ from scheduler_svc.frontend.sizes import (
 )
 from scheduler_svc.frontend.validate import check_request_id
 from scheduler_svc.frontend.watching import Watch
+from tandem_contract.plural import numbered
 
 REPLY_SECONDS = 5.0
 
@@ -285,7 +286,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_QUARANTINE_KEYS}")
         for idx, key in enumerate(request.keys):
             if len(key) != QUARANTINE_KEY_CHARS:
-                message = f"keys[{idx}] has {len(key)} characters; a key has {QUARANTINE_KEY_CHARS}"
+                message = f"keys[{idx}] has {numbered(len(key), 'character')}; a key has {QUARANTINE_KEY_CHARS}"
                 raise status.invalid(f"keys[{idx}]", message)
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
         reply = await self.queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))

@@ -28,6 +28,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS, Sizes
 from scheduler_svc.frontend.watching import Watch
+from tandem_contract.plural import numbered
 
 MAX_WATCHES = 1000
 # Of one connection.
@@ -100,7 +101,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self.admit_watch()
         peer = context.peer()
         if self._num_own[peer] >= MAX_OWN_WATCHES:
-            count = f"{self._num_own[peer]} health watches of this connection are open"
+            count = f"{numbered(self._num_own[peer], 'health watch of this connection', 'are')} open"
             raise status.overloaded(f"{count}; the limit is {MAX_OWN_WATCHES}")
         watch, sent = Watch(caller=caller()), None
         self.watches[watch] = None

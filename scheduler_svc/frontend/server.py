@@ -38,6 +38,7 @@ from scheduler_svc.frontend.watching import end_revoked, stalled
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 from scheduler_svc.processes.frontends import FrontEndSettings
+from tandem_contract.plural import numbered
 from tandem_contract.stopping import STOP, leave_to_parent
 
 logger = logging.getLogger(__name__)
@@ -195,6 +196,7 @@ class FrontEnd:
         """Somebody asks this process alone to stop, or every process of the service."""
         if self._leaving is None and not self._core_drains and not self._stop.is_set():
             self._refuse(self._grace_seconds)
+            self._link.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
             self._leaving = asyncio.create_task(self._stop_alone())
 
     async def _stop_alone(self) -> None:
@@ -212,7 +214,9 @@ class FrontEnd:
 
     def _refuse(self, seconds: float) -> None:
         num = self._streams.num_open
-        logger.info("stopping: new requests are refused; %d streams have at most %g s to end", num, seconds)
+        logger.info(
+            "stopping: new requests are refused; %s at most %g s to end", numbered(num, "stream", "have"), seconds
+        )
         self._readiness.drain()
 
     def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
@@ -291,7 +295,7 @@ class FrontEnd:
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue
-            logger.info("serving %s, up to %d tokens a sequence", served.info.model, served.info.max_length)
+            logger.info("serving %s, up to %s a sequence", served.info.model, numbered(served.info.max_length, "token"))
             self._readiness.set_model(served)
 
     async def _wait_until_drained(self) -> None:
@@ -300,7 +304,7 @@ class FrontEnd:
             async with asyncio.timeout(self._grace_seconds):
                 await self._streams.wait_idle()
         except TimeoutError:
-            logger.warning("the grace period ended while %d streams were open", self._streams.num_open)
+            logger.warning("the grace period ended while %s open", numbered(self._streams.num_open, "stream", "were"))
             over = f"the service is shutting down and its grace period of {self._settings.grace_seconds:g} s is over"
             self._streams.fail_all(lambda: status.not_ready(over, reason="shutdown"))
 

@@ -31,6 +31,7 @@ from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, S
 from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
 from scheduler_svc.journal.records import SampleEnd
 from scheduler_svc.wire.arrays import packed
+from tandem_contract.plural import numbered
 
 _T = TypeVar("_T")
 
@@ -222,7 +223,9 @@ class JournalKeeper:
             effects += handle(event_of(entry), restored=entry)
         if saved.requests:
             late = len(saved.requests) - len(self._by_id)
-            log.info("the journal has %d requests that go on, and %d whose time is over", len(self._by_id), late)
+            log.info(
+                "%s on from the journal; the time of %d is over", numbered(len(self._by_id), "request", "go"), late
+            )
         self._now, self._steady_at = now, now + _STEADY_SECONDS
         self._writer = self._make_writer(self.snapshot)
         return effects

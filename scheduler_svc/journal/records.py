@@ -17,6 +17,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
 from scheduler_svc.wire.request import end_of as decoded_end
 from scheduler_svc.wire.request import fill_end, fill_spans, fill_submit, spans_of
+from tandem_contract.plural import numbered
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}
@@ -130,7 +131,7 @@ def request_of(record: journal_pb2.JournalRequest) -> SavedRequest:
     assert isinstance(submit, ev.Submit)
     samples = record.samples
     if samples and len(samples) != submit.num_samples:
-        raise WireError(f"a request has {submit.num_samples} samples, but {len(samples)} in the record")
+        raise WireError(f"a request has {numbered(submit.num_samples, 'sample')}, but {len(samples)} in the record")
     none: tuple[Any, ...] = (None,) * submit.num_samples
     return SavedRequest(
         number=record.number,

@@ -22,6 +22,7 @@ from scheduler_svc.core.status import state_of
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Histogram
 from scheduler_svc.wire.arrays import WireError
+from tandem_contract.plural import numbered
 
 # Processes whose last report is kept. Reports of older ones, which are gone, are one sum.
 _MAX_PROCESSES = 256
@@ -44,7 +45,9 @@ class FrontTotals:
     def take(self, frontend: str, report: frontend_pb2.MetricsReport) -> None:
         """Takes a front end's report. Raises WireError if it does not have the numbers of this version."""
         if len(report.values) != 8 * catalogue.NUM_CELLS:
-            raise WireError(f"its metrics have {len(report.values)} bytes instead of {8 * catalogue.NUM_CELLS}")
+            raise WireError(
+                f"its metrics have {numbered(len(report.values), 'byte')} instead of {8 * catalogue.NUM_CELLS}"
+            )
         cells = np.frombuffer(report.values, "<f8")
         if not np.isfinite(cells).all() or (cells < 0).any():
             raise WireError("its metrics have a number that is negative or not finite")

@@ -70,7 +70,7 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.FlushCache: _form("flush", "frontend"),
     ev.ClearQuarantine: _form("clear_quarantine", "frontend keys", keys=_size("keys")),
     ev.FrontendJoined: _form("frontend_joined", "frontend"),
-    ev.FrontendLost: _form("frontend_lost", "frontend"),
+    ev.FrontendLost: _form("frontend_lost", "frontend is_orderly"),
     ev.WorkerJoined: _form(
         "worker_joined", "worker pid pages rows device", **_SIZES, device=lambda one: one.info.device[:MAX_TEXT]
     ),
@@ -127,7 +127,7 @@ def cause_of(one: Any) -> str | None:
     match one:
         case ev.WorkerLost(is_orderly=False):
             return f"worker {one.worker} was lost"
-        case ev.FrontendLost():
+        case ev.FrontendLost(is_orderly=False):
             return f"front end {one.frontend} was lost"
         case fx.KillWorker():
             return f"worker {one.worker} hangs"

@@ -17,15 +17,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.events import (
-    MAX_DESCRIPTION_BYTES,
-    MAX_SAMPLING_BYTES,
-    SECRET_HASH_BYTES,
-)
+from scheduler_svc.core.messages.events import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
 from scheduler_svc.core.messages.names import core_id, meant, own_id
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.resources import fill_resources, resources_of
+from tandem_contract.plural import numbered
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
@@ -71,7 +68,7 @@ def _check_linger(submit: pb.Submit) -> None:
     num_hash, num_description = len(submit.secret_hash), len(submit.description)
     expected = SECRET_HASH_BYTES if submit.linger_seconds else 0
     if num_hash != expected:
-        raise WireError(f"secret_hash has {num_hash} bytes; it must have {expected}")
+        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {expected}")
     if num_description > MAX_DESCRIPTION_BYTES:
         raise WireError(f"description has {num_description} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
     if submit.linger_seconds and (submit.num_logprobs or submit.prompt_logprobs_from):
@@ -81,7 +78,7 @@ def _check_linger(submit: pb.Submit) -> None:
 def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
     num_hash = len(resume.secret_hash)
     if num_hash != SECRET_HASH_BYTES:
-        raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
+        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {SECRET_HASH_BYTES}")
     if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
         raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
     first, *others = meant(resume.request_id, resume.tenant)
@@ -111,9 +108,9 @@ def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
     """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
     num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
     if num_root not in (0, HASH_BYTES):
-        raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
+        raise WireError(f"prefix_root has {numbered(num_root, 'byte')}; it must have none or {HASH_BYTES}")
     if num_hashes % HASH_BYTES:
-        raise WireError(f"page_hashes has {num_hashes} bytes, which is not a multiple of {HASH_BYTES}")
+        raise WireError(f"page_hashes has {numbered(num_hashes, 'byte')}, which is not a multiple of {HASH_BYTES}")
     limit = num_prompt if num_root else 0
     if num_hashes > limit * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")

@@ -19,6 +19,7 @@ from scheduler_svc.core.messages.resources import RESOURCE_HASH_BYTES
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
 from scheduler_svc.wire.resources import fill_needs, kind_of, name_of
+from tandem_contract.plural import numbered
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
@@ -81,7 +82,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         raise WireError(f"max_length {join.max_length} takes more than {1 << 20} pages of {join.page_size}")
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
-            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+            raise WireError(f"{name} has {numbered(len(text), 'character')}; it must have 1 to {_MAX_NAME}")
     if join.weights_version or join.weights_folder:
         weights_of(join.weights_version, join.weights_folder)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
@@ -93,7 +94,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         raise WireError(f"eos_token_ids has {len(join.eos_token_ids)} ids; the limit is {_MAX_EOS_IDS}")
     for token in join.eos_token_ids:
         if token >= join.vocab_size:
-            raise WireError(f"eos_token_ids contains {token}; the vocabulary has {join.vocab_size} tokens")
+            raise WireError(f"eos_token_ids contains {token}; the vocabulary has {numbered(join.vocab_size, 'token')}")
     return WorkerInfo(
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
@@ -238,7 +239,7 @@ def kept_pages_of(join: pb.Join) -> KeptPages | None:
     kept, page_bytes = join.kept, 4 * join.page_size
     pages = array(kept.labels.pages, np.int32, "kept.labels.pages")
     if len(kept.page_root) != _ROOT_BYTES:
-        raise WireError(f"kept.page_root has {len(kept.page_root)} bytes; it must have {_ROOT_BYTES}")
+        raise WireError(f"kept.page_root has {numbered(len(kept.page_root), 'byte')}; it must have {_ROOT_BYTES}")
     if len(pages) and not 1 <= int(pages.min()) <= int(pages.max()) < join.num_pages:
         raise WireError(f"kept.labels.pages must be 1 to {join.num_pages - 1}")
     if len(np.unique(pages)) != len(pages):
@@ -256,13 +257,13 @@ def kept_pages_of(join: pb.Join) -> KeptPages | None:
 
 def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
     if len(data) != size * count:
-        raise WireError(f"{name} has {len(data)} bytes; {count} pages need {size * count}")
+        raise WireError(f"{name} has {numbered(len(data), 'byte')}; {numbered(count, 'page', 'need')} {size * count}")
     return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
 def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ResourceReady:
     if len(message.hash) != RESOURCE_HASH_BYTES:
-        raise WireError(f"hash has {len(message.hash)} bytes; it must have {RESOURCE_HASH_BYTES}")
+        raise WireError(f"hash has {numbered(len(message.hash), 'byte')}; it must have {RESOURCE_HASH_BYTES}")
     kind, error = kind_of(message.kind), message.error[:_MAX_DETAIL]
     return ev.ResourceReady(worker=worker, hash=message.hash, error=error, kind=kind)
 
@@ -294,7 +295,7 @@ def weights_of(version: str, folder: str) -> Weights:
     """Raises WireError unless both have a length in their bounds."""
     for name, text, most in (("version", version, MAX_VERSION_CHARS), ("folder", folder, MAX_FOLDER_CHARS)):
         if not 1 <= len(text) <= most:
-            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {most}")
+            raise WireError(f"{name} has {numbered(len(text), 'character')}; it must have 1 to {most}")
     return Weights(version=version, folder=folder)
 
 

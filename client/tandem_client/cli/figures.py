@@ -187,10 +187,15 @@ def of_model(model: types.ModelInfo) -> Iterator[str]:
     most = model.default_max_new_tokens
     rest = "the rest of the context" if most is None else counted(most, "token")
     yield f"output      {rest} without --max-new-tokens"
-    yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
+    yield (
+        f"limits      {counted(model.max_num_samples, 'sample')} and {counted(model.max_logprobs, 'logprob')} a request"
+    )
     if (limits := model.limits) is not None:
         yield f"stops       {counted(limits.max_stop_strings, 'string')}, {counted(limits.max_stop_token_ids, 'token')}"
-        yield f"message     {limits.max_message_bytes:,} bytes; priority {limits.min_priority} to {limits.max_priority}"
+        yield (
+            f"message     {counted(limits.max_message_bytes, 'byte')}; "
+            f"priority {limits.min_priority} to {limits.max_priority}"
+        )
     yield f"defaults    {_defaults(model.sampling_defaults)}"
     yield f"batch       {counted(model.max_rows, 'sequence')} at once, {counted(model.token_budget, 'token')} a step"
     yield f"memory      {counted(model.num_pages, 'page')} of {counted(model.page_size, 'token')}"

@@ -44,7 +44,7 @@ _WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
 _AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
 _ANSWER_SECONDS = 5.0
 # How long a drain of the scheduler takes at most, as it says at the begin; and what a program may need after it.
-_DRAIN = re.compile(r"\bstopping: .* have at most (\S+) s to end")
+_DRAIN = re.compile(r"\bstopping: .* ha(?:s|ve) at most (\S+) s to end")
 _SPARE_SECONDS = 15.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")

@@ -215,9 +215,10 @@ class FrontendJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLost:
-    """A front end is gone, so the core frees its requests."""
+    """A front end is gone, so the core frees its requests. `is_orderly` is True if it announced its stop."""
 
     frontend: str
+    is_orderly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.operators import TenantLimits
+from tandem_contract.plural import numbered
 
 
 class Bucket:
@@ -120,7 +121,7 @@ class Account:
             if bucket is not None and (seconds := bucket.wait(amount, now)) > 0:
                 limit = f"the limit of this tenant is {bucket.per_minute} {unit} per minute ({unit}_per_minute)"
                 some = "an expected" if is_expected else "up to"
-                needs = "" if bucket is self.requests else f" of {some} {tokens} tokens"
+                needs = "" if bucket is self.requests else f" of {some} {numbered(tokens, 'token')}"
                 return f"a request{needs} is accepted in {seconds:.3f} s; {limit}", seconds
         return None
 
@@ -132,10 +133,14 @@ class Account:
         # One request always fits an empty share: a small one must not exclude its tenant.
         most, most_tokens = max(1, int(share * max_waiting)), int(share * max_waiting_tokens)
         if self.waiting and self.waiting + count > most:
-            return f"{self.waiting} requests of this tenant are waiting; its limit is {most} (queue_share {share:g})"
+            return (
+                f"{numbered(self.waiting, 'request of this tenant', 'are')} waiting; "
+                f"its limit is {most} (queue_share {share:g})"
+            )
         if self.waiting and self.waiting_tokens + tokens > most_tokens:
             return (
-                f"{self.waiting_tokens} tokens of this tenant are waiting and the request has {tokens}; its limit is "
+                f"{numbered(self.waiting_tokens, 'token of this tenant', 'are')} waiting "
+                f"and the request has {tokens}; its limit is "
                 f"{most_tokens} (queue_share {share:g})"
             )
         return ""
@@ -148,9 +153,15 @@ class Account:
         """
         limit = f"a tenant may have {FREE_FACTOR} times what is free, so that others find room"
         if self.waiting + count > FREE_FACTOR * free:
-            return f"{self.waiting} requests of this tenant are waiting and {free} places are free; {limit}"
+            return (
+                f"{numbered(self.waiting, 'request of this tenant', 'are')} waiting and "
+                f"{numbered(free, 'place', 'are')} free; {limit}"
+            )
         if self.waiting_tokens + tokens > FREE_FACTOR * free_tokens:
-            return f"{self.waiting_tokens} tokens of this tenant are waiting and {free_tokens} are free; {limit}"
+            return (
+                f"{numbered(self.waiting_tokens, 'token of this tenant', 'are')} waiting and "
+                f"{free_tokens} are free; {limit}"
+            )
         return ""
 
 

@@ -18,6 +18,7 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.schedule.endings import Ending
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
+from tandem_contract.plural import counted
 
 
 class Hung(Organ):
@@ -94,7 +95,7 @@ def ran_out_of_memory(core: Core, lane: Lane, event: ev.StepDone, now: float) ->
     reduction = lane.memory.ran_out(record)
     lanes.counters.memory_reductions[reduction] += 1
     positions, rows = record.prefill_tokens + record.decode_tokens, len(record.rows)
-    size = f"{positions:,} positions of {rows:,} {'row' if rows == 1 else 'rows'}"
+    size = f"{counted(positions, 'position')} of {counted(rows, 'row')}"
     what = f"step {record.step} with {size} ran out of memory ({event.detail}); {lane.memory.limits()}"
     if reduction is Reduction.REFUSED:
         what += "; two requests in a row ran out of memory alone"
@@ -107,7 +108,7 @@ def ran_out_of_memory(core: Core, lane: Lane, event: ev.StepDone, now: float) ->
         return effects
     why = (
         f"request {request.submit.request_id}: its worker ran out of memory in two steps in which it ran alone; the "
-        f"last had {size}, the sequence has {request.known:,} tokens ({event.detail})"
+        f"last had {size}, the sequence has {counted(request.known, 'token')} ({event.detail})"
     )
     core.apply(Ending.failed(request, why), now)
     return effects

@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.lane import Lane
+from tandem_contract.plural import numbered
 
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
@@ -160,4 +161,4 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
         return [accepted]
     labels = kept.labels
     lane.pool.restore(labels.pages.tolist(), labels.hashes, labels.tokens)
-    return [accepted, fx.News(message=f"worker {lane.worker} has kept {lane.pool.num_cached} pages")]
+    return [accepted, fx.News(message=f"worker {lane.worker} has kept {numbered(lane.pool.num_cached, 'page')}")]

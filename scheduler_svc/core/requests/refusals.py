@@ -82,7 +82,7 @@ def _too_large(event: Submit, worker_infos: WorkerInfos) -> Refusal | None:
     pages = info.pages_at_once(prompt + new - 1)
     reason = (
         f"prompt ({numbered(prompt, 'token')}) and {f'{field} ({new})' if field else 'one output token'} take "
-        f"{numbered(pages, 'page')} of {info.page_size} tokens; the pool has {info.usable_pages}"
+        f"{numbered(pages, 'page')} of {numbered(info.page_size, 'token')}; the pool has {info.usable_pages}"
     )
     return RejectCode.INVALID, f"stop.{field}" if field else "token_ids", reason
 
@@ -120,7 +120,10 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     limit = config.max_waiting_tokens
     if queue.waiting_tokens + samples * prompt > limit:
         each = f" for each of {samples} samples" if samples > 1 else ""
-        message = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        message = (
+            f"{numbered(queue.waiting_tokens, 'token', 'are')} waiting and the "
+            f"prompt has {prompt}{each}; the limit is {limit}"
+        )
         return RejectCode.QUEUE_FULL, "", message
     return None
 

@@ -13,6 +13,7 @@ from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, F
 from scheduler_svc.core.messages.events import StepDone
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
+from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +115,7 @@ def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str
     if identity not in ("", infos[0].identity):
         return Ending.failed(request, f"request {request.submit.request_id}: another model is served after the restart")
     if request.known > request.total_length or int(request.submit.prompt.max()) >= infos[0].vocab_size:
-        what = f"its {request.known} tokens do not fit the model that is served after the restart"
+        what = f"its {numbered(request.known, 'token', 'do')} not fit the model that is served after the restart"
         return Ending.failed(request, f"request {request.submit.request_id}: {what}")
     if not request.num_outputs:
         return None

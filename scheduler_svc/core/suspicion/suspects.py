@@ -26,6 +26,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Request
+from tandem_contract.plural import numbered
 
 LONE_DEATHS = 2
 MAX_DOUBTS = 3
@@ -84,7 +85,7 @@ class Suspect:
     def conviction(self, what: str, *, is_step: bool) -> "Conviction":
         """Returns the conviction after the death or failed step that `what` describes."""
         who = "its step failed" if is_step else "its worker died or hung"
-        where = f"{self.lone_deaths} times while it ran alone at token {self.lone_position}"
+        where = f"{numbered(self.lone_deaths, 'time')} while it ran alone at token {self.lone_position}"
         return Conviction(request=self.request, cause=f"{who} {where}; the last time: {what}")
 
 

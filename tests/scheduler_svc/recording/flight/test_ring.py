@@ -158,6 +158,7 @@ def test_every_kind_of_event_and_effect_has_names_for_its_values() -> None:
         (ev.WorkerLost(worker="w", reason="r"), NOTHING, ["worker w was lost"]),
         (ev.WorkerLost(worker="w", reason="r", is_orderly=True), NOTHING, []),
         (ev.FrontendLost(frontend="f"), NOTHING, ["front end f was lost"]),
+        (ev.FrontendLost(frontend="f", is_orderly=True), NOTHING, []),
         (ev.Tick(), [fx.KillWorker(worker="w")], ["worker w hangs"]),
         (ev.Cancel(frontend="f", stream=1), NOTHING, []),
     ],
