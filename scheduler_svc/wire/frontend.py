@@ -120,7 +120,7 @@ def _operation_of(asked: pb.Drain | pb.UpdateWeights, frontend: str) -> ev.Drain
     # Also false for NaN.
     if not 0 <= request.max_seconds <= MAX_OPERATION_SECONDS:
         raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_OPERATION_SECONDS}")
-    whose = {"frontend": frontend, **fields(asked, ("query", "stop_replies"))}
+    whose: dict[str, Any] = {"frontend": frontend, **fields(asked, ("query", "stop_replies"))}
     if isinstance(request, control_pb2.DrainRequest):
         worker = request.worker[:MAX_WORKER_NAME_CHARS]
         return ev.Drain(worker=worker, max_seconds=request.max_seconds, force=request.force, **whose)
