@@ -35,6 +35,7 @@ from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from scheduler_svc.core.suspicion.suspects import Suspects
+from tandem_contract.plural import numbered
 
 DEATHS = 5
 WINDOW_SECONDS = 60.0
@@ -106,8 +107,8 @@ def frame_refusal(config: CoreConfig, info: WorkerInfo) -> str:
     if needed <= info.max_frame_bytes:
         return ""
     return (
-        f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take {needed} bytes, "
-        f"but the worker accepts frames of at most {info.max_frame_bytes}; choose a smaller max_length"
+        f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take "
+        f"{numbered(needed, 'byte')}, but the worker accepts frames of at most {info.max_frame_bytes}; choose a smaller max_length"
     )
 
 
@@ -118,7 +119,7 @@ def model_refusal(info: WorkerInfo, served: WorkerInfo | None, others: Iterable[
     if info.identity != served.identity:
         what = "weights, config or tokenizer differ"
         if served.page_size != info.page_size:
-            what = f"pages of {info.page_size} tokens instead of {served.page_size}"
+            what = f"pages of {numbered(info.page_size, 'token')} instead of {served.page_size}"
         return (
             f"this service serves {served.model} (identity {served.identity[:12]}); the worker has "
             f"{info.model} (identity {info.identity[:12]}): {what}; start the worker with the same model, or restart "
@@ -136,7 +137,7 @@ def model_refusal(info: WorkerInfo, served: WorkerInfo | None, others: Iterable[
 def _pattern(info: WorkerInfo) -> str:
     if not info.window:
         return "all earlier tokens"
-    return f"the last {info.window} and the first {info.sink_tokens} tokens"
+    return f"the last {info.window} and the first {numbered(info.sink_tokens, 'token')}"
 
 
 def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
@@ -376,7 +377,9 @@ class Lanes(dict[str, Lane]):
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
-        effects = [_told(f"{reason}; {len(requests)} requests go back to the queue", is_orderly=is_orderly)]
+        effects = [
+            _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
+        ]
         if lane.phases.counts:
             effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
         return effects
@@ -393,7 +396,7 @@ class Lanes(dict[str, Lane]):
         if lane.failed_steps < _MAX_FAILED_STEPS:
             keep_pages = cause in _KEEPING_CAUSES
             return self.reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
-        reason = f"{lane.failed_steps} failed steps in a row without a confirmed one; the last: {reason}"
+        reason = f"{numbered(lane.failed_steps, 'failed step')} in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
     def refuse_for_now(

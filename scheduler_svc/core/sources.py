@@ -8,6 +8,7 @@ from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.resources import KINDS, Need, Resource
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Request
+from tandem_contract.plural import numbered
 
 
 class Sources:
@@ -58,12 +59,13 @@ class Sources:
         taken, own = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
         free = kind.max_total_bytes - taken
         if tenant and own + size > free:
-            return f"the caller's own {kind.plural} have {own} bytes and this one has {size}; the limit is {free} now"
+            have = f"the caller's own {kind.plural} have {numbered(own, 'byte')}"
+            return f"{have} and this one has {size}; the limit is {free} now"
         if size <= free:
             return ""
         count = sum(need.kind == kind.name for need in self._sources)
         return (
-            f"the {count} {kind.plural} of live requests have {taken} bytes and this one has "
+            f"the {count} {kind.plural} of live requests have {numbered(taken, 'byte')} and this one has "
             f"{size}; the limit is {kind.max_total_bytes}"
         )
 
@@ -104,7 +106,7 @@ class Sources:
                     lane.resources.unused(need, lane.step)
 
     def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """Returns the orders to prepare what the lane wants."""
+        """Makes the orders to prepare what the lane wants."""
         return [
             fx.PrepareResource(worker=lane.worker, hash=need.hash, source=self[need], kind=need.kind)
             for need in lane.resources.take_wanted(now)

@@ -50,7 +50,7 @@ def check_operation(request: control_pb2.DrainRequest | control_pb2.UpdateWeight
         if limit.of is Of.VALUE and not limit.least <= value <= cast(float, limit.most):
             raise wrong(name, f"is {value:g}; it must be between {limit.least:g} and {limit.most}")
         if limit.of is Of.CHARACTERS and len(value) > cast(int, limit.most):
-            refuse(name, f"has {len(value)} characters", limit.most)
+            refuse(name, f"has {numbered(len(value), 'character')}", limit.most)
     if isinstance(request, control_pb2.DrainRequest):
         return
     for name, text in (("version", request.version), ("folder", request.folder)):

@@ -10,6 +10,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, RESOURCE_HASH_BYTES, Resource
 from scheduler_svc.wire.arrays import WireError
+from tandem_contract.plural import numbered
 
 # In a plan, the hash of a row without a constraint.
 NONE = bytes(RESOURCE_HASH_BYTES)
@@ -35,9 +36,11 @@ def resources_of(submit: frontend_pb2.Submit) -> tuple[Resource, ...]:
     for one in found:
         num_source, limit = len(one.source), KINDS[one.kind].max_bytes
         if not 1 <= num_source <= limit:
-            raise WireError(f"{one.kind} has {num_source} bytes; it must have 1 to {limit}")
+            raise WireError(f"{one.kind} has {numbered(num_source, 'byte')}; it must have 1 to {limit}")
         if len(one.hash) != RESOURCE_HASH_BYTES:
-            raise WireError(f"{one.kind}_hash has {len(one.hash)} bytes; it must have {RESOURCE_HASH_BYTES}")
+            raise WireError(
+                f"{one.kind}_hash has {numbered(len(one.hash), 'byte')}; it must have {RESOURCE_HASH_BYTES}"
+            )
     if len({one.kind for one in found}) != len(found):
         raise WireError("two resources of the request have the same kind; it may have one of each")
     if submit.min_new_tokens and any(one.kind == CONSTRAINT for one in found):

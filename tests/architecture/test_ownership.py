@@ -29,16 +29,8 @@ STORES = {
     "Counters.resets_by_cause": "lanes",
     "LabelQueue.is_on": "recovery",
     "Lane.failed_steps": "lanes",
-    "LanePages.is_withheld": "operations",
-    "LaneWeights.admits": "operations",
-    "LaneWeights.is_held": "operations",
-    "LaneWeights.loading": "operations",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
-    "Lanes.leaving": "operations",
-    "Leaving.has_heir": "operations",
-    "Leaving.is_dismissed": "operations",
-    "Leaving.is_paused": "operations",
     "OutputWeights.keeps_pages": "operations",
     "Request.first_token_at": "schedule",
     "Request.frontend": "queue",
@@ -65,8 +57,9 @@ CALLS = {
     "KeptRequests": "core requests",
     "LabelQueue": "operations schedule state",
     "Lane": "core lanes operations preparations recovery schedule steps",
-    "LaneConstraints": "preparations recovery sources",
     "LanePages": "lanes operations recovery schedule state",
+    "LanePhases": "lanes operations",
+    "LaneResources": "preparations recovery sources",
     "LaneSchedule": "schedule",
     "LaneWeights": "operations recovery",
     "Lanes": "core operations recovery steps",
@@ -97,20 +90,12 @@ CACHES = frozenset(
     }
 )
 """What only keeps what could be computed again. Who asks for it may store it, and writes nothing."""
-PENDING = {
-    "LaneConstraints.take_drops",
-    "LaneConstraints.take_wanted",
-    "Sources.orders",
-    "_chunk_with_pages",
-    "_may_begin",
-    "may_sample",
-    "turns",
-}
-"""Queries that write still: `may_sample` lets a lane want a constraint."""
-
 UNFOLLOWED = {
     "figures",
+    # Of the table of kinds.
+    "kind.refusal",
     "may_run",
+    "need.of_kind.refusal",
     "report",
     "self._handlers[type(event)]",
     "self._is_live",
@@ -168,7 +153,7 @@ def test_few_calls_are_not_followed() -> None:
 
 
 def test_no_query_writes() -> None:
-    assert writing_queries(core()) == PENDING
+    assert writing_queries(core()) == set()
 
 
 def writing_queries(program: Effects) -> set[str]:
@@ -249,7 +234,7 @@ PUT_IN = {
         "state/rows.py", "Rows.page_sum", "self._has_logprobs(row)\nself.attach(row, 0, 0)", "_slow_checksum: Rows"
     ),
     "by a property that stores": (
-        "state/worker_infos.py", "WorkerInfos.longest_known", "self._departed.clear()", "accept: WorkerInfos"
+        "state/worker_infos.py", "WorkerInfos.longest_known", "self._departed.clear()", "_length: WorkerInfos"
     ),
     "by a function of the owner's room": (
         "state/lane.py", "holds", "lane.step = 0", "Suspects.begin_on: Lane"

@@ -78,7 +78,7 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     bound = sum(request.least_length(int(lane.rows.known[request.row])) > longest for request in seated)
     if bound == rows:
         return f"{numbered(rows, 'request', 'end')} on this worker, because no other one can hold them"
-    return f"{rows - bound} requests move when other workers have room; {bound} end here"
+    return f"{numbered(rows - bound, 'request', 'move')} when other workers have room; {bound} end here"
 
 
 def _tokens_left(lane: Lane) -> int:
@@ -137,7 +137,7 @@ class _Room:
         )
 
     def takes(self, request: Request, known: int) -> bool:
-        """Returns whether there is room for a request with `known` tokens, and if so, takes it up."""
+        """Takes up the room of a request with `known` tokens, if there is as much: then True."""
         info = self.lane.info
         needed = info.pages_at_once(known + 1) + 1
         if self.rows <= 0 or self.pages < needed or not holds(self.lane, request, known):
@@ -263,7 +263,7 @@ class Drains(Organ):
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
         if len(self._queue) and (drain := self._drains.get("")) is not None:
-            detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+            detail = f"the time was over; {numbered(len(self._queue), 'request')} ended with UNAVAILABLE"
             drain.end(DrainState.TIME_LIMIT, detail)
         message = "the service shut down before the request ended"
         for request in list(self._queue):

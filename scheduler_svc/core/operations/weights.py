@@ -44,6 +44,7 @@ from scheduler_svc.core.messages.reports import ResetCause, UpdateState, Weights
 from scheduler_svc.core.operations.operation import Operation, why_not_watched
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
+from tandem_contract.plural import numbered
 
 
 def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Effect]:
@@ -60,9 +61,8 @@ def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Eff
             request.weights.keeps_pages = True
         lane.pages.evict_all()
         lane.pages.labels.forget()
-        return [
-            fx.News(message=f"worker {lane.worker} has weights {weights.version!r}; {len(requests)} requests go on")
-        ]
+        going_on = numbered(len(requests), "request", "go")
+        return [fx.News(message=f"worker {lane.worker} has weights {weights.version!r}; {going_on} on")]
     if running is Running.ABORT:
         for request in requests:
             core.end(request, now, reason=fx.EndReason.ABORTED)
@@ -253,7 +253,10 @@ class Updates(Organ):
             else:
                 update.end(UpdateState.INCOMPLETE, f"worker {behind[0].worker}: {behind[0].weights.refusal}")
         elif update.is_late(now):
-            update.end(UpdateState.TIME_LIMIT, f"the time was over; {len(behind)} workers kept their weights")
+            update.end(
+                UpdateState.TIME_LIMIT,
+                f"the time was over; {numbered(len(behind), 'worker')} kept the weights from before",
+            )
         elif not update.is_committed and not any(lane.number == update.first for lane in lanes):
             update.num_lost += bool(update.first)
             if update.num_lost == MAX_LOSSES:

@@ -5,8 +5,7 @@ looks at no more than `MAX_EXAMINED` of them. Changes no request.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from scheduler_svc.core.core import Organ, handles
@@ -65,24 +64,18 @@ class Listing(Organ):
                     if request.handle > last and (not states or _state(request) in states):
                         yield request.handle, self._live(request, None, now)
                 continue
-            for number, entry, state in self._samples(live, kept, now):
-                if number > last and (not states or state in states):
-                    yield number, entry()
+            for idx, request, state in _samples(live, kept):
+                if first + idx > last and (not states or state in states):
+                    yield first + idx, self._entry(request, kept, idx, now)
 
-    def _samples(
-        self, live: Sequence[Request], kept: KeptRequest, now: float
-    ) -> Iterator[tuple[int, Callable[[], RequestEntry], RequestState]]:
-        """Yields the number, the entry, which costs something, and the state of each sample of a kept request."""
-        by_idx = {request.sample_idx: request for request in live}
-        for idx in range(kept.num_samples):
-            number, request, event = kept.first_handle + idx, by_idx.get(idx), kept.restored
-            if idx in kept.answers and request is None:
-                yield number, partial(_answer, kept, idx, now), RequestState.KEPT
-            elif request is not None:
-                state = RequestState.KEPT if idx in kept.answers else _state(request)
-                yield number, partial(self._live, request, kept, now), state
-            elif event is not None:
-                yield number, partial(self._restored, kept, event, idx, now), _state(None)
+    def _entry(self, request: Request | None, kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
+        """Returns the entry of a sample of a kept request; `request` is the sample if it is live."""
+        if request is not None:
+            return self._live(request, kept, now)
+        if sample_idx in kept.answers:
+            return _answer(kept, sample_idx, now)
+        assert kept.restored is not None, "a sample that is neither live nor ended waits for a worker"
+        return self._restored(kept, kept.restored, sample_idx, now)
 
     def _live(self, request: Request, kept: KeptRequest | None, now: float) -> RequestEntry:
         why, spans = self._core.waits.why(request, now), request.weights.spans
@@ -131,6 +124,17 @@ class Listing(Organ):
             is_detached=True,
             seconds_left=_left(submit.ends_at(kept.accepted_at), kept.expires_at, now),
         )
+
+
+def _samples(live: Sequence[Request], kept: KeptRequest) -> Iterator[tuple[int, Request | None, RequestState]]:
+    """Yields the index, the live request and the state of each sample of a kept request that is not gone."""
+    by_idx = {request.sample_idx: request for request in live}
+    for idx in range(kept.num_samples):
+        request = by_idx.get(idx)
+        if idx in kept.answers:
+            yield idx, request, RequestState.KEPT
+        elif request is not None or kept.restored is not None:
+            yield idx, request, _state(request)
 
 
 def _state(request: Request | None) -> RequestState:

@@ -88,7 +88,7 @@ class LaneResources:
             self.wanted.append(need)
 
     def take_wanted(self, now: float) -> list[Need]:
-        """Returns what is wanted, which the caller sends now."""
+        """Takes what is wanted, which the caller sends now."""
         needs, self.wanted = self.wanted, []
         for need in needs:
             self.move(need, Move.SEND)
@@ -124,7 +124,7 @@ class LaneResources:
         self._unused.pop(need, None)
 
     def take_drops(self, confirmed_step: int) -> list[Need]:
-        """Returns the resources that the worker is to drop now, because no plan that it still has names them.
+        """Takes the resources that the worker is to drop now, because no plan that it still has names them.
 
         `confirmed_step` is the last step of the generation whose result has arrived. In a new generation it is 0, and
         the worker may still have plans of the old one, so nothing is dropped before the first result. A resource that

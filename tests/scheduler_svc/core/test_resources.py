@@ -58,7 +58,7 @@ def refusal(world: World, stream: int) -> tuple[fx.RejectCode, str, str] | None:
 
 def why(world: World) -> list[str | None]:
     """Why each live request waits, as the list of requests says."""
-    found = [world.core._waits.why(request, world.now) for request in world.core.queue]
+    found = [world.core.waits.why(request, world.now) for request in world.core.queue]
     return [None if one is None else one[1] for one in found]
 
 
@@ -156,7 +156,7 @@ def test_workers_that_refuse_a_kind_get_none_of_it() -> None:
     fleet.lose("b")
     waits = fleet.submit([2], adapter=SOURCE, constraint=GRAMMAR)
     fleet.run()
-    [(reason, message)] = [fleet.core._waits.why(request, fleet.now) or ("", "") for request in fleet.core.queue]
+    [(reason, message)] = [fleet.core.waits.why(request, fleet.now) or ("", "") for request in fleet.core.queue]
     assert reason is WaitReason.NO_LARGE_WORKER and " and take constraints and adapters hold at most 0" in message
     fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
     end = fleet.end(waits)
