@@ -108,7 +108,8 @@ def frame_refusal(config: CoreConfig, info: WorkerInfo) -> str:
         return ""
     return (
         f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take "
-        f"{numbered(needed, 'byte')}, but the worker accepts frames of at most {info.max_frame_bytes}; choose a smaller max_length"
+        f"{numbered(needed, 'byte')}, but the worker accepts frames of at most {info.max_frame_bytes}; "
+        "choose a smaller max_length"
     )
 
 
