@@ -1,6 +1,6 @@
 """Requests with several samples: all are admitted or none, then each runs and ends by itself."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -58,10 +58,10 @@ def test_samples_keep_no_bytes_that_are_kept_and_freed_elsewhere() -> None:
     world = World()
     stream = world.submit(list(range(9)), num_samples=2, constraint=b"a toy, toy_complete=6", linger_seconds=60.0)
     submitted, kept = world.streams[stream].submit, world.core.queue.by_request_id("r1")[0].submit
-    bulk = ("constraint", "page_hashes", "description")
-    assert all(getattr(submitted, name) for name in bulk)
-    assert not any(getattr(kept, name) for name in bulk)
-    assert replace(kept, **{name: getattr(submitted, name) for name in bulk}).options == submitted.options
+    bulk = ("page_hashes", "description")
+    assert all(getattr(submitted, name) for name in bulk) and submitted.resources[0].source
+    assert not any(getattr(kept, name) for name in bulk) and not kept.resources[0].source
+    assert kept.options == submitted.options
     assert kept.prompt is submitted.prompt
 
 

@@ -94,7 +94,7 @@ UNKNOWN = "the kind of resource 'unheard of' is unknown; the known ones are cons
         ),
         (
             {"other_resources": [frontend_pb2.Resource(kind=ADAPTER, hash=b"h", source=SOURCE)]},
-            "adapter_hash has 1 bytes; it must have 32",
+            "adapter_hash has 1 byte; it must have 32",
         ),
         ({"other_resources": [ONE, ONE]}, "two resources of the request have the same kind; it may have one of each"),
         ({"other_resources": [frontend_pb2.Resource(kind="unheard of", hash=HASH, source=SOURCE)]}, UNKNOWN),
