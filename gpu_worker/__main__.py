@@ -4,9 +4,6 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
-import gpu_worker.process.import_path  # noqa: F401
-
-# isort: split
 import faulthandler
 import logging
 import os
@@ -18,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import gpu_worker.process.import_path  # noqa: F401
 from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
@@ -33,9 +31,14 @@ from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import WORKER_SOCKET, KeyFile, endpoint_of, own_runtime_dir, use_caches
+from tandem_contract.needed import ends_with_needed
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
+
+# isort: split
+
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join
@@ -52,6 +55,7 @@ _LEADER_FIRST_SECONDS = 5.0
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
+@ends_with_needed("gpu_worker")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a stop in order, 2 for settings and a model that is not served, 1 for others."""
     begun = time.perf_counter()
@@ -81,7 +85,7 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
         if settings.ranks > 1 and not is_rank():
-            log.info("tandem %s: %d ranks start with %s", version(), settings.ranks, model)
+            log.info("tandem %s: %s with %s", version(), numbered(settings.ranks, "rank", "start"), model)
             return launch(settings.ranks, arguments, meeting_of(settings))
         ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)
@@ -140,8 +144,10 @@ def _check_runtime_dir(settings: WorkerSettings) -> None:
         own_runtime_dir(settings.runtime_dir)
         if not settings.connect:
             KeyFile(settings.runtime_dir).read()
-    except (PermissionError, NotADirectoryError, FileNotFoundError) as error:
-        raise SettingError(f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}") from error
+    except OSError as error:
+        problem = f"runtime_dir {settings.runtime_dir} cannot be used: {error.strerror}"
+        is_wrong = isinstance(error, PermissionError | NotADirectoryError | FileNotFoundError)
+        raise SettingError(problem) if is_wrong else OSError(problem) from error
     except ValueError as error:
         raise SettingError(str(error)) from error
 

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem_contract.plural import numbered
+
 Int64Array = NDArray[np.int64]
 HostArray = NDArray[Any]
 # HostArray on the host or Tensor on the device: dataclasses that are uploaded as a whole are generic in it.
@@ -35,5 +37,5 @@ class Space:
         begin = self.used
         self.used = begin + num_words
         if self._words is not None and self.used > self._words.size:
-            raise MemoryError(f"{self.used} words do not fit in a buffer of {self._words.size}")
+            raise MemoryError(f"{numbered(self.used, 'word', 'do')} not fit in a buffer of {self._words.size}")
         return begin

@@ -48,7 +48,8 @@ _OF_FILES = {
 def is_expected(error: BaseException) -> bool:
     """Whether one line explains the error, so that a traceback would not help."""
     is_plain = isinstance(error, (ValueError, OSError, MemoryError, ImportError)) or is_out_of_memory(error)
-    is_plain = is_plain or "install" in _needed_to_compile(error)
+    needed = _needed_to_compile(error)
+    is_plain = is_plain or "install" in needed or (needed != "" and os.strerror(errno.ENOSPC) in str(error))
     return is_plain or type(error).__name__ in ("AcceleratorError", "DeviceLost", "JoinRefused")
 
 

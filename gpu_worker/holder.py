@@ -5,9 +5,6 @@ the same user are answered. The holder touches no content; `shared_pool/holder_p
 Imports no torch: it must cost little memory and start at once.
 """
 
-import gpu_worker.process.import_path  # noqa: F401
-
-# isort: split
 import logging
 import os
 import selectors
@@ -22,6 +19,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+import gpu_worker.process.import_path  # noqa: F401
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups
 from gpu_worker.shared_pool.holder_pools import Pools, User
 from gpu_worker.shared_pool.messages import (
@@ -43,9 +41,14 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import check_socket_name, default_runtime_dir, own_runtime_dir
 from tandem_contract.logs import LogFormat
+from tandem_contract.needed import ends_with_needed
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 from tandem_contract.stopping import StopRequests
+
+# isort: split
+
 
 log = logging.getLogger("gpu_worker.holder")
 
@@ -174,7 +177,7 @@ class Holder:
             case "attach":
                 attached, num_bytes = pool_id_of(message), number(message, "bytes", 1, MAX_POOL_BYTES)
                 if len(given) != 1:
-                    raise MessageError(f"{len(given)} descriptors came with attach; it needs 1")
+                    raise MessageError(f"{numbered(len(given), 'descriptor')} came with attach; it needs 1")
                 self._pools.attach(attached, user, given[0], num_bytes)
                 given.clear()
                 log.info("pool %s has %s MiB on its device", attached.hex()[:8], num_bytes >> 20)
@@ -196,7 +199,8 @@ class Holder:
                 if not (device := device_of(message)):
                     raise MessageError("device is empty; pools in host memory are freed when others need their room")
                 log.info(
-                    "process %s needs memory: %s unused pools are freed", user.pid, self._pools.free_unused(device)
+                    "process %s needs memory: %s freed",
+                    *(user.pid, numbered(self._pools.free_unused(device), "unused pool", "are")),
                 )
                 return {}, []
             case _:
@@ -264,6 +268,7 @@ def _user_of(connection: socket.socket) -> User | None:
     return user if is_open else None
 
 
+@ends_with_needed("holder")
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 0 after a signal, 1 if another holder serves, 2 for settings."""
     stopping.begin()
@@ -289,7 +294,9 @@ def _serve(settings: "HolderSettings") -> int:
         own_runtime_dir(settings.runtime_dir)
         holder = Holder(settings.runtime_dir, Pools(settings.max_bytes))
     except (HolderRuns, ValueError, OSError) as error:
-        log.error("%s", error)
+        # A socket's own error does not name it.
+        folder = f"runtime_dir {settings.runtime_dir} cannot be used: "
+        log.error("%s", f"{folder}{error.strerror}" if isinstance(error, OSError) else error)
         return WRONG_SETTINGS if isinstance(error, ValueError | PermissionError | NotADirectoryError) else 1
     # Workers keep what they have of it, and need it no more.
     StopRequests().listen(holder.stop)

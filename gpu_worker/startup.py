@@ -46,6 +46,7 @@ from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
 from gpu_worker.timings import Timings, take_timings
 from gpu_worker.wire.frames import join_frame
+from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
@@ -90,8 +91,8 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         pinned = pin(model, sizes.geometry.max_length)
         check_independence(model, sizes.geometry.max_length)
     for name in pinned:
-        log.info("the rotary table of type %s is fixed for sequences of %d tokens", name, sizes.geometry.max_length)
-    log.info("linear layers with a common input: %d groups are merged", len(merged))
+        log.info("the rotary table of type %s is fixed for max_length %d", name, sizes.geometry.max_length)
+    log.info("linear layers with a common input: %s merged", numbered(len(merged), "group", "are"))
     fuses = device.type == "cuda" and not ranks.is_group
     fused = settings.fused_layers == "on" or (settings.fused_layers == "auto" and fuses)
     # Collective calls are not among those that a CPU records.
@@ -183,7 +184,7 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, re
     for line in ledger(sizes, str(device), costs.dtype):
         log.info("%s", line)
     if sizes.is_capped:
-        log.info("the KV pool is capped at %d pages: %s", sizes.geometry.num_pages, WHY_CAPPED)
+        log.info("the KV pool is capped at %s: %s", numbered(sizes.geometry.num_pages, "page"), WHY_CAPPED)
     return sizes
 
 
@@ -250,13 +251,13 @@ def warm_runner(
     captured = runner.on_device.proven or runner.on_device.graphs
     if runner.on_device.graphs.is_enabled:
         log.info(
-            "%d of %d step shapes captured as graphs, %d MiB of memory, %.2f s",
+            "%d of %s captured as graphs, %d MiB of memory, %.2f s",
             captured.num_graphs,
-            len(runner.shapes.steps),
+            numbered(len(runner.shapes.steps), "step shape"),
             captured.pool_bytes >> 20,
             runner.on_device.graphs.seconds,
         )
-    with phase(f"largest step, {geometry.token_budget} tokens"), resident_growth(device) as grown:
+    with phase(f"largest step, {numbered(geometry.token_budget, 'token')}"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(
         weights=weight_bytes(model),

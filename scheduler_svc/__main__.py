@@ -41,6 +41,7 @@ from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.files import KEY_NAME
 from tandem_contract.logs import announce
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.stopping import StopRequests
 
@@ -52,6 +53,7 @@ _WORKER_FRAME_BYTES, _FRONTEND_FRAME_BYTES = 128 << 20, 64 << 20
 _TO_FRONTEND_BYTES = 256 << 20
 
 
+@ends_with_needed("scheduler_svc")
 def main() -> int:
     """Runs the service. Returns 0 after SIGTERM or SIGINT, 2 for invalid settings, 1 for other failures."""
     stopping.begin()

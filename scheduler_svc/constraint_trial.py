@@ -9,9 +9,6 @@ child's first packet has number 0, its process id, and how slow its machine is. 
 the first mask, and walks through 64 masks at random; the walk of one grammar is always the same.
 """
 
-import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-# isort: split
 import os
 import random
 import resource
@@ -27,8 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tandem_contract.fork_server import serve_forks
 from tandem_contract.grammars import MASK_SECONDS, limit_words
+from tandem_contract.needed import ends_with_needed
+from tandem_contract.plural import numbered
+
+# isort: split
+
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -52,7 +55,7 @@ def packed(number: int, text: str) -> bytes:
 def unpacked(packet: bytes) -> tuple[int, str]:
     """Decodes a packet. Raises ValueError."""
     if len(packet) < _NUMBER.size:
-        raise ValueError(f"a packet has {len(packet)} bytes; at least {_NUMBER.size} belong to it")
+        raise ValueError(f"a packet has {numbered(len(packet), 'byte')}; at least {_NUMBER.size} belong to it")
     return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
 
 
@@ -146,4 +149,5 @@ def _serve(trial: Trial, connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_forks(load))
+    with ends_with_needed("scheduler_svc.constraint_trial"):
+        sys.exit(serve_forks(load))

@@ -35,6 +35,7 @@ from tandem_contract.files import (
     read_key,
 )
 from tandem_contract.needed import NeededThread
+from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class AdmittedKeys:
         removed = sorted(name for key, name in before.items() if key not in names)
         if removed:
             log.warning("workers_keys: the keys of %s are no longer admitted", _listed(removed))
-        log.info("workers_keys: %d workers of other hosts may join", len(names))
+        log.info("workers_keys: %s of other hosts may join", numbered(len(names), "worker"))
 
 
 def _state_of(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
@@ -188,7 +189,7 @@ def _reason(folder: Path, error: OSError | KeyFileError) -> str:
 
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:8])
-    return f"{shown} and {len(names) - 8} others" if len(names) > 8 else shown
+    return f"{shown} and {numbered(len(names) - 8, 'other')}" if len(names) > 8 else shown
 
 
 class KeyCheck:
@@ -244,7 +245,7 @@ class KeyCheck:
             return
         self._report_at = now + _REPORT_SECONDS
         if self._num_others:
-            log.warning("refused %d more connections of workers in %g s", self._num_others, _REPORT_SECONDS)
+            log.warning("refused %s of workers in %g s", numbered(self._num_others, "more connection"), _REPORT_SECONDS)
         self._named.clear()
         self._num_others = 0
 

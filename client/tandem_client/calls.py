@@ -195,7 +195,8 @@ def drain(
 
     `worker`: its `name` or `pid` in `load().per_worker`. `max_seconds`: the time for the drain; 0: no limit for a
     worker, `grace_seconds` for the service. `force`: also the last worker that serves. The drain goes on if the
-    iteration is left early. NotFound: there is no such worker; InvalidArgument: it is the last one.
+    iteration is left early; the same call watches it again. NotFound: there is no such worker; InvalidArgument: it is
+    the last one.
     """
     request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
     return _rpc(lambda stubs: stubs.control.Drain, request, timeout, messages.drain_progress)
@@ -216,8 +217,8 @@ def update_weights(
     on the workers' hosts, below the service's --weights-folders, with safetensors. `version`: a name that was never
     used before. `running`: requests on a worker that loads finish first, are computed again, continue with the old
     keys and values, or are aborted. `in_turn`: one worker after the other. `max_seconds`: the time for the update;
-    0: 600. The update goes on if the iteration is left early. PermissionDenied: updates are off; AlreadyExists:
-    another one goes on; InvalidArgument: a wrong folder or version.
+    0: 600. The update goes on if the iteration is left early; the same call watches it again. PermissionDenied:
+    updates are off; AlreadyExists: another one goes on; InvalidArgument: a wrong folder or version.
     """
     name = f"RUNNING_REQUESTS_{running.upper()}"
     if name not in control_pb2.RunningRequests.keys()[1:]:
@@ -234,12 +235,7 @@ def update_weights(
 
 def blocking(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], _Value]:
     """The method of the blocking client."""
-
-    @functools.wraps(make)
-    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
-        return self._call(make(*args, **kwargs))
-
-    return _with_self(method, make)
+    return _method(make, lambda client, call: client._call(call))
 
 
 def asynchronous(
@@ -256,25 +252,14 @@ def asynchronous(
 
 def blocking_progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], Iterator[_Value]]:
     """The method of the blocking client, of a call that tells its progress."""
-
-    @functools.wraps(make)
-    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> Iterator[_Value]:
-        return self._progress(make(*args, **kwargs))
-
-    return _with_self(method, make, Iterator)
+    return _method(make, lambda client, call: client._progress(call), Iterator)
 
 
 def asynchronous_progress(
     make: Callable[_Given, Rpc[_Value]],
 ) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:
     """The method of the asynchronous client, of a call that tells its progress."""
-
-    @functools.wraps(make)
-    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> AsyncIterator[_Value]:
-        async for value in self._progress(make(*args, **kwargs)):
-            yield value
-
-    return _with_self(method, make, AsyncIterator)
+    return _method(make, lambda client, call: client._progress(call), AsyncIterator)
 
 
 def blocking_pages(
@@ -282,15 +267,13 @@ def blocking_pages(
 ) -> Callable[Concatenate[Any, _Given], Iterator[types.ListedRequest]]:
     """The method of the blocking client that yields the requests of all pages. `timeout` is that of each page."""
 
-    @functools.wraps(make)
-    def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> Iterator[types.ListedRequest]:
-        call: Rpc[types.RequestPage] | None = make(*args, **kwargs)
+    def pages(client: Any, call: Rpc[types.RequestPage] | None) -> Iterator[types.ListedRequest]:
         while call is not None:
-            page: types.RequestPage = self._call(call)
+            page: types.RequestPage = client._call(call)
             yield from page.requests
             call = _following(call, page)
 
-    return _with_self(method, make, Iterator, types.ListedRequest)
+    return _method(make, pages, Iterator, types.ListedRequest)
 
 
 def asynchronous_pages(
@@ -298,16 +281,24 @@ def asynchronous_pages(
 ) -> Callable[Concatenate[Any, _Given], AsyncIterator[types.ListedRequest]]:
     """The method of the asynchronous client that yields the requests of all pages."""
 
-    @functools.wraps(make)
-    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> AsyncIterator[types.ListedRequest]:
-        call: Rpc[types.RequestPage] | None = make(*args, **kwargs)
+    async def pages(client: Any, call: Rpc[types.RequestPage] | None) -> AsyncIterator[types.ListedRequest]:
         while call is not None:
-            page: types.RequestPage = await self._call(call)
+            page: types.RequestPage = await client._call(call)
             for request in page.requests:
                 yield request
             call = _following(call, page)
 
-    return _with_self(method, make, AsyncIterator, types.ListedRequest)
+    return _method(make, pages, AsyncIterator, types.ListedRequest)
+
+
+def _method(make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], *values: Any) -> Any:
+    """The method that makes a call and runs it with its client."""
+
+    @functools.wraps(make)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(self, make(*args, **kwargs))
+
+    return _with_self(method, make, *values)
 
 
 def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, each: Any = None) -> Any:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gpu_worker.attention.kv_cache import KvCache, huge_zeros
 from gpu_worker.attention.passing import Passing
+from tandem_contract.plural import numbered
 
 
 class Event(Protocol):
@@ -170,7 +171,7 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
         code = library.cudaHostRegister(pages.data_ptr(), pages.nbytes, 0)
         if code != 0:
             raise ValueError(
-                f"host_pool_bytes: {pages.nbytes} bytes of host memory cannot be locked for the GPU "
+                f"host_pool_bytes: {numbered(pages.nbytes, 'byte')} of host memory cannot be locked for the GPU "
                 f"(CUDA error {int(code)}); set a smaller host_pool_bytes, or 0"
             )
     return pages

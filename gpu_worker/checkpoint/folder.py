@@ -34,6 +34,7 @@ from gpu_worker.checkpoint.recognise import (
     snapshots_of,
 )
 from tandem_contract import logs
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,8 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ModelRefused(
-            f"{index} names {missing[0]}, which does not exist ({len(missing)} of {len(names)} shards are missing); "
+            f"{index} names {missing[0]}, which does not exist ({len(missing)} of "
+            f"{numbered(len(names), 'shard', 'are')} missing); "
             f"download {'it' if len(missing) == 1 else 'them'} again"
         )
     by_shard = {name: _tensor_bytes(folder / name) for name in names}
@@ -167,7 +169,8 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     if absent:
         raise ModelRefused(
             f"{index} lists {absent[0]} in {shard_of[absent[0]]}, which does not contain it "
-            f"({len(absent)} such tensors); index and shards are of different checkpoints, download them again"
+            f"({numbered(len(absent), 'such tensor')}); index and shards are of "
+            f"different checkpoints, download them again"
         )
     return WeightFiles(
         paths=tuple(folder / name for name in names),
@@ -232,7 +235,7 @@ def _tensor_bytes(path: Path) -> dict[str, int]:
 
 def _truncated(path: Path, size: int, whole: int) -> ModelRefused:
     what = "is truncated" if size < whole else "has more than its tensors"
-    return ModelRefused(f"{path} {what}: it has {size} bytes, its header describes {whole}; {_AGAIN}")
+    return ModelRefused(f"{path} {what}: it has {numbered(size, 'byte')}, its header describes {whole}; {_AGAIN}")
 
 
 def locate(name: str) -> Path:

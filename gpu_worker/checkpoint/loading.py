@@ -26,6 +26,7 @@ from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack, merge_l
 from gpu_worker.cpu.replace import replace_operators
 from gpu_worker.native.library import native_library
 from tandem_contract import logs
+from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     from transformers.distributed import DistributedConfig
@@ -122,7 +123,7 @@ def load_weights(
         from gpu_worker.checkpoint.shared_layers import plain_layers
 
         model = model.to(device)  # type: ignore[arg-type]
-        log.info("%d layers are shared by the ranks", plain_layers(model))
+        log.info("%s shared by the ranks", numbered(plain_layers(model), "layer", "are"))
     return prepare(model, device=device, dtype=dtype, merged=merged)
 
 
@@ -196,7 +197,7 @@ def prepare(
     model.requires_grad_(False)
     merge_linears(model, merged)
     if can_pack(device, dtype):
-        log.info("%d linear layers packed", pack_linears(model))
+        log.info("%s packed", numbered(pack_linears(model), "linear layer"))
     if device.type == "cpu":
         replaced = replace_operators(model)
         log.info("native operators: %s", replaced)
@@ -254,17 +255,16 @@ def _warn_of_unused(names: Iterable[str]) -> None:
         kinds = list(dict.fromkeys(_NUMBER.sub("*", name) for name in unused))
         more = ", …" if len(kinds) > _NUM_KINDS else ""
         log.warning(
-            "%d tensors of the checkpoint are unknown to the model and ignored, as Transformers does: %s%s",
-            *(len(unused), ", ".join(kinds[:_NUM_KINDS])[:1000], more),
+            "%s unknown to the model and ignored, as Transformers does: %s%s",
+            *(numbered(len(unused), "tensor of the checkpoint", "are"), ", ".join(kinds[:_NUM_KINDS])[:1000], more),
         )
 
 
 def _some(names: list[str]) -> str:
     """The number of tensors, and the first few names, before "missing" or the like."""
-    if len(names) == 1:
-        return f"1 tensor ({names[0]}) is"
     more = ", …" if len(names) > _NUM_NAMED else ""
-    return f"{len(names)} tensors ({', '.join(names[:_NUM_NAMED])}{more}) are"
+    are = "is" if len(names) == 1 else "are"
+    return f"{numbered(len(names), 'tensor')} ({', '.join(names[:_NUM_NAMED])}{more}) {are}"
 
 
 @contextmanager

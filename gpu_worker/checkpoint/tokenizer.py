@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 
 from gpu_worker.checkpoint.folder import VOCABULARIES, ModelRefused, read_json, tokenizer_files
 from gpu_worker.failures import first_line
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _serialized(folder: Path, backend: Tokenizer, vocab_size: int) -> str:
     if beyond:
         _check_vocabulary(folder, backend, vocab_size)
         shown = ", ".join(sorted(beyond, key=beyond.__getitem__)[:8])
-        many = f"{len(beyond)} added tokens of {folder} ({shown})"
+        many = f"{numbered(len(beyond), 'added token')} of {folder} ({shown})"
         log.warning("%s are left out: the model's vocabulary ends at %d", many, vocab_size - 1)
         parsed = json.loads(text)
         parsed["added_tokens"] = [token for token in parsed["added_tokens"] if token["id"] < vocab_size]

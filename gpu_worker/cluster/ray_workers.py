@@ -17,6 +17,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from gpu_worker.cluster.fleet import GRACE_SECONDS, ClusterFailed, Fleet, Named, Report, Sized, Worker, why_not_placed
 from gpu_worker.failures import first_line
+from tandem_contract.plural import numbered
 from tandem_contract.processes import State
 
 _ANSWER_SECONDS, _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.5
@@ -59,7 +60,9 @@ def carry_out(command: str, asked: Any) -> int:
 
 def _up(asked: Fleet) -> int:
     if existing := _actors():
-        raise ClusterFailed(f"{len(existing)} workers of {asked.name} are up: `scale N` changes their number")
+        raise ClusterFailed(
+            f"{numbered(len(existing), f'worker of {asked.name}', 'are')} up: `scale N` changes their number"
+        )
     _place(asked, range(asked.workers), asked.place_seconds)
     return _watch(asked.wait_seconds)
 
@@ -68,7 +71,10 @@ def _scale(asked: Sized) -> int:
     actors = _actors()
     fleets = [answer for answer in _ask(actors, "fleet").values() if isinstance(answer, Fleet)]
     if not fleets:
-        problem = f"none of the {len(actors)} workers of {asked.name} answers now; `status` says why, try again later"
+        problem = (
+            f"none of the {numbered(len(actors), 'worker')} of {asked.name} answers now; "
+            f"`status` says why, try again later"
+        )
         raise ClusterFailed(problem if actors else f"there are no workers of {asked.name}; `up` places them")
     _end(list(actors.values())[asked.workers :])
     free = [number for number in range(len(actors) + asked.workers) if number not in actors]
@@ -79,7 +85,7 @@ def _scale(asked: Sized) -> int:
 def _down(asked: Named) -> int:
     actors = _actors()
     _end(list(actors.values()))
-    print(f"{len(actors)} workers of {asked.name} ended")
+    print(f"{numbered(len(actors), 'worker')} of {asked.name} ended")
     return 0
 
 
@@ -109,7 +115,7 @@ def _watch(seconds: float, *, as_json: bool = False) -> int:
         num_failed = sum(report.state in (State.GIVEN_UP, _BROKEN) for report in found)
         if num_serving + num_failed == len(found) or time.monotonic() >= until:
             if not as_json:
-                print(f"{num_serving} of {len(found)} workers serve")
+                print(f"{num_serving} of {numbered(len(found), 'worker', 'serve')}")
             return 0 if found and num_serving == len(found) else 1
         time.sleep(_LOOK_SECONDS)
 

@@ -33,6 +33,7 @@ from gpu_worker.compatibility.probe import (
 )
 from gpu_worker.failures import first_line
 from gpu_worker.geometry import MAX_LENGTH
+from tandem_contract.plural import numbered
 
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
@@ -265,11 +266,13 @@ def check_cuda_shapes(layers: LayerMap, dtype: torch.dtype) -> None:
         limit = max_group(dtype, kind.head_dim)
         if kind.group > limit:
             raise ModelRefused(
-                f"{layer.name} has {kind.group} query heads per KV head; the decode kernel for CUDA takes at most "
-                f"{limit} of {kind.head_dim} dimensions in {name}; device cpu has no such limit"
+                f"{layer.name} has {numbered(kind.group, 'query head')} per KV head; "
+                f"the decode kernel for CUDA takes at most "
+                f"{limit} of {numbered(kind.head_dim, 'dimension')} in {name}; device cpu has no such limit"
             )
         if dtype.itemsize > 2 and kind.head_dim > MAX_FLOAT32_HEAD_DIM:
             raise ModelRefused(
-                f"{layer.name} has heads of {kind.head_dim} dimensions; the decode kernel for CUDA takes at most "
+                f"{layer.name} has heads of {numbered(kind.head_dim, 'dimension')}; "
+                f"the decode kernel for CUDA takes at most "
                 f"{MAX_FLOAT32_HEAD_DIM} in {name}; dtype bfloat16 or device cpu has no such limit"
             )

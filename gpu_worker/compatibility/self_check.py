@@ -34,6 +34,7 @@ from gpu_worker.step.runner import Runner
 from gpu_worker.wire.fields import Int32Array
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import StartedRows
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, 
     reference = eager_name(model, own)
     prompts = make_prompts(runner.geometry)
     if runner.geometry.window + runner.geometry.sink_tokens >= prompts[0].size + _NUM_DECODE:
-        log.info("the self-check does not cover the window: its texts have only %d tokens", prompts[0].size)
+        log.info("the self-check does not cover the window: its texts have only %s", numbered(prompts[0].size, "token"))
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
     for text, found in zip(texts, ours, strict=True):

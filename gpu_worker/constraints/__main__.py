@@ -14,6 +14,7 @@ from typing import Any
 
 from gpu_worker.constraints.frames import SharedArea, Sizes
 from tandem_contract.fork_server import serve_forks
+from tandem_contract.needed import ends_with_needed
 
 
 def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
@@ -21,14 +22,13 @@ def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
     from gpu_worker.constraints.matchers import Matchers
     from gpu_worker.constraints.server import MaskServer
     from tandem_contract.grammars import constraint_tokenizer, slowness
-    from tandem_contract.needed import end_with_needed
 
     sizes, eos = Sizes(**given["sizes"]), given["eos"]
     area, slow = SharedArea(given["memory"], sizes), slowness()
-    end_with_needed("gpu_worker.constraints")
     matchers = Matchers(constraint_tokenizer(given["tokenizer"].decode(), sizes.vocab_size, eos), eos_token_ids=eos)
     return lambda connection: MaskServer(connection, area, matchers, slow).serve()
 
 
 if __name__ == "__main__":
-    sys.exit(serve_forks(load))
+    with ends_with_needed("gpu_worker.constraints"):
+        sys.exit(serve_forks(load))

@@ -16,6 +16,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem_contract.plural import numbered
+
 _PAGE = 4096
 # What the main thread does (`Work`), and the id of the constraint that the other thread prepares, 0 for none. Each word
 # is all that is said of its thread, so a reader between two writes sees nothing that never was.
@@ -178,13 +180,15 @@ class Frame:
         """The rows of an ADVANCE, int32 [n, 4]. Raises FrameError."""
         size = 4 * _ADVANCE_FIELDS
         if len(self.payload) % size:
-            raise FrameError(f"{self.kind.name} has {len(self.payload)} bytes; an entry has {size}")
+            raise FrameError(f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; an entry has {size}")
         return np.frombuffer(self.payload, _ENTRY).reshape(-1, _ADVANCE_FIELDS)
 
     def of_serving(self) -> tuple[int, float]:
         """The thread and the slowness of a SERVING. Raises FrameError."""
         if len(self.payload) != _SERVING.size:
-            raise FrameError(f"{self.kind.name} has {len(self.payload)} bytes; it must have {_SERVING.size}")
+            raise FrameError(
+                f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; it must have {_SERVING.size}"
+            )
         thread, slowness = _SERVING.unpack(self.payload)
         return thread, slowness
 
@@ -193,14 +197,16 @@ class Frame:
         num = int.from_bytes(self.payload[:_COUNT_BYTES], "little")
         end = _COUNT_BYTES + num
         if len(self.payload) < end:
-            raise FrameError(f"{self.kind.name} has {len(self.payload)} bytes; {num} rows need {end}")
+            raise FrameError(
+                f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; {numbered(num, 'row', 'need')} {end}"
+            )
         return list(self.payload[_COUNT_BYTES:end]), self.payload[end:].decode("utf-8", "replace")
 
 
 def decoded(packet: bytes) -> Frame:
     """Raises FrameError."""
     if not _HEAD.size <= len(packet) <= MAX_BYTES:
-        raise FrameError(f"a packet has {len(packet)} bytes; it must have {_HEAD.size} to {MAX_BYTES}")
+        raise FrameError(f"a packet has {numbered(len(packet), 'byte')}; it must have {_HEAD.size} to {MAX_BYTES}")
     kind, number = _HEAD.unpack_from(packet)
     try:
         return Frame(Kind(kind), number, packet[_HEAD.size :])

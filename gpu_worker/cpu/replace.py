@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from gpu_worker.cpu.forwards import native_gate, native_norm, native_rotations
 from gpu_worker.native.library import native_library
+from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,10 @@ class Replaced:
     rotations: int = 0
 
     def __str__(self) -> str:
-        return f"{self.norms} norms, {self.gates} gated layers, {self.rotations} rotary embeddings"
+        return (
+            f"{numbered(self.norms, 'norm')}, {numbered(self.gates, 'gated layer')}, "
+            f"{numbered(self.rotations, 'rotary embedding')}"
+        )
 
     def lacking(self, config: PreTrainedConfig) -> Iterator[str]:
         """A sentence for each kind of which none was found, although the config has its fields."""

@@ -33,6 +33,7 @@ from gpu_worker.native.library import (
     recording,
 )
 from gpu_worker.trees import mapped
+from tandem_contract.plural import numbered
 
 # A cache line, so that vectors of two blocks share none.
 _ALIGNMENT = 64
@@ -320,7 +321,7 @@ class CpuGraphs:
         if self._arena.num_used:
             gc.collect()
         if self._arena.num_used:
-            raise NotCapturable(f"{self._arena.num_used} tensors of the step outlive it")
+            raise NotCapturable(f"{numbered(self._arena.num_used, 'tensor of the step', 'outlive')} it")
         return CpuGraph(self._library, capture.calls, capture.constants), kept
 
     def _borrowed(self, tensor: Tensor) -> Tensor:

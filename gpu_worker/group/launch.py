@@ -29,6 +29,7 @@ from gpu_worker.link.remote import HOW_TO_MAKE
 from gpu_worker.process.ranks import RUN_PREFIX, RUN_VARIABLE, Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.child import Child, Program, python
+from tandem_contract.plural import numbered
 from tandem_contract.processes import (
     NOT_STARTED_WORDS,
     Heard,
@@ -215,7 +216,7 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
             place.watch(ranks.lose)
         return ranks
 
-    name = f"group of {size} ranks"
+    name = f"group of {numbered(size, 'rank')}"
     supervisor = Supervisor(name, program, _POLICY, hear=_hear, on_change=_on_change, start=start)
     return supervisor
 

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from gpu_worker.failures import first_line
 from gpu_worker.group.launch import Meeting
 from tandem_contract.logs import is_worth_a_line
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ class Place:
         if self._joining is None:
             meeting = self._meeting
             log.info(
-                "this host is %s; its ranks start when %d hosts have met at %s",
-                meeting.address, meeting.num_hosts, meeting.endpoint,
+                "this host is %s; its ranks start when %s met at %s",
+                meeting.address, numbered(meeting.num_hosts, "host", "have"), meeting.endpoint,
             )  # fmt: skip
             self._num_starts += 1
             self._joining = _in_thread(self._join)

@@ -21,6 +21,7 @@ from gpu_worker.link.remote import CurveKeys
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.files import check_socket_name
 from tandem_contract.logs import is_worth_a_line
+from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 
 if TYPE_CHECKING:
@@ -95,7 +96,11 @@ class Wires:
         self._num_refused += 1
         if is_worth_a_line(self._num_refused):
             shown = key.decode("ascii", "replace")
-            log.warning("refused %d connections to this group, the last with public key %s", self._num_refused, shown)
+            log.warning(
+                "refused %s, the last with public key %s",
+                numbered(self._num_refused, "connection to this group"),
+                shown,
+            )
         return False
 
     def _start_key_check(self, keys: CurveKeys) -> None:

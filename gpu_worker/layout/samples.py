@@ -29,6 +29,7 @@ from gpu_worker.sampling.inputs import (
 )
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
+from tandem_contract.plural import numbered
 
 _AT_EVERY_POSITION = Feature.BIASES | Feature.PENALTIES | Feature.ALLOWED | Feature.CONSTRAINT
 # Features that change logits.
@@ -193,7 +194,8 @@ class SampledRows:
         limit = tables.geometry.logit_rows
         if rows.size + prompt_at.size > limit:
             raise PlanError(
-                f"the plan needs logits of {rows.size} sampled rows and {prompt_at.size} prompt tokens; "
+                f"the plan needs logits of {numbered(rows.size, 'sampled row')} and "
+                f"{numbered(prompt_at.size, 'prompt token')}; "
                 f"logit_rows is {limit}"
             )
         uses = tables.features.uses[rows]

@@ -10,6 +10,7 @@ from itertools import islice
 from operator import attrgetter
 
 from gpu_worker.geometry import Geometry, align_up
+from tandem_contract.plural import numbered
 
 # Each shape is captured as one graph, which takes memory and time at start-up.
 MAX_SHAPES = 40
@@ -40,9 +41,9 @@ class StepShape:
     prompt_logits: int = 0
 
     def __str__(self) -> str:
-        chunks = f"{self.tokens - self.decode} prompt tokens, " if self.prefill else ""
+        chunks = f"{numbered(self.tokens - self.decode, 'prompt token')}, " if self.prefill else ""
         rows = self.decode if self.prefill else self.tokens
-        return f"step of {chunks}{rows} rows{'' if self.draws else ', greedy'}"
+        return f"step of {chunks}{numbered(rows, 'row')}{'' if self.draws else ', greedy'}"
 
     def holds(self, need: "StepShape") -> bool:
         """Whether a step of the sizes `need` can be padded to this shape."""

@@ -22,6 +22,7 @@ from gpu_worker.link.remote import CurveKeys, NoKey
 from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
 from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 # The address that clients use by default.
@@ -321,7 +322,9 @@ class Link:
             except FrameError as error:
                 self._num_bad_frames += 1
                 if is_worth_a_line(self._num_bad_frames):
-                    log.warning("dropped %d bad frames so far, the last one: %s", self._num_bad_frames, error)
+                    log.warning(
+                        "dropped %s so far, the last one: %s", numbered(self._num_bad_frames, "bad frame"), error
+                    )
             # Sent at once, because on a CPU a plan runs inside `submit`: its result must not wait for the next plan.
             self._send_done()
 

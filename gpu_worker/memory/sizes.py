@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.memory.costs import MAX_GRAPHS
+from tandem_contract.plural import numbered
 
 WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for a GPU"
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
@@ -18,7 +19,7 @@ def readable(num_bytes: int) -> str:
     for unit, size in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
+    return numbered(num_bytes, "byte")
 
 
 def settable(num_bytes: int, *, at_least: bool = False) -> str:
@@ -98,9 +99,12 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
     left -= sizes.standbys + (sizes.host_pool if on_cpu else 0)
     number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
     has_graphs = sizes.graphs or (measured and measured.num_graphs)
-    step = f"step, {geometry.token_budget} tokens, {geometry.max_rows} rows"
-    pages = f"KV, {geometry.num_pages - 1} pages of {geometry.page_size} tokens{', capped' if sizes.is_capped else ''}"
-    saved = f"saved KV, {geometry.host_pages} pages{'' if on_cpu else ', in host memory'}"
+    step = f"step, {numbered(geometry.token_budget, 'token')}, {numbered(geometry.max_rows, 'row')}"
+    pages = (
+        f"KV, {numbered(geometry.num_pages - 1, 'page')} of "
+        f"{numbered(geometry.page_size, 'token')}{', capped' if sizes.is_capped else ''}"
+    )
+    saved = f"saved KV, {numbered(geometry.host_pages, 'page')}{'' if on_cpu else ', in host memory'}"
     # Whether the line is shown, its name, and bytes planned and measured.
     items: list[tuple[object, str, int, int | None]] = [
         (True, f"weights, {dtype}", sizes.weights, measured and measured.weights),

@@ -29,6 +29,7 @@ from gpu_worker.geometry import (
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
 from gpu_worker.memory.sizes import WHY_CAPPED, Machine, Sizes, readable, settable
 from gpu_worker.settings import WorkerSettings
+from tandem_contract.plural import numbered
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Of a CUDA process, before it allocates anything: its context, kernels and libraries.
@@ -193,11 +194,12 @@ class _Choice:
         if num_pages is None:
             assert pool_bytes is not None
             num_pages = self._fitting(pool_bytes)
-            asked = f"pool_bytes is {pool_bytes} ({num_pages} pages)"
+            asked = f"pool_bytes is {pool_bytes} ({numbered(num_pages, 'page')})"
             if num_pages < 2:
                 raise ValueError(
-                    f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of {self.page_bytes} "
-                    f"bytes: pool_bytes {settable(self._pool_bytes(2), at_least=True)} would fit"
+                    f"pool_bytes is {pool_bytes}, which is too small; the minimum is two pages of "
+                    f"{numbered(self.page_bytes, 'byte')}: pool_bytes "
+                    f"{settable(self._pool_bytes(2), at_least=True)} would fit"
                 )
             if self.on_cpu:
                 num_pages = min(num_pages, self.max_pages)
@@ -216,7 +218,7 @@ class _Choice:
             return 0
         if asked < page:
             raise ValueError(
-                f"host_pool_bytes is {asked}, less than a page of {page} bytes; "
+                f"host_pool_bytes is {asked}, less than a page of {numbered(page, 'byte')}; "
                 f"set host_pool_bytes to {settable(page, at_least=True)} at least, or to 0"
             )
         num_pages = min(MAX_HOST_PAGES, asked // page)
@@ -284,7 +286,8 @@ class _Choice:
             smaller = self._smaller_dtype(self.room + self.costs.weights - self._pool_bytes(2))
             would = smaller or "use a smaller model, or more memory"
         raise DoesNotFit(
-            f"two pages of {self.page_size} tokens do not fit beside a step of token_budget {self.token_budget} "
+            f"two pages of {numbered(self.page_size, 'token')} do not fit beside "
+            f"a step of token_budget {self.token_budget} "
             f"and max_rows {self.max_rows}: {self._breakdown()}; {would}"
         )
 
@@ -292,7 +295,7 @@ class _Choice:
         pages = self._held_pages() + 1
         need, fits = self._pool_bytes(pages), (num_pages - 1) * self.page_size
         asked = f"max_length is {self.length}, which needs num_pages {pages} or pool_bytes "
-        asked += f"{settable(need, at_least=True)}; the pool has {num_pages} pages"
+        asked += f"{settable(need, at_least=True)}; the pool has {numbered(num_pages, 'page')}"
         if pages > self.max_pages:
             raise DoesNotFit(f"{asked} and {WHY_CAPPED}; max_length {self._longest()} would fit")
         if need <= self.room:

@@ -4,6 +4,7 @@ Owns the choice of the instruction set, the compiler's flags and the cache. A li
 flags, compiler and CPU, so a folder that several machines share serves all of them. Imports no torch.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 _COMPILERS = ("g++", "c++", "clang++")
 _COMPILE_SECONDS = 300
+_FULL = os.strerror(errno.ENOSPC)
 # Between two lines of the log while the compiler runs.
 _SAY_SECONDS = 5.0
 # Sums may be contracted to fused multiply-adds, but not reordered: a token's bits must not depend on its batch.
@@ -146,8 +148,10 @@ def _compile(command: list[str], path: Path) -> None:
     try:
         status, errors = _run([*command, str(_SOURCES / "kernels.cpp"), "-o", name])
         if status:
-            lines = [line.strip() for line in errors.splitlines() if "error" in line]
-            raise NotBuilt(f"{command[0]} failed: {(lines or ['no message'])[0][:300]}")
+            # The linker's own words for a full disk have no "error".
+            lines = [line.strip() for line in errors.splitlines() if "error" in line or _FULL in line]
+            room = f"; there is no room in {path.parent} or {tempfile.gettempdir()}" if _FULL in errors else ""
+            raise NotBuilt(f"{command[0]} failed: {(lines or ['no message'])[0][:300]}{room}")
         Path(name).chmod(0o700)
         Path(name).replace(path)
     finally:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tandem_contract.plural import numbered
+
 # Torchrun's name for the group; that of our launcher contains its process's number.
 RUN_VARIABLE, RUN_PREFIX = "TORCHELASTIC_RUN_ID", "tandem-"
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -64,7 +66,9 @@ def ranks_of(size: int, environment: Mapping[str, str] = os.environ) -> Ranks:
     except (KeyError, ValueError) as error:
         raise NotInGroup(f"ranks is {size} and torchrun's variable {error} is missing or no number") from error
     if found != size:
-        raise NotInGroup(f"ranks is {size} and torchrun has started {found} processes (WORLD_SIZE); set both alike")
+        raise NotInGroup(
+            f"ranks is {size} and torchrun has started {numbered(found, 'process')} (WORLD_SIZE); set both alike"
+        )
     if not 0 <= local_rank < local_size or not 0 <= rank < size:
         raise NotInGroup(f"torchrun's variables contradict each other: rank {rank} of {size}, {local_rank} here")
     return Ranks(rank=rank, size=size, local_rank=local_rank, local_size=local_size)

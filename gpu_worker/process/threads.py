@@ -20,6 +20,7 @@ from torch import Tensor
 from gpu_worker.process.machine import Cpus, usable_cpus
 from gpu_worker.settings import WorkerSettings
 from tandem_contract import private_file
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +111,10 @@ def choose_threads(linears: Sequence[Linear]) -> None:
     choice = best(found, cpus)
     torch.set_num_threads(choice)
     log.info(
-        "threads: %d; %s; %d linear layers with 1 and %d rows: %s; measured in %.0f ms",
+        "threads: %d; %s; %s with 1 and %d rows: %s; measured in %.0f ms",
         choice,
         _described(cpus),
-        len(linears),
+        numbered(len(linears), "linear layer"),
         _MANY_ROWS,
         ", ".join(f"{each.one_row * 1e3:.2f} and {each.many_rows * 1e3:.2f} ms by {each.threads}" for each in found),
         (time.perf_counter() - begun) * 1e3,
@@ -175,7 +176,7 @@ def _openmp_limit() -> int:
 
 def _described(cpus: Cpus) -> str:
     quota = "" if cpus.quota is None else f", quota {cpus.quota:g}"
-    return f"{cpus.logical} CPUs on {cpus.cores} cores{quota}"
+    return f"{cpus.logical} CPUs on {numbered(cpus.cores, 'core')}{quota}"
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ from transformers.distributed import DistributedConfig
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
+from tandem_contract.plural import numbered
 
 FILE = Path(__file__).with_name("proven.json")
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
@@ -78,7 +79,8 @@ def _check_heads(name: str, layers: LayerMap, size: int) -> None:
     for kind in layers.kinds:
         if kind.num_heads % size or (kind.num_kv_heads % size and size % kind.num_kv_heads):
             raise ModelRefused(
-                f"{name} has {kind.num_heads} query heads and {kind.num_kv_heads} KV heads, which {size} ranks cannot "
+                f"{name} has {numbered(kind.num_heads, 'query head')} and {kind.num_kv_heads} KV heads, "
+                f"which {numbered(size, 'rank')} cannot "
                 "share evenly; set ranks to a divisor of the query heads that also divides the KV heads, or is a "
                 "multiple of them"
             )

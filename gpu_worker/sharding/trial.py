@@ -29,6 +29,7 @@ from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.twin import Part, part_of
 from gpu_worker.step.runner import Runner
 from tandem_contract.files import cache_dir, is_private
+from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class PlanTrial:
                 f"the tensor-parallel plan of {type(self.config).__name__} in Transformers {transformers.__version__} "
                 f"does not give the whole model's logits: {problem or 'another rank found it'}; set ranks to 1"
             )
-        log.info("the plan of %d ranks gives the whole model's logits in this version", ranks.size)
+        log.info("the plan of %s gives the whole model's logits in this version", numbered(ranks.size, "rank"))
         if not ranks.local_rank:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ from gpu_worker.memory.costs import Costs, pool_slices, pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import plan_for, plan_hash
+from tandem_contract.plural import numbered
 
 # Tokens of the meta model's step; no model has a dimension of this size.
 _NUM_TOKENS = 13
@@ -68,7 +69,7 @@ def part_of(
     if kept > _MOST_KEPT * total:
         raise ModelRefused(
             f"the tensor-parallel plan of {type(model).__name__} leaves {kept / total:.0%} of the weights on each of "
-            f"{ranks.size} ranks; set ranks to 1"
+            f"{numbered(ranks.size, 'rank')}; set ranks to 1"
         )
     pairs = zip(whole.layers.layers, recorded.calls, strict=True)
     layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
@@ -109,7 +110,8 @@ def sharded_model(
         return shared, plan
     except (ValueError, RuntimeError, KeyError) as error:
         raise ModelRefused(
-            f"{type(model).__name__} cannot be shared by {ranks.size} ranks: {_in_short(error)}; set ranks to 1"
+            f"{type(model).__name__} cannot be shared by {numbered(ranks.size, 'rank')}: "
+            f"{_in_short(error)}; set ranks to 1"
         ) from error
 
 
@@ -132,7 +134,8 @@ def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
         recorded, _ = calls_without_masks(model, _NUM_TOKENS)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(
-            f"{type(model).__name__} does not run on {ranks.size} ranks: {_in_short(error)}; if its KV heads are not a "
+            f"{type(model).__name__} does not run on {numbered(ranks.size, 'rank')}: "
+            f"{_in_short(error)}; if its KV heads are not a "
             f"multiple of {ranks.size}, set ranks to a divisor of them"
         ) from error
     return recorded

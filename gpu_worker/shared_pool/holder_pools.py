@@ -13,6 +13,7 @@ import select
 from dataclasses import dataclass
 
 from gpu_worker.shared_pool.messages import POOL_ID_BYTES, HolderError
+from tandem_contract.plural import numbered
 
 HOLD_SECONDS = 600.0
 """An unused pool is freed after this time. The scheduler forgets it earlier."""
@@ -72,7 +73,8 @@ class Pools:
             self._free(unused[0])
         if self._total() + num_bytes > self._max_bytes:
             raise HolderError(
-                f"a pool of {num_bytes} bytes does not fit: pools in use have {self._total()} bytes, and the limit is "
+                f"a pool of {numbered(num_bytes, 'byte')} does not fit: pools in use have "
+                f"{numbered(self._total(), 'byte')}, and the limit is "
                 f"{self._max_bytes} (max_bytes)"
             )
         pool_id = secrets.token_bytes(POOL_ID_BYTES)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tandem_contract.plural import numbered
+
 MAX_BYTES = 4096
 POOL_ID_BYTES = 16
 # With a packet: the memory of a pool, or its header and its device memory.
@@ -70,7 +72,7 @@ def decode(packet: bytes) -> dict[str, object]:
     try:
         message = json.loads(packet)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"a packet of {len(packet)} bytes is not JSON") from error
+        raise MessageError(f"a packet of {numbered(len(packet), 'byte')} is not JSON") from error
     if not isinstance(message, dict):
         raise MessageError("a packet is not a JSON object")
     return message
@@ -212,13 +214,13 @@ def _descriptors(answer: dict[str, object], found: list[int], sizes: dict[str, i
     """
     try:
         if len(found) != len(sizes):
-            raise HolderError(f"the holder's answer has {len(found)} descriptors; {len(sizes)} are needed")
+            raise HolderError(f"the holder's answer has {numbered(len(found), 'descriptor')}; {len(sizes)} are needed")
         # The size of device memory shows only when it is mapped.
         given = {"its memory": os.fstat(found[0]).st_size}
         given |= {name: number(answer, name, 1, MAX_POOL_BYTES) for name in sizes}
         for size, needed in zip(given.values(), [next(iter(sizes.values())), *sizes.values()], strict=True):
             if size != needed:
-                raise HolderError(f"the pool has {size} bytes; {needed} are needed")
+                raise HolderError(f"the pool has {numbered(size, 'byte')}; {needed} are needed")
     except (HolderError, MessageError) as error:
         close_all(found)
         raise HolderError(str(error)) from error

@@ -20,6 +20,7 @@ import struct
 from contextlib import suppress
 
 from gpu_worker.shared_pool.messages import PoolDiffers
+from tandem_contract.plural import numbered
 
 HUGE_PAGE_BYTES = 2 << 20
 # Linux, from mman-common.h and mman.h; Python's mmap has no names for them.
@@ -66,7 +67,7 @@ class Region:
         found = self._libc.mmap(address, num_bytes, protection, flags, memory, 0)
         if found == _MAP_FAILED:
             number = ctypes.get_errno()
-            raise OSError(number, f"a KV pool of {num_bytes} bytes cannot be mapped: {os.strerror(number)}")
+            raise OSError(number, f"a KV pool of {numbered(num_bytes, 'byte')} cannot be mapped: {os.strerror(number)}")
         return int(found)
 
     def _madvise(self, advice: int) -> None:

@@ -22,6 +22,7 @@ from torch._functorch import config as functorch_config
 from torch.fx.experimental import _config as shapes_config
 
 from gpu_worker.failures import first_line
+from tandem_contract.plural import numbered
 
 _code_numbers = count(1)
 
@@ -80,7 +81,7 @@ class FusedLayers:
         """What the log says of the layers after warm-up."""
         if self.why_eager:
             return f"decoder layers run eagerly: {self.why_eager}"
-        return f"{len(self.layers)} decoder layers are compiled, {len(self.compiled)} kinds"
+        return f"{numbered(len(self.layers), 'decoder layer', 'are')} compiled, {numbered(len(self.compiled), 'kind')}"
 
     def _call(self, run: Callable[..., Any], layer: nn.Module, *args: Any, **keywords: Any) -> Any:
         try:

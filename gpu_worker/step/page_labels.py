@@ -11,6 +11,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.shared_pool.guard import pages_begun
 from gpu_worker.wire.fields import PlanError, int32_array
 from gpu_worker.wire.frames import Plan
+from tandem_contract.plural import numbered
 
 _HASH_BYTES = 32
 # A Join has labels of about this size at most, so that there is room for a tokenizer in its frame.
@@ -50,7 +51,10 @@ class PageLabels:
         size = 4 * self._page_size
         for name, data, each in (("hashes", message.hashes, _HASH_BYTES), ("tokens", message.tokens, size)):
             if len(data) != each * len(pages):
-                raise PlanError(f"labels.{name} has {len(data)} bytes; {len(pages)} pages need {each * len(pages)}")
+                raise PlanError(
+                    f"labels.{name} has {numbered(len(data), 'byte')}; "
+                    f"{numbered(len(pages), 'page', 'need')} {each * len(pages)}"
+                )
         if message.forget:
             self.forget()
         for i, page in enumerate(pages):

@@ -9,6 +9,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem_contract.plural import numbered
+
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 Number = TypeVar("Number", bound=np.generic)
@@ -29,8 +31,12 @@ def int32_array(data: bytes, name: str, low: int, high: int, size: int | None = 
     if not data and not size:
         return _NO_INTS
     if len(data) % 4 or (size is not None and len(data) != 4 * size):
-        need = f"{size} entries need {4 * size}" if size is not None else "int32 entries need a multiple of 4"
-        raise PlanError(f"{name} has {len(data)} bytes; {need}")
+        need = (
+            f"{numbered(size, 'entry', 'need')} {4 * size}"
+            if size is not None
+            else "int32 entries need a multiple of 4"
+        )
+        raise PlanError(f"{name} has {numbered(len(data), 'byte')}; {need}")
     values = np.frombuffer(data, _INT32)
     # The place of an extreme is found in a quarter of the time that the extreme itself takes.
     if values[values.argmin()] < low or values[values.argmax()] > high:
@@ -45,7 +51,7 @@ def flags(data: bytes, name: str, size: int) -> NDArray[np.bool_]:
         return _NO_FLAGS
     values = np.frombuffer(data, np.uint8)
     if values.size != size or values[values.argmax()] > 1:
-        raise PlanError(f"{name} must be {size} bytes of 0 or 1")
+        raise PlanError(f"{name} must be {numbered(size, 'byte')} of 0 or 1")
     return values.astype(np.bool_)
 
 

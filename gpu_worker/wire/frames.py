@@ -18,6 +18,7 @@ from gpu_worker.sampling.inputs import TokenLogprobs
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, flags, int32_array
 from gpu_worker.wire.page_orders import NO_ORDERS, PageOrders, read_page_orders
 from gpu_worker.wire.started import StartedRows, read_started
+from tandem_contract.plural import numbered
 
 # The largest frame that the scheduler accepts from a worker.
 MAX_JOIN_BYTES = 128 << 20
@@ -87,9 +88,9 @@ def parse_frame(frame: bytes | memoryview) -> pb.CoreToWorker:
     try:
         message.ParseFromString(bytes(frame))
     except DecodeError as error:
-        raise FrameError(f"frame of {len(frame)} bytes is not a CoreToWorker message: {error}") from error
+        raise FrameError(f"frame of {numbered(len(frame), 'byte')} is not a CoreToWorker message: {error}") from error
     if message.WhichOneof("message") is None:
-        raise FrameError(f"frame of {len(frame)} bytes has a message that this worker does not know")
+        raise FrameError(f"frame of {numbered(len(frame), 'byte')} has a message that this worker does not know")
     return message
 
 
@@ -99,7 +100,7 @@ def join_frame(join: pb.Join) -> bytes:
     num_bytes = message.ByteSize()
     if num_bytes > MAX_JOIN_BYTES:
         raise ValueError(
-            f"Join has {num_bytes} bytes (tokenizer {len(join.tokenizer_json)}, chat template "
+            f"Join has {numbered(num_bytes, 'byte')} (tokenizer {len(join.tokenizer_json)}, chat template "
             f"{len(join.chat_template.encode())}, other files of chats {join.chat.ByteSize()}), but the scheduler "
             f"accepts at most {MAX_JOIN_BYTES}; "
             "serve a model with a smaller tokenizer, or remove its files to serve token ids alone"
@@ -135,7 +136,7 @@ def read_plan(message: pb.StepPlan, geometry: Geometry) -> Plan:
         tiles = -(-plan.chunk_counts.astype(np.int64) // geometry.chunk_align)
         cost += int(tiles.sum()) * geometry.chunk_align
     if cost > geometry.token_budget:
-        raise PlanError(f"the plan costs {cost} tokens; token_budget is {geometry.token_budget}")
+        raise PlanError(f"the plan costs {numbered(cost, 'token')}; token_budget is {geometry.token_budget}")
     return plan
 
 

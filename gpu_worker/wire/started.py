@@ -17,6 +17,7 @@ from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, int32_array, split
+from tandem_contract.plural import numbered
 
 # A larger penalty or bias has no other effect.
 _MAX_EDIT = 1e6
@@ -244,7 +245,9 @@ def _read_constraints(data: bytes, num: int) -> Sequence[bytes]:
     if not data:
         return ()
     if len(data) != num * _HASH_BYTES:
-        raise PlanError(f"started.constraints has {len(data)} bytes; {num} rows need {num * _HASH_BYTES}")
+        raise PlanError(
+            f"started.constraints has {numbered(len(data), 'byte')}; {numbered(num, 'row', 'need')} {num * _HASH_BYTES}"
+        )
     hashes = [data[at : at + _HASH_BYTES] for at in range(0, len(data), _HASH_BYTES)]
     return [b"" if found == _NO_HASH else found for found in hashes]
 
@@ -254,7 +257,7 @@ def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[
     sizes = int32_array(message.num_sampling_bytes, "started.num_sampling_bytes", 0, MAX_SAMPLING_BYTES, num)
     data, ends = message.sampling, np.cumsum(sizes).tolist()
     if len(data) != sizes.sum():
-        raise PlanError(f"started.sampling has {len(data)} bytes; num_sampling_bytes makes {sizes.sum()}")
+        raise PlanError(f"started.sampling has {numbered(len(data), 'byte')}; num_sampling_bytes makes {sizes.sum()}")
     found: dict[bytes, RowSampling] = {}
     samplings: list[RowSampling] = []
     for i, (end, size) in enumerate(zip(ends, sizes.tolist(), strict=True)):

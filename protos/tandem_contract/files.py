@@ -13,6 +13,7 @@ import fcntl
 import functools
 import logging
 import os
+import pwd
 import secrets
 import stat
 import tempfile
@@ -58,6 +59,9 @@ def use_caches(environ: MutableMapping[str, str]) -> None:
     By themselves they use the home folder. Without one that can be written they would end the program, write into the
     working directory, or keep nothing.
     """
+    if not environ.get("HOME"):
+        # An empty one would be the root folder for them.
+        environ.pop("HOME", None)
     kernels = environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir("inductor")))
     # Where Inductor would keep those that it writes for Triton.
     environ.setdefault("TRITON_CACHE_DIR", os.path.join(kernels, "triton"))
@@ -116,9 +120,12 @@ def _temporary_folder() -> str:
 
 
 def _home_cache(home: str | None) -> tuple[Path | None, str]:
-    """Returns ~/.cache of a home that is this user's or root's, or why it is not used; another's gets no files."""
+    """Returns ~/.cache of a home that is this user's or root's, or why it is not used; another's gets no files.
+
+    An empty HOME is as none: then it is the home folder that the system has for the user.
+    """
     try:
-        path = Path.home()
+        path = Path(home or pwd.getpwuid(os.getuid()).pw_dir)
         if not path.is_absolute():
             return None, f"HOME is {home}, which is not an absolute path"
         if (owner := path.stat().st_uid) not in (os.getuid(), 0):
@@ -126,7 +133,7 @@ def _home_cache(home: str | None) -> tuple[Path | None, str]:
         return path / ".cache", ""
     except OSError as error:
         return None, f"the home folder {error.filename} cannot be used: {error.strerror}"
-    except RuntimeError:
+    except KeyError:
         return None, f"HOME is not set, and user {os.getuid()} has no home folder"
 
 

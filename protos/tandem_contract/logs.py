@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, cast
 
-from tandem_contract.needed import NeededThread, end_with_needed
+from tandem_contract.needed import NeededThread
+from tandem_contract.plural import counted
 
 log = logging.getLogger("tandem")
 
@@ -70,7 +71,7 @@ class Formatter(logging.Formatter):
         """Returns the record's line without its newline. A traceback is indented below it, or is `error` in JSON."""
         message = escaped(record.getMessage())
         if len(message) > _MAX_MESSAGE:
-            message = f"{message[:_MAX_MESSAGE]}… ({len(message) - _MAX_MESSAGE:,} characters more)"
+            message = f"{message[:_MAX_MESSAGE]}… ({counted(len(message) - _MAX_MESSAGE, 'character')} more)"
         error = self._traceback(record)
         second, millisecond = divmod(int(record.created * 1000), 1000)
         if second != self._second[0]:
@@ -175,7 +176,6 @@ def start(process: str, *, level: str, log_format: LogFormat, package: str = log
     if sys.version_info >= (3, 12):
         logging.logAsyncioTasks = False
     sys.excepthook = _log_uncaught
-    end_with_needed(process)
 
 
 def stop() -> None:
@@ -333,8 +333,8 @@ class QueuedStderr(logging.Handler):
         with self._counting:
             dropped, self._dropped = self._dropped, Counter()
         for cause, number in dropped.items():
-            text = "%s log records were dropped because stderr %s"
-            if self._write(f"{self.format(_record(logging.WARNING, text, f'{number:,}', cause))}\n"):
+            what = counted(number, "log record", "were")
+            if self._write(f"{self.format(_record(logging.WARNING, '%s dropped because stderr %s', what, cause))}\n"):
                 self._count(number, cause)
 
     def _count(self, number: int, cause: str) -> None:

@@ -1,22 +1,23 @@
 """Threads and tasks without which a program would go on and do nothing.
 
 What one of them raises ends the program at once, as a crash does: with the traceback in the log and a last line. What
-others raise is only logged. It holds in programs that ask for it (`end_with_needed`, which the start of a log calls),
-not where a program uses the client: there a thread only ends itself.
+others raise is only logged. It holds where a program's main function runs (`ends_with_needed`), not where a program
+uses the client: there a thread only ends itself.
 """
 
 import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
 
 _log = logging.getLogger("tandem")
-# The program's name, if it ends with them.
+# The program's name while it ends with them.
 _program = ""
 
 
@@ -40,11 +41,19 @@ def needed_task(work: Coroutine[Any, Any, object], name: str) -> "asyncio.Task[o
     return task
 
 
-def end_with_needed(program: str) -> None:
-    """Lets this program end when something needed fails; `program` is its name in the last line."""
+@contextmanager
+def ends_with_needed(program: str) -> Generator[None]:
+    """While the body runs, something needed that fails ends this program; `program` is its name in the last line.
+
+    Also a decorator, of the main functions of programs.
+    """
     global _program
-    _program = program
-    threading.excepthook = _thread_failed
+    before = _program, threading.excepthook
+    _program, threading.excepthook = program, _thread_failed
+    try:
+        yield
+    finally:
+        _program, threading.excepthook = before
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

@@ -1,13 +1,15 @@
 """Numbers with their noun, for messages and tables of every program."""
 
+import re
+
 # The verbs of messages that are not made by an "s".
-_IS = {"are": "is", "were": "was", "go": "goes"}
+_IS = {"are": "is", "were": "was", "have": "has", "do": "does", "go": "goes"}
 
 
 def numbered(number: int, thing: str, verb: str = "") -> str:
     """Text such as "1 worker" or "2000 workers", with the number as a setting would have it.
 
-    With the verb `wait`: "1 request waits", "2 requests wait".
+    With the verb `wait`: "1 request waits", "2 requests wait". A thing may go on with `of` or `to`: "2 pages of it".
     """
     return f"{number} {_noun(number, thing, verb)}"
 
@@ -20,8 +22,9 @@ def counted(number: int, thing: str, verb: str = "") -> str:
 def _noun(number: int, thing: str, verb: str) -> str:
     if number == 1:
         return f"{thing} {_IS.get(verb, f'{verb}s')}" if verb else thing
-    if thing.endswith(("s", "x", "ch", "sh")):
-        many = f"{thing}es"
+    head, *rest = re.split("(?= of | to )", thing, maxsplit=1)
+    if head.endswith(("s", "x", "ch", "sh")):
+        many = f"{head}es"
     else:
-        many = f"{thing[:-1]}ies" if thing.endswith("y") and thing[-2] not in "aeiou" else f"{thing}s"
-    return f"{many} {verb}" if verb else many
+        many = f"{head[:-1]}ies" if head.endswith("y") and head[-2] not in "aeiou" else f"{head}s"
+    return f"{many}{''.join(rest)} {verb}".rstrip()

@@ -89,7 +89,7 @@ class GiveUp:
 
 
 _DRAINED = GiveUp(" because it was drained", in_order=True)
-_STOPPED = GiveUp(" because it was stopped", in_order=True)
+_STOPPED, _OVERDUE = GiveUp(" because it was stopped", in_order=True), GiveUp("")
 
 
 class Restart:
@@ -198,6 +198,8 @@ class Ended:
     cause: str
     # The pause in seconds before it is started again.
     then: float | GiveUp
+    # Whether it was killed because it did not end in time.
+    is_overdue: bool = False
 
     @property
     def told(self) -> str:
@@ -276,6 +278,7 @@ class Supervisor:
         # When the next process starts; when the one that runs is killed, infinity to let it run: then no other starts.
         self._start_at: float = -math.inf
         self._kill_at: float | None = None
+        self._grace_seconds, self._is_overdue = 0.0, False
 
     # What others ask for. It happens in the next look.
 
@@ -367,7 +370,7 @@ class Supervisor:
             self._heard_at = now
             self._life.kill()
         if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = math.inf
+            self._kill_at, self._is_overdue = math.inf, True
             self._life.kill()
         dues = [_STALLED_SECONDS / 2] if self._silence_seconds < math.inf else []
         if self._kill_at is not None and self._kill_at < math.inf:
@@ -412,7 +415,11 @@ class Supervisor:
                 start_seconds=served_at - self._started_at,
                 served_seconds=now - served_at,
             )
-        self.ended = Ended(name=self.name, status=status, how=how, cause=last_line(self.lines), then=then)
+        if is_overdue := self._is_overdue and status != 0:
+            # Also one that somebody has stopped by SIGSTOP, which the order does not wake.
+            how, then = f"did not end within {self._grace_seconds:g} s and was killed", _OVERDUE
+        cause = last_line(self.lines)
+        self.ended = Ended(name=self.name, status=status, how=how, cause=cause, then=then, is_overdue=is_overdue)
         if isinstance(then, GiveUp):
             self._enter(State.GIVEN_UP if self._kill_at is None else State.STOPPED)
         else:
@@ -423,7 +430,7 @@ class Supervisor:
         if grace_seconds is None:
             self._kill_at = self._kill_at or math.inf
             return
-        self._kill_at = self._clock() + grace_seconds
+        self._kill_at, self._grace_seconds = self._clock() + grace_seconds, grace_seconds
         if self._life is not None:
             self._life.signal(STOP)
 

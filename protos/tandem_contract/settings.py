@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from tandem_contract.plural import counted
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.version import version
 
@@ -388,14 +389,14 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > _MAX_SHOWN:
-        return f"a number of {value.bit_length():,} bits"
+        return f"a number of {counted(value.bit_length(), 'bit')}"
     try:
         float(str(value))
     except ValueError:
         shown = repr(value)
     else:
         shown = str(value)
-    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}… ({len(shown):,} characters)"
+    return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}… ({counted(len(shown), 'character')})"
 
 
 def _requirement(field: FieldInfo) -> str:

@@ -4,66 +4,42 @@ It changes nothing. A broken invariant raises an AssertionError that names it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
 
 from scheduler_svc.core.pages.lane_pages import audit_lane_pages
-from scheduler_svc.core.preparations import MAX_SOURCES_BYTES, Sources
-from scheduler_svc.core.quarantine import MAX_ENTRIES
 from scheduler_svc.core.queue.request_queue import audit_tenants
-from scheduler_svc.core.requests.lingering import audit_kept, audit_reader
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LanePhase, LanePhases
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.state.rows import Rows
 from tandem_contract.row_checksum import mix
 
 
-def audit_constraints(sources: Sources, requests: Sequence[Request], lanes: Iterable[Lane]) -> None:
-    """Checks that sources and lanes have the constraints of live requests, and that no row samples without its own."""
-    users = Counter(request.constraint for request in requests if request.constraint)
-    assert sources.users() == users, "the users of constraints are miscounted"
-    assert sources.num_bytes == sum(len(sources[name]) for name in users) <= MAX_SOURCES_BYTES
-    for lane in lanes:
-        lane.constraints.audit(set(users))
-        _audit_awaiting(lane)
-
-
-def _audit_awaiting(lane: Lane) -> None:
-    rows = lane.rows
-    seated = rows.requests_at(rows.seated())
-    awaiting = [request for request in seated if rows.awaits_constraint[request.row]]
-    assert rows.num_awaiting == rows.awaits_constraint.sum() == len(awaiting), "waiting rows are miscounted"
-    assert rows.num_constrained == sum(bool(request.constraint) for request in seated)
-    for request in seated:
-        is_ready = not request.constraint or lane.constraints.is_ready(request.constraint)
-        assert is_ready != (request in awaiting), f"row {request.row}: it waits for a constraint that is ready"
-        assert is_ready or not rows.tokens_in_flight[request.row], f"row {request.row} samples too early"
-
-
 def audit(core: Scheduler) -> None:
     """Checks all invariants; raises an AssertionError at the first one that is broken."""
     _audit_queue(core)
-    _audit_seats(core)
+    for organ in core.organs:
+        organ.audit()
     in_flight = {worker: _InFlightCounts(core, lane) for worker, lane in core.lanes.items()}
     for worker, lane in core.lanes.items():
         assert lane.worker == worker
+        _audit_phases(lane)
         _audit_pages(lane)
         _audit_rows(core, lane, in_flight[worker])
         _audit_prompt_logprobs(core, lane)
     for held in core.held_pools.pools:
         assert not held.pages.num_used, "a row holds a page of a lost worker"
         assert all(held.pages is not lane.pool for lane in core.lanes.values()), "a pool is held and in use"
-    audit_constraints(core.preparations.sources, list(core.queue), core.lanes.values())
     audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:
             plans = sum(records.plans[request.handle] for records in in_flight.values())
             samples = sum(records.samples[request.handle] for records in in_flight.values())
             assert (request.pending_plans, request.pending_tokens) == (plans, samples), (
-                f"{request.request_id}: plans and tokens in flight are counted as "
+                f"{request.submit.request_id}: plans and tokens in flight are counted as "
                 f"{(request.pending_plans, request.pending_tokens)}, but the sent plans have {(plans, samples)}"
             )
 
@@ -94,49 +70,32 @@ def _audit_queue(core: Scheduler) -> None:
     assert queue.waiting_tokens == sum(request.known for request in waiting), "waiting tokens are miscounted"
     assert sorted(r.handle for r in queue.waiting()) == sorted(r.handle for r in waiting), "the queue lost a request"
     for request in queue:
-        assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is still live"
-        assert (request.row > 0) == (request.phase is Phase.RUNNING), f"{request.request_id}: phase and row differ"
-        assert (request.worker in core.lanes) == (request.row > 0), f"{request.request_id}: row and lane differ"
-        audit_reader(request, queue, core.kept, core.lanes, core.frontends)
+        assert request.phase is not Phase.ENDED, f"{request.submit.request_id} ended and is still live"
+        assert (request.row > 0) == (request.phase is Phase.RUNNING), (
+            f"{request.submit.request_id}: phase and row differ"
+        )
+        assert (request.worker in core.lanes) == (request.row > 0), f"{request.submit.request_id}: row and lane differ"
         assert request.num_outputs == sum(len(part) for part in request.outputs)
         assert request.known < request.total_length or request.phase is Phase.RUNNING
         assert request.pending_tokens <= request.pending_plans or request.phase is Phase.RUNNING
-    audit_kept(core.kept, queue)
     audit_tenants(queue)
-    _audit_suspects(core)
 
 
-def _audit_seats(core: Scheduler) -> None:
-    """Checks that no request runs on standby workers, and that callers see the sizes of the serving ones."""
-    for lane in core.lanes.values():
-        if not lane.is_seated:
-            assert lane.rows.num_seated == 0 and lane.step <= 1, f"{lane.worker} is on standby and has a request"
-    serving = [lane for lane in core.lanes.values() if lane.serves and lane.worker not in core.drains.leaving]
-    sizes = [(lane.info.max_length, lane.info.usable_pages) for lane in serving]
-    if sizes:
-        assert core.info is not None, "a worker serves, and callers see no model"
-        assert (core.info.max_length, core.info.usable_pages) == max(sizes), "callers see sizes that no worker has"
-
-
-def _audit_suspects(core: Scheduler) -> None:
-    """Checks that suspects are live, are held, are in one group each, and run only in their trial, alone."""
-    queue, suspects = core.queue, core.suspects
-    handles = suspects.handles
-    assert all(queue.by_handle(handle) for handle in handles), "a suspect is not live"
-    assert {request.handle for request in queue if queue.is_held(request)} == handles, "another request is held"
-    members = [request.handle for request in suspects.members()]
-    grouped = sorted([*members, *(handle for group in suspects.groups for handle in group)])
-    assert grouped == sorted(handles), "a suspect is in no group, or in two"
-    workers = {request.worker for request in queue if request.row and request.handle in handles}
-    assert len(workers) < 2, f"suspects run on {workers}"
-    for lane in core.lanes.values():
-        for record in lane.in_flight:
-            found = handles.intersection(record.handles.tolist())
-            # A request that is not live any more may have been suspected when the plan was made.
-            others = [handle for handle in record.handles.tolist() if handle not in handles and queue.by_handle(handle)]
-            assert not found or not others, "a suspect shares a plan with another request"
-            assert found <= set(members), "a suspect runs outside its trial"
-    assert len(core.convictions.quarantine) <= MAX_ENTRIES
+def _audit_phases(lane: Lane) -> None:
+    """Checks that a lane is as its phases say."""
+    phases, plans = lane.phases, len(lane.in_flight)
+    assert phases == LanePhases(phases.seat, phases.stay, phases.weights), f"{lane.worker}: phases and flags differ"
+    who = f"{lane.worker}, {phases.seat}, {phases.stay}, {phases.weights}"
+    if not phases.serves:
+        assert lane.rows.num_seated == 0 and lane.step <= 1, f"{who}: it has a request"
+    assert phases.on_probation == (lane.proven_at == float("inf")), f"{who}: when it was proven"
+    assert phases.on_probation or phases.serves or not plans, f"{who}: it has a plan in flight"
+    assert not (phases.is_loading and plans), f"{who}: it has a plan in flight"
+    if phases.stay is LanePhase.HANDING_OVER:
+        assert phases.seat is LanePhase.SERVING and not phases.is_loading, f"{who}: it has no pool to hand over"
+    if phases.stay is LanePhase.DISMISSED:
+        assert phases.on_probation or not plans, f"{who}: it has a plan in flight"
+    assert phases.seat is not LanePhase.REPLACED or not phases.stays, f"{who}: it gave its seat away"
 
 
 def _audit_pages(lane: Lane) -> None:
@@ -199,7 +158,9 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         sent = in_flight.plans[handles[row]], in_flight.samples[handles[row]]
         assert counted == sent, f"row {row}: plans and tokens in flight are counted as {counted}, but {sent} were sent"
         total = (
-            request.total_length if request.maximum.is_set else min(request.total_length, lane.info.longest_sequence)
+            min(request.total_length, lane.info.longest_sequence)
+            if request.submit.is_max_unset
+            else request.total_length
         )
         assert known[row] < total and last[row] == total - 1
         assert num_pages[row] == len(rows.pages[row])
@@ -207,7 +168,7 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         held = lane.held_pages(row)
         assert len(set(held)) == len(held), f"row {row} holds a page twice"
         _audit_cached_pages(lane, row, request)
-        assert num_logprobs[row] == request.num_logprobs
+        assert num_logprobs[row] == request.submit.num_logprobs
         unsent = _next_unsent(wanted_from[row], confirmed[row], request.prompt_tokens)
         assert request.prompt_logprobs_from == unsent, (
             f"row {row}: prompt logprobs sent up to {request.prompt_logprobs_from}, confirmed up to {unsent}"

@@ -4,23 +4,21 @@
 memory, out of sync) in the same way: it resets the lane, its requests go back to the queue with all known tokens, and
 any lane with room admits them. A worker is refused after 5 failed steps without a confirmed one; it may join again.
 
-A lane is *seated* if requests may run on it. A standby worker's lane is proven and then waits; if a serving worker is
-lost, the same event seats the standby lane that was proven first (`first_proven`).
+What may happen on a lane is its phases (`state/lane_phase.py`). A standby worker's lane is proven and then waits; if a
+serving worker is lost, the same event seats the standby lane that was proven first (`first_proven`).
 
 **Crash loop.** The workers are in a crash loop if `DEATHS` of them died within `WINDOW_SECONDS` and no token was
 confirmed in between. The service then rejects requests and reports itself as not serving, because no worker would serve
 them. A confirmed token ends the crash loop. It also ends `WINDOW_SECONDS` after the first death that counts. Otherwise
 it could last for ever, because a service that rejects requests computes no token.
 
-Deaths in a trial (`suspects.py`), where a request is looked for that kills workers, do not count. Innocent requests get
-tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
+Deaths in a trial (`suspicion/suspects.py`), where a request is looked for that kills workers, do not count. Innocent
+requests get tokens between such deaths, so if `TRIAL_DEATHS` follow each other without one, the further ones count.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from scheduler_svc.core.held_pools import HeldPools, accept
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
@@ -29,12 +27,15 @@ from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
 from scheduler_svc.core.state.counters import Counters, step_report
 from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
 from scheduler_svc.core.state.worker_infos import WorkerInfos
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspicion.suspects import Suspects
+from tandem_contract.plural import numbered
 
 DEATHS = 5
 WINDOW_SECONDS = 60.0
@@ -82,15 +83,15 @@ would be seated, and then the worker that served before.
 """
 
 
-def first_proven(lanes: Iterable[Lane], leaving: Container[str]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not `leaving`, None without one.
+def first_proven(lanes: Iterable[Lane]) -> Lane | None:
+    """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
 
     One that has the newest weights comes first.
     """
     waiting = [
-        (not lane.weights.admits, lane.proven_at, lane.number, lane)
+        (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
         for lane in lanes
-        if not lane.is_seated and lane.proven_at is not None and lane.worker not in leaving
+        if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
     ]
     return min(waiting)[3] if waiting else None
 
@@ -106,8 +107,9 @@ def frame_refusal(config: CoreConfig, info: WorkerInfo) -> str:
     if needed <= info.max_frame_bytes:
         return ""
     return (
-        f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take {needed} bytes, "
-        f"but the worker accepts frames of at most {info.max_frame_bytes}; choose a smaller max_length"
+        f"max_length is {info.max_length} and num_pages {info.num_pages}: a plan may then take "
+        f"{numbered(needed, 'byte')}, but the worker accepts frames of at most {info.max_frame_bytes}; "
+        "choose a smaller max_length"
     )
 
 
@@ -118,7 +120,7 @@ def model_refusal(info: WorkerInfo, served: WorkerInfo | None, others: Iterable[
     if info.identity != served.identity:
         what = "weights, config or tokenizer differ"
         if served.page_size != info.page_size:
-            what = f"pages of {info.page_size} tokens instead of {served.page_size}"
+            what = f"pages of {numbered(info.page_size, 'token')} instead of {served.page_size}"
         return (
             f"this service serves {served.model} (identity {served.identity[:12]}); the worker has "
             f"{info.model} (identity {info.identity[:12]}): {what}; start the worker with the same model, or restart "
@@ -136,25 +138,13 @@ def model_refusal(info: WorkerInfo, served: WorkerInfo | None, others: Iterable[
 def _pattern(info: WorkerInfo) -> str:
     if not info.window:
         return "all earlier tokens"
-    return f"the last {info.window} and the first {info.sink_tokens} tokens"
+    return f"the last {info.window} and the first {numbered(info.sink_tokens, 'token')}"
 
 
 def refused_for_good(worker: str, reason: str) -> list[fx.Effect]:
     """Returns the effects that refuse a worker which may not join again."""
     note = fx.Note(message=f"worker {worker} refused: {reason}")
     return [note, fx.WorkerRefused(worker=worker, reason=reason, retry=False)]
-
-
-@dataclass(slots=True, kw_only=True)
-class Leaving:
-    """The lane starts no request. Its rows run until they move, end, or the lane is closed."""
-
-    is_paused: bool = False
-    """Whether the lane makes no plans, because its pool is handed over once its plans in flight are answered."""
-    is_dismissed: bool = False
-    """Whether the worker was told to end."""
-    has_heir: bool = False
-    """Whether a standby worker has got its seat already."""
 
 
 _MAX_FAILED_STEPS = 5
@@ -164,16 +154,17 @@ _KEEPING_CAUSES = (ResetCause.STEP_FAILED, ResetCause.OUT_OF_MEMORY)
 _DEATHS = (ResetCause.WORKER_LOST, ResetCause.WORKER_SILENT)
 
 
-class Lanes:
-    """All lanes serve the same model with the same attention pattern."""
+class Lanes(dict[str, Lane]):
+    """All lanes by worker name, in the order in which the workers joined; those of standby workers too.
+
+    They serve the same model with the same attention pattern. Only the methods here add and remove lanes.
+    """
 
     def __init__(self, config: CoreConfig, queue: RequestQueue) -> None:
+        super().__init__()
         self._config, self._queue = config, queue
-        self.by_worker = dict[str, Lane]()
-        """Lanes by worker name, in the order in which the workers joined."""
         self.seated, self.serving = list[Lane](), list[Lane]()
-        """The lanes of all workers but those on standby; those of them that are proven and not `leaving`."""
-        self.leaving = dict[str, Leaving]()  # Workers that are drained (`drains.py`).
+        """The lanes of all workers but those on standby; those of them that are proven and not drained."""
         self.worker_infos = WorkerInfos(config.max_worker_wait_seconds)
         self.crash_loop = CrashLoop()
         self.suspects = Suspects(queue)
@@ -208,32 +199,31 @@ class Lanes:
         info, worker = event.info, event.worker
         effects: list[fx.Effect] = []
         refusal = frame_refusal(self._config, info) or self._model_refusal(info, worker)
-        if worker in self.by_worker:
+        if worker in self:
             what = "it joined again and is refused" if refusal else "it joined again"
             # The seat is still this worker's if it is accepted.
             effects += self.close(worker, what, now, is_death=False, seats=bool(refusal))
         if refusal:
             return [*effects, *refused_for_good(worker, refusal)]
-        if len(self.by_worker) == MAX_LANES:
+        if len(self) == MAX_LANES:
             reason = f"{MAX_LANES} workers serve already; this one is accepted when one of them leaves"
             return [*effects, fx.WorkerRefused(worker=worker, reason=reason, retry=True)]
-        self.held_pools.forget(info.pool_id, self.by_worker.values())
+        self.held_pools.forget(info.pool_id, self.values())
         self._generation += 1
         number, index = self._next_number, self.page_index
         lane = Lane(worker=worker, number=number, info=info, generation=self._generation, now=now, page_index=index)
         self._next_number += 1
-        self.by_worker[worker] = lane
+        self[worker] = lane
         self._list_lanes()
         effects += accept(lane, event.kept, self._config)
-        if lane.is_seated:
-            self._was_seated = True
+        if lane.phases.counts:
             effects += self.report(lane, now)
         return effects if self._config.prove_workers else effects + self._prove(lane, now)
 
     def _prove(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets a seated lane get requests, and announces its sizes to callers. A standby lane may be seated at once."""
         lane.prove(now)
-        if not lane.is_seated:
+        if not lane.phases.counts:
             return self.seat_due(now)
         self.held_pools.hand_over(lane, now)
         self.serving_changed()
@@ -249,22 +239,23 @@ class Lanes:
     def send_on(self, request: Request) -> None:
         """Puts a request that fills what its worker holds back into the queue, for a larger one."""
         if request.row:
-            self.counters.preempted()
-            self.by_worker[request.worker].unseat(request, Move.PREEMPT)
+            self.counters.preemptions += 1
+            self[request.worker].unseat(request, Move.PREEMPT)
             self._queue.enqueue(request)
 
     def _list_lanes(self) -> None:
         """Updates `seated` and `serving`. Both are read in every step and change rarely."""
-        self.seated = [lane for lane in self.by_worker.values() if lane.is_seated]
-        self.serving = [lane for lane in self.seated if lane.serves and lane.worker not in self.leaving]
+        self.seated = [lane for lane in self.values() if lane.phases.counts]
+        self.serving = [lane for lane in self.seated if lane.phases.serves and lane.phases.stays]
+        self._was_seated |= bool(self.seated)
 
     def next_seating(self) -> float | None:
         """Returns when a standby worker is seated because no other worker has come; None if none is to be.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.by_worker.values(), self.leaving)
-        if first is None or first.proven_at is None:
+        first = None if self.seated else first_proven(self.values())
+        if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
 
@@ -276,7 +267,7 @@ class Lanes:
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.by_worker.values(), self.leaving)) is not None:
+        while (lane := first_proven(self.values())) is not None:
             if difference := self._model_refusal(lane.info, lane.worker):
                 effects += self.close(lane.worker, difference, now, is_death=False)
                 effects += refused_for_good(lane.worker, difference)
@@ -286,16 +277,15 @@ class Lanes:
 
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Lets requests run on a proven standby worker."""
-        lane.take_seat()
+        lane.phases.move(LaneMove.SEAT)
         self.held_pools.hand_over(lane, now)
-        self._was_seated = True
         self.serving_changed()
         note = fx.News(message=f"worker {lane.worker}, which was on standby, serves now")
         return [fx.WorkerProven(worker=lane.worker, was_standby=True), note, *self.report(lane, now)]
 
     def _model_refusal(self, info: WorkerInfo, worker: str) -> str:
         served = self.worker_infos.served
-        others = [lane.info for lane in self.seated if lane.serves and lane.worker != worker]
+        others = [lane.info for lane in self.seated if lane.phases.serves and lane.worker != worker]
         return model_refusal(info, None if served is None else served.info, others)
 
     def close(
@@ -315,36 +305,44 @@ class Lanes:
         `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
-        lane, leaving, in_trial = self.by_worker.pop(worker), self.leaving.pop(worker, None), False
-        was_dismissed = leaving is not None and leaving.is_dismissed
-        is_death &= not was_dismissed
+        lane = self.pop(worker)
+        was_dismissed = lane.phases.stay is LanePhase.DISMISSED
         is_orderly |= was_dismissed
         end = "was drained" if was_dismissed else f"was lost: {reason}"
         self.last_end = not was_dismissed, f"the last one, {worker}, {end}"
         lane.pages.close()
         self._list_lanes()
-        if is_death and cause in _DEATHS and lane.serves:
-            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
-            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
-        # The death of a worker on probation or on standby does not count while another worker serves.
-        if is_death and (lane.serves or not self.serving):
-            self.crash_loop.died(reason, now, in_trial=in_trial)
-        if not lane.is_seated:
-            message = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}; it was on standby"
-            return [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        pool_id = lane.pages.pool_id if cause in (*_DEATHS, ResetCause.DRAINED) else b""
+        if is_death and not was_dismissed:
+            self._count_death(lane, reason, now, cause)
         gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
-        keeps = bool(pool_id)
-        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=keeps, is_orderly=is_orderly)
+        if not lane.phases.counts:
+            return [_told(f"{gone}; it was on standby", is_orderly=is_orderly)]
+        # The pages of a worker that dies while it loads may be of either weights.
+        outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
+        pool_id = lane.pages.pool_id if outlives else b""
+        effects = self.reset(lane, gone, now, cause, compute_us, keep_pages=bool(pool_id), is_orderly=is_orderly)
         self.held_pools.keep(lane, pool_id, now)
         if not was_dismissed:
             self.last_loss = now, reason
-        if lane.serves:
+        return effects + self._vacate(lane, now, seats=seats)
+
+    def _count_death(self, lane: Lane, reason: str, now: float, cause: ResetCause) -> None:
+        """Makes suspects of the requests in flight at a worker's death, and counts it towards a crash loop."""
+        serves, in_trial = lane.phases.serves, False
+        if serves and cause in _DEATHS:
+            in_trial, num_lanes = self.suspects.is_trial(lane.in_flight), len(self.serving) + 1
+            self.suspects.implicate(lane, lane.in_flight, reason, is_step=False, num_lanes=num_lanes, now=now)
+        # The death of a worker on probation or on standby does not count while another worker serves.
+        if serves or not self.serving:
+            self.crash_loop.died(reason, now, in_trial=in_trial)
+
+    def _vacate(self, lane: Lane, now: float, *, seats: bool) -> list[fx.Effect]:
+        """Announces the sizes of the workers that are left. If `seats`, a standby worker gets the lane's seat."""
+        if lane.phases.serves:
             self.worker_infos.worker_left(lane.info, now)
             self.worker_infos.update(one.info for one in self.serving)
-        # An heir has its seat already, unless it was lost since.
-        if seats and (not self.seated or (lane.serves and not (leaving and leaving.has_heir))):
-            effects += self.seat_next(now)
+        is_free = not self.seated or lane.phases.seat is LanePhase.SERVING
+        effects = self.seat_next(now) if seats and is_free else []
         if not self.worker_infos.present:
             self._queue.restore_set_aside()
         return effects
@@ -370,7 +368,7 @@ class Lanes:
         """Resets the lane: its requests go back to the queue with all known tokens, its plans in flight become void."""
         void = tuple(lane.in_flight)
         self._generation += 1
-        self.counters.lane_reset(cause)
+        self.counters.resets_by_cause[cause] += 1
         # A preempted request no longer waits for the results of its plans in flight.
         for handle in {handle for record in void for handle in record.handles.tolist()}:
             request = self._queue.by_handle(handle)
@@ -380,9 +378,12 @@ class Lanes:
         for request in requests:
             request.void_pending_plans()
             self._queue.enqueue(request)
-        message = f"{reason}; {len(requests)} requests go back to the queue"
-        effects: list[fx.Effect] = [fx.News(message=message) if is_orderly else fx.Note(message=message)]
-        return effects + (self.report(lane, now, void, cause=cause, compute_us=compute_us) if lane.is_seated else [])
+        effects = [
+            _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
+        ]
+        if lane.phases.counts:
+            effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
+        return effects
 
     def reset_or_refuse(
         self, lane: Lane, reason: str, now: float, cause: ResetCause, compute_us: int
@@ -391,12 +392,12 @@ class Lanes:
         if cause in _KEEPING_CAUSES:
             self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
             if self.suspects.has_convicted:
-                lane.forgive_failed_steps()
-        num_failed = lane.count_failed_step()
-        if num_failed < _MAX_FAILED_STEPS:
+                lane.failed_steps = 0  # a request made them fail, not the worker
+        lane.failed_steps += 1
+        if lane.failed_steps < _MAX_FAILED_STEPS:
             keep_pages = cause in _KEEPING_CAUSES
             return self.reset(lane, f"worker {lane.worker}: {reason}", now, cause, compute_us, keep_pages=keep_pages)
-        reason = f"{num_failed} failed steps in a row without a confirmed one; the last: {reason}"
+        reason = f"{numbered(lane.failed_steps, 'failed step')} in a row without a confirmed one; the last: {reason}"
         return self.refuse_for_now(lane, reason, now, cause, compute_us)
 
     def refuse_for_now(
@@ -407,11 +408,5 @@ class Lanes:
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
 
 
-def flush(lanes: Lanes) -> int:
-    """Evicts all cached pages, also those of lost workers, and returns their number."""
-    count = lanes.held_pools.evict_all()
-    for lane in lanes.by_worker.values():
-        lane.schedule.clear_lookups()
-        lane.pages.labels.forget()
-        count += lane.pool.evict_all() + lane.host.evict_all()
-    return count
+def _told(message: str, *, is_orderly: bool) -> fx.Effect:
+    return fx.News(message=message) if is_orderly else fx.Note(message=message)

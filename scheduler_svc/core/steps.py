@@ -1,31 +1,32 @@
 """Makes the plans of all lanes and reads the results of their steps.
 
-`Steps` owns the durations of the last steps, and what workers are told of constraints. If a step fails, its requests
-become suspects (`suspects.py`), as they do if a worker dies. `Steps` does not end requests itself: it returns
-those that end.
+If a step fails, its requests become suspects (`suspicion/suspects.py`), as they do if a worker dies.
 """
 
-from collections import deque
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Iterator
 
-from scheduler_svc.core.faults import ran_out_of_memory
-from scheduler_svc.core.lanes import Lanes, plan_bytes
+from scheduler_svc.core.core import Organ, handles
+from scheduler_svc.core.lanes import plan_bytes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.plan import Plan
+from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.preparations import Preparations
-from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import End, Ending
+from scheduler_svc.core.recovery.faults import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
-from scheduler_svc.core.schedule.results import DETACHED, StepTokens, is_valid, read_result
-from scheduler_svc.core.schedule.trials import NO_STARTS, Turn, is_apart, move_others, others_turn, trial_lane, turns
-from scheduler_svc.core.state.lane import Lane, evict_unverified
+from scheduler_svc.core.schedule.results import DETACHED, is_valid, read_result
+from scheduler_svc.core.schedule.trials import (
+    NO_STARTS,
+    Turn,
+    is_apart,
+    move_others,
+    others_turn,
+    trial_lane,
+    trial_starts,
+    turns,
+)
+from scheduler_svc.core.state.lane import Lane, evict_unverified, want
 
-_RECENT_STEPS = 64
 _CAUSES = {
     ev.StepStatus.SKIPPED: ResetCause.SKIPPED,
     ev.StepStatus.FAILED: ResetCause.STEP_FAILED,
@@ -34,26 +35,13 @@ _CAUSES = {
 }
 
 
-class Steps:
-    def __init__(self, config: CoreConfig, queue: RequestQueue, lanes: Lanes, end: End) -> None:
-        self._config = config
-        self._queue = queue
-        self._lanes = lanes
-        self.preparations = Preparations(queue, lanes, end)
-        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-
-    @property
-    def step_ms(self) -> float:
-        """Median time of the last steps from sending the plan to reading the result, in ms; 0 before the first."""
-        return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
-
-    def plan(self, frontends: Mapping[str, int], now: float) -> list[fx.Effect]:
+class Steps(Organ):
+    def tick(self, now: float) -> list[fx.Effect]:
         """Makes plans until each lane has `plans_in_flight` plans in flight or nothing can run."""
-        self.preparations.expire(now)
-        effects = self.preparations.drops()
-        proven = [lane for lane in self._lanes.serving if lane.weights.admits]
-        suspects = self._lanes.suspects
-        trial_on = trial_lane(suspects, self._lanes.serving, now) if len(suspects) else None
+        effects: list[fx.Effect] = []
+        suspects, serving = self._lanes.suspects, self._lanes.serving
+        proven = [lane for lane in serving if lane.phases.may_start]
+        trial_on = trial_lane(suspects, serving, now)
         turn = others_turn(suspects, trial_on, proven)
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
@@ -61,25 +49,18 @@ class Steps:
         num_idle = 0
         while num_idle <= len(proven):
             has_planned, looked = False, set[int]()
-            for lane in by_backlog(self._lanes.by_worker.values()):
-                if lane.weights.is_held or len(lane.in_flight) >= (1 if lane is trial_on else in_flight):
+            for lane in self._free_lanes(trial_on):
+                if lane.phases.on_probation:
+                    plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
+                    effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
                     continue
-                if lane.proven_at is None:
-                    if not lane.in_flight:
-                        plan = probation_plan(lane, max_bytes=plan_bytes(self._config, lane.info), now=now)
-                        effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
-                    continue
-                leaving = self._lanes.leaving.get(lane.worker)
-                if not lane.is_seated or (leaving is not None and leaving.is_paused):
-                    continue
-                is_open = leaving is None and lane.weights.admits
                 if lane is trial_on:
-                    plan = self._plan_trial(lane, placement, frontends, now)
+                    plan = self._plan_trial(lane, placement, now)
                 else:
-                    plan = self._plan(lane, placement, turn if is_open else NO_STARTS, frontends, now)
+                    plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
                 placement.end(lane)
-                if lane.constraints.wanted:
-                    effects += self.preparations.orders(lane, now)
+                if lane.resources.wanted:
+                    effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
@@ -89,9 +70,15 @@ class Steps:
                 break
         return effects
 
-    def _plan(
-        self, lane: Lane, placement: Placement, turn: Turn, frontends: Mapping[str, int], now: float
-    ) -> Plan | None:
+    def _free_lanes(self, trial_on: Lane | None) -> Iterator[Lane]:
+        """Yields the lanes that may make a plan when it is their turn, shortest backlog first."""
+        for lane in by_backlog(self._lanes.values()):
+            most = 1 if lane is trial_on or lane.phases.on_probation else self._config.plans_in_flight
+            if lane.phases.may_plan and len(lane.in_flight) < most:
+                yield lane
+
+    def _plan(self, lane: Lane, placement: Placement, turn: Turn, now: float) -> Plan | None:
+        frontends = self._frontends
         return plan_step(
             lane=lane,
             queue=self._queue,
@@ -104,69 +91,75 @@ class Steps:
             turn=turn,
         )
 
-    def _plan_trial(self, lane: Lane, placement: Placement, frontends: Mapping[str, int], now: float) -> Plan | None:
-        """Returns the next plan of the lane of the current trial: the trial's, or one of other requests."""
+    def _plan_trial(self, lane: Lane, placement: Placement, now: float) -> Plan | None:
+        """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
+        for request in trial_starts(suspects, lane):
+            want(lane, request)
         if is_apart(suspects, [lane, *others]):
             move_others(lane, self._queue, others, self._lanes.counters)
         for turn in turns(suspects, lane, others):
-            plan = self._plan(lane, placement, turn, frontends, now)
+            plan = self._plan(lane, placement, turn, now)
             if plan is not None:
-                suspects.took_turn(is_trial=bool(turn.is_trial))
+                suspects.is_next = not turn.is_trial
                 if turn.is_trial and suspects.lacks_control():
                     suspects.waive_control()
                 return plan
         return None
 
-    def read(
-        self, event: ev.StepDone, frontends: Mapping[str, int], now: float
-    ) -> tuple[list[fx.Effect], StepTokens | None, list[Ending]]:
-        """Reads a result. Returns effects, the tokens of a successful step, and the requests that end with the step."""
-        lane = self._lanes.by_worker.get(event.worker)
+    @handles(ev.StepDone)
+    def read(self, event: ev.StepDone, now: float) -> list[fx.Effect]:
+        """Reads a result: confirms the step, or resets the lane."""
+        lane = self._lanes.get(event.worker)
         if lane is None:
-            return [fx.AskRejoin(worker=event.worker)], None, []
+            return [fx.AskRejoin(worker=event.worker)]
         lane.clock.answered(now, lane.in_flight)
         if event.generation != lane.generation:
-            return [], None, []  # its plan is void
+            return []  # its plan is void
         record = lane.in_flight[0] if lane.in_flight else None
         if record is None or event.step != record.step:
             expected = f"step {record.step} is the oldest" if record else "no step is"
             what = f"the result is for step {event.step}, but {expected} in flight"
             cause = ResetCause.WRONG_STEP
-            return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us), None, []
+            return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us)
         if record.takes_over:
             self._lanes.held_pools.answered(record.takes_over, event.pool_id)
             lane.take_over_ended(record.takes_over, event.pool_id)
         self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:
-            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.serves:
-                effects, endings = ran_out_of_memory(self._lanes, self._queue, lane, event, now)
-                return effects, None, endings
+            if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.phases.serves:
+                return ran_out_of_memory(self._core, lane, event, now)
             what = f"step {event.step} {event.status}: {event.detail}"
-            return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us), None, []
+            return self._lanes.reset_or_refuse(lane, what, now, _CAUSES[event.status], event.compute_us)
         if not is_valid(event, record, lane.info.vocab_size):
             what = f"its result for step {event.step} is malformed"
-            return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us), None, []
+            return self._lanes.refuse_for_now(lane, what, now, ResetCause.MALFORMED, event.compute_us)
         lane.result_confirmed()
-        if lane.proven_at is None:
-            return self._lanes.end_probation(lane, now), None, []
-        self._lanes.counters.step_confirmed()
-        self._step_seconds.append(now - record.sent_at)
+        if lane.phases.on_probation:
+            return self._lanes.end_probation(lane, now)
+        return self._confirm(lane, record, event, now)
+
+    def _confirm(self, lane: Lane, record: SentPlan, event: ev.StepDone, now: float) -> list[fx.Effect]:
+        """Emits the tokens of a confirmed step, and ends the requests that end with it."""
         step_tokens = read_result(
             lane=lane,
             queue=self._queue,
             record=record,
             event=event,
-            frontend_idx=frontends,
+            frontend_idx=self._frontends,
             now=now,
         )
         for ending in step_tokens.endings:
             if ending.failure is not None:
                 evict_unverified(ending.request, lane.pool, lane.host)
-        if len(step_tokens.tokens):
+        num_tokens = len(step_tokens.tokens)
+        if num_tokens:
             self._lanes.crash_loop.confirmed()
         self._lanes.suspects.confirmed(lane, record)
-        num_tokens = len(step_tokens.tokens)
-        reports = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
-        return reports, step_tokens, step_tokens.endings
+        self._lanes.counters.step_confirmed(now - record.sent_at, num_tokens)
+        # A report is made before the requests that end leave their rows.
+        effects = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
+        for ending in step_tokens.endings:
+            self._core.apply(ending, now)
+        return effects + self._core.output.deliver(step_tokens, self._frontends, lane.info.weights_version)

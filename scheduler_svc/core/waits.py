@@ -12,15 +12,17 @@ from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
+from scheduler_svc.core.messages.resources import Need, named
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS, Lane
+from scheduler_svc.core.state.lane_phase import LanePhase
+from scheduler_svc.core.state.lane_resources import State
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.core.status import Availability
 
 LOOK_SECONDS = 1.0
 Why = tuple[WaitReason, str]
 _PATIENT = (WaitReason.TENANT_SHARE, WaitReason.PREEMPTED, WaitReason.QUEUE)
-_CONSTRAINT: Why = WaitReason.CONSTRAINT, "its constraint is being prepared"
 _SUSPECT: Why = WaitReason.SUSPECT, "it was running when a worker died or a step failed, and waits for its trial"
 _TENANT_SHARE: Why = WaitReason.TENANT_SHARE, "its tenant has all rows of its share"
 _COMPUTING: Why = WaitReason.COMPUTING, "it runs: its prompt and its output so far are computed"
@@ -63,12 +65,12 @@ class Waits:
         return self._look_at if waiting and waiting != self._num_settled else None
 
     def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
-        """Returns what callers are told now."""
+        """Tells callers why their requests wait, if that is due."""
         blocked = self._availability.blocked
         if now < self._look_at and blocked is self._seen:
             return []
         self._look_at, self._seen = now + LOOK_SECONDS, blocked
-        lanes = self._lanes.by_worker.values()
+        lanes = self._lanes.values()
         has_paused = any(lane.rows.num_awaiting or self._pause(lane, now) for lane in lanes if lane.rows.num_seated)
         if not (self._queue.num_waiting or self._known or has_paused):
             return []
@@ -90,7 +92,7 @@ class Waits:
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
             settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
-            known[request.request_id] = entry
+            known[request.submit.request_id] = entry
         for request_id, entry in self._known.items():
             # Kept as long as the caller may not be told again.
             if request_id not in known and now - entry.told_at < LOOK_SECONDS:
@@ -102,14 +104,14 @@ class Waits:
         ]
 
     def last_word(self, request: Request, now: float) -> list[fx.Effect]:
-        """Returns what the caller of a request that ends without a token must still be told: why it waits."""
+        """Tells the caller of a request that ends without a token why it waited, if it was not told."""
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
         if _tokens(request, self._lanes) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
             return []
         # Its other samples end now, too, and need not tell it.
-        self._known[request.request_id] = self._told(entry, why, request, now)
+        self._known[request.submit.request_id] = self._told(entry, why, request, now)
         return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, now - entry.since)]),))]
 
     def named(self, request: Request, now: float) -> str:
@@ -122,8 +124,9 @@ class Waits:
     def why(self, request: Request, now: float) -> Why | None:
         """Returns why the request makes no progress, None if it does."""
         if request.row:
-            lane = self._lanes.by_worker[request.worker]
-            return self._pause(lane, now) or (_CONSTRAINT if lane.rows.awaits_constraint[request.row] else None)
+            lane = self._lanes[request.worker]
+            awaited = (need.of_kind.wait for need in request.needs if not lane.resources.is_ready(need))
+            return self._pause(lane, now) or next(awaited, None)
         if (blocked := self._availability.blocked) is not None:
             return blocked.reason, blocked.message
         queue = self._queue
@@ -131,18 +134,17 @@ class Waits:
             return self._no_large_worker(request)
         if queue.is_held(request):
             return _SUSPECT
-        if request.constraint and self._awaits_constraint(request):
-            return _CONSTRAINT
-        if queue.turns.of(request.tenant).is_parked:
+        if (need := next(filter(self._is_awaited, request.needs), None)) is not None:
+            return need.of_kind.wait
+        if queue.turns.of(request.submit.tenant).is_parked:
             return _TENANT_SHARE
         return self._preempted if request.admitted_at is not None else self._queued
 
     def _pause(self, lane: Lane, now: float) -> Why | None:
         """Returns why the rows of a lane pause."""
-        if lane.weights.loading is not None:
-            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.version!r}"
-        leaving = self._lanes.leaving.get(lane.worker)
-        if leaving is not None and leaving.is_paused:
+        if lane.phases.is_loading:
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.told.version!r}"
+        if lane.phases.stay in (LanePhase.HANDING_OVER, LanePhase.DISMISSED):
             return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
         if lane.is_overdue(now):
             return WaitReason.SLOW_STEP, f"its worker has taken longer than {OVERDUE_SECONDS:g} s for one step"
@@ -150,26 +152,26 @@ class Waits:
 
     def _no_large_worker(self, request: Request) -> Why:
         infos = self._lanes.worker_infos
-        longest = infos.longest_with_constraints if request.constraint else infos.longest_present
-        takes = " and take constraints" if request.constraint else ""
+        longest = infos.longest_present_for(request.needs)
+        takes = f" and take {named(request.needs)}" if request.needs else ""
         message = f"its {request.size} need a larger worker; those that are present{takes} hold at most {longest}"
         return WaitReason.NO_LARGE_WORKER, message
 
-    def _awaits_constraint(self, request: Request) -> bool:
-        states = [lane.constraints for lane in self._lanes.serving]
-        is_ready = any(each.is_ready(request.constraint) for each in states)
-        return not is_ready and any(each.is_preparing(request.constraint) for each in states)
+    def _is_awaited(self, need: Need) -> bool:
+        """Whether a worker prepares a resource now, and none has prepared it."""
+        states = [lane.resources.state(need) for lane in self._lanes.serving]
+        return State.PREPARING in states and State.READY not in states
 
     # The rule of telling ---------------------------------------------------------------------------------------------
 
     def _speaks(self, request: Request) -> bool:
         """Whether what is told of the request is told of this sample: the first one that lives, if no other runs."""
-        siblings = self._queue.by_request_id(request.request_id)
+        siblings = self._queue.by_request_id(request.submit.request_id)
         return siblings[0] is request and (bool(request.row) or not any(one.row for one in siblings))
 
     def _look(self, request: Request, now: float) -> tuple[_Known | None, Why | None]:
         """Returns what is known of the request now, None if nothing needs to be; and why it waits."""
-        entry, reader, why = self._known.get(request.request_id), _reader(request), self.why(request, now)
+        entry, reader, why = self._known.get(request.submit.request_id), _reader(request), self.why(request, now)
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:
@@ -207,4 +209,4 @@ def _reader(request: Request) -> tuple[str, int]:
 
 def _tokens(request: Request, lanes: Lanes) -> int:
     """Returns the number of known tokens of a live request."""
-    return int(lanes.by_worker[request.worker].rows.known[request.row]) if request.row else request.known
+    return int(lanes[request.worker].rows.known[request.row]) if request.row else request.known

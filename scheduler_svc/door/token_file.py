@@ -21,6 +21,7 @@ from typing import Any, cast
 from scheduler_svc.core.messages.names import MAX_TENANT_CHARS
 from scheduler_svc.core.messages.operators import TenantLimits
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Table, Tenant, Token
+from tandem_contract.plural import counted
 
 log = logging.getLogger("tandem.core")
 
@@ -310,7 +311,9 @@ def summary(tenants: tuple[Tenant, ...]) -> str:
     """Returns how many tenants, tokens and certificates there are."""
     num_tokens = sum(len(tenant.tokens) for tenant in tenants)
     num_certificates = sum(len(tenant.certificates) for tenant in tenants)
-    return f"{len(tenants):,} tenants, {num_tokens:,} tokens, {num_certificates:,} certificates"
+    return (
+        f"{counted(len(tenants), 'tenant')}, {counted(num_tokens, 'token')}, {counted(num_certificates, 'certificate')}"
+    )
 
 
 def _state_of(path: Path) -> _State:

@@ -23,7 +23,7 @@ from scheduler_svc.recording import flight_files
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
 from tandem_contract.logs import escaped
-from tandem_contract.needed import needed_task
+from tandem_contract.needed import ends_with_needed, needed_task
 
 if TYPE_CHECKING:
     from scheduler_svc.frontend.chat.forms import AnswerForm
@@ -34,6 +34,7 @@ log = logging.getLogger("tandem.frontend")
 ALIVE_SECONDS = 1.0
 
 
+@ends_with_needed("frontend")
 def main() -> int:
     """Serves until a stop is asked for, or the parent's end. Returns the exit code: 2 if another start cannot help."""
     if len(sys.argv) != 2 or not sys.argv[1].isdecimal():

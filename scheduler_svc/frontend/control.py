@@ -1,18 +1,15 @@
 """Owns ControlService. The core decides; this module asks it and waits.
 
 Knows nothing of streams. Matches replies to queries, limits the queries in flight, and lets concurrent GetLoad calls
-share one query.
-
-Owns the calls of operators that watch something which goes on in the core: drains, updates of weights. It keeps only
-the newest report of each call, so a caller that reads slowly delays nobody. What is watched goes on if its caller
-leaves.
+share one query. A call that watches a drain or an update of weights is a query too, with many replies.
 """
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from tandem.internal.v1 import frontend_pb2
@@ -25,18 +22,19 @@ from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import (
+    LIMITS,
     MAX_ABORT_IDS,
-    MAX_DRAIN_SECONDS,
-    MAX_FOLDER_CHARS,
     MAX_NAMED_ID_CHARS,
     MAX_QUARANTINE_KEYS,
-    MAX_UPDATE_SECONDS,
-    MAX_VERSION_CHARS,
-    MAX_WORKER_NAME_CHARS,
     QUARANTINE_KEY_CHARS,
+    Of,
+    refuse,
     told,
+    wrong,
 )
 from scheduler_svc.frontend.validate import check_request_id
+from scheduler_svc.frontend.watching import Watch
+from tandem_contract.plural import numbered
 
 REPLY_SECONDS = 5.0
 
@@ -44,191 +42,130 @@ REPLY_SECONDS = 5.0
 Send = Callable[[frontend_pb2.FrontendToCore], bool]
 
 
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """One call. `reply` is the newest one that was not written; `is_lost`: no other will come."""
+def check_operation(request: control_pb2.DrainRequest | control_pb2.UpdateWeightsRequest) -> None:
+    """Raises Refusal if a field is out of bounds. The core checks the worker, the folder and the version."""
+    for name, limit in LIMITS[request.DESCRIPTOR.full_name].items():
+        value: Any = getattr(request, name)
+        # Also true for NaN.
+        if limit.of is Of.VALUE and not limit.least <= value <= cast(float, limit.most):
+            raise wrong(name, f"is {value:g}; it must be between {limit.least:g} and {limit.most}")
+        if limit.of is Of.CHARACTERS and len(value) > cast(int, limit.most):
+            refuse(name, f"has {numbered(len(value), 'character')}", limit.most)
+    if isinstance(request, control_pb2.DrainRequest):
+        return
+    for name, text in (("version", request.version), ("folder", request.folder)):
+        if not text or not text.isprintable():
+            raise wrong(name, f"is {text!r}; it must not be empty or contain control characters")
+    if request.running not in control_pb2.RunningRequests.values():
+        known = len(control_pb2.RunningRequests.values()) - 1
+        raise wrong("running", f"is {request.running}; it must be between 0 and {known}")
 
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    reply: Any = None
-    is_lost: bool = False
 
-
-class Watches:
-    """The calls of one method. Replies have `query`, `progress` with a `state`, `refusal` and `message`."""
-
-    def __init__(
-        self, send: Send, name: str, *, final: Collection[Any], not_found: grpc.StatusCode, field: str = ""
-    ) -> None:
-        """`name` is that of the message to the core in FrontendToCore. `final` has the states that end a call.
-
-        `not_found`: the status if the core does not find what is meant. `field`: the one at fault if replies name none.
-        """
-        self._send, self._name, self._final = send, name, final
-        self._not_found, self._field = not_found, field
-        self._ids = itertools.count(1)
-        self._watches: dict[int, _Watch] = {}
-
-    async def serve(self, request: Any, context: Any) -> None:
-        """Handles one call, whose request was checked. Raises Refusal."""
-        query = next(self._ids)
-        watch = self._watches[query] = _Watch()
-        is_over = False
-        try:
-            if not self._ask(query, request):
-                raise _unreachable()
-            while not is_over:
-                reply = await self._next(watch)
-                is_over = bool(reply.message) or reply.progress.state in self._final
-                if reply.message:
-                    raise self._refusal(reply)
-                await context.write(reply.progress)
-        finally:
-            del self._watches[query]
-            if not is_over:
-                self._ask(query, None)
-
-    def _ask(self, query: int, request: Any) -> bool:
-        """Sends the query to the core, or that its caller has left. Returns False without a core."""
-        message = frontend_pb2.FrontendToCore()
-        asked = getattr(message, self._name)
-        asked.query, asked.stop_replies = query, request is None
-        if request is not None:
-            asked.request.CopyFrom(request)
-        return self._send(message)
-
-    def answer(self, reply: Any) -> None:
-        """Passes a reply to its call. Drops it if the call has ended."""
-        watch = self._watches.get(reply.query)
-        if watch is not None:
-            watch.reply = reply
-            watch.changed.set()
-
-    def fail_all(self) -> None:
-        """Fails every call, because the core is gone. What it reported last is written before."""
-        for watch in self._watches.values():
-            watch.is_lost = True
-            watch.changed.set()
-
-    def _refusal(self, reply: Any) -> status.Refusal:
-        match reply.refusal:
-            case frontend_pb2.REJECT_CODE_NOT_FOUND:
-                return status.Refusal(self._not_found, reply.message)
-            case frontend_pb2.REJECT_CODE_INVALID:
-                return status.invalid(self._field or reply.field, reply.message)
-            case frontend_pb2.REJECT_CODE_DUPLICATE:
-                return status.Refusal(grpc.StatusCode.ALREADY_EXISTS, reply.message)
-            case frontend_pb2.REJECT_CODE_QUEUE_FULL:
-                return status.overloaded(reply.message)
-            case frontend_pb2.REJECT_CODE_NOT_READY:
-                return status.not_ready(reply.message)
-            case _:
-                return status.internal(reply.message)
-
-    async def _next(self, watch: _Watch) -> Any:
-        try:
-            async with asyncio.timeout(REPLY_SECONDS):
-                await watch.changed.wait()
-        except TimeoutError:
-            raise status.not_ready(f"the scheduler's core has not reported for {REPLY_SECONDS:g} s") from None
-        watch.changed.clear()
-        reply, watch.reply = watch.reply, None
-        if reply is None:
-            raise _unreachable()
-        if watch.is_lost:
-            watch.changed.set()
-        return reply
+def _refusal(reply: Any, not_found: grpc.StatusCode) -> status.Refusal:
+    """Why the core does not begin an operation."""
+    match reply.refusal:
+        case frontend_pb2.REJECT_CODE_NOT_FOUND:
+            return status.Refusal(not_found, reply.message)
+        case frontend_pb2.REJECT_CODE_INVALID:
+            return status.invalid(reply.field, reply.message)
+        case frontend_pb2.REJECT_CODE_DUPLICATE:
+            return status.Refusal(grpc.StatusCode.ALREADY_EXISTS, reply.message)
+        case frontend_pb2.REJECT_CODE_QUEUE_FULL:
+            return status.overloaded(reply.message)
+        case frontend_pb2.REJECT_CODE_NOT_READY:
+            return status.not_ready(reply.message)
+        case _:
+            return status.internal(reply.message)
 
 
 def _unreachable() -> status.Refusal:
     return status.not_ready("the scheduler's core cannot be reached")
 
 
-def check_drain(request: control_pb2.DrainRequest) -> None:
-    """Raises Refusal if a field is out of bounds."""
-    # Also false for NaN.
-    if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS:
-        message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}"
-        raise status.invalid("max_seconds", message)
-    if len(request.worker) > MAX_WORKER_NAME_CHARS:
-        message = f"worker has {len(request.worker)} characters; the limit is {MAX_WORKER_NAME_CHARS}"
-        raise status.invalid("worker", message)
-
-
-def drain_watches(send: Send) -> Watches:
-    """Returns the calls of Drain."""
-    final = (
-        control_pb2.DRAIN_STATE_DONE,
-        control_pb2.DRAIN_STATE_TIME_LIMIT,
-        control_pb2.DRAIN_STATE_WORKER_LOST,
-    )
-    return Watches(send, "drain", final=final, not_found=grpc.StatusCode.NOT_FOUND, field="worker")
-
-
-def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
-    """Raises Refusal if a field is out of bounds. The core checks the folder."""
-    # Also false for NaN.
-    if not 0 <= request.max_seconds <= MAX_UPDATE_SECONDS:
-        message = f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_UPDATE_SECONDS}"
-        raise status.invalid("max_seconds", message)
-    limits = (("version", request.version, MAX_VERSION_CHARS), ("folder", request.folder, MAX_FOLDER_CHARS))
-    for name, text, most in limits:
-        if len(text) > most:
-            raise status.invalid(name, f"{name} has {len(text)} characters; the limit is {most}")
-    for name, text, _ in limits:
-        if not text or not text.isprintable():
-            raise status.invalid(name, f"{name} is {text!r}; it must not be empty or contain control characters")
-    if request.running not in control_pb2.RunningRequests.values():
-        known = len(control_pb2.RunningRequests.values()) - 1
-        raise status.invalid("running", f"running is {request.running}; it must be between 0 and {known}")
-
-
-def update_watches(send: Send) -> Watches:
-    """Returns the calls of UpdateWeights."""
-    final = (
-        control_pb2.UPDATE_STATE_DONE,
-        control_pb2.UPDATE_STATE_REFUSED,
-        control_pb2.UPDATE_STATE_TIME_LIMIT,
-        control_pb2.UPDATE_STATE_INCOMPLETE,
-    )
-    # NOT_FOUND of the core: the service has no such method unless it was started with it.
-    return Watches(send, "update_weights", final=final, not_found=grpc.StatusCode.PERMISSION_DENIED)
-
-
 MAX_QUERIES = 1024
-Reply = (
-    frontend_pb2.AbortReply
-    | frontend_pb2.LoadReply
-    | frontend_pb2.FlushReply
-    | frontend_pb2.QuarantineReply
-    | frontend_pb2.RequestsReply
-)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Query(Watch):
+    """A call that waits for the core. `reply` is the newest one that was not read; `is_lost`: no other will come."""
+
+    reply: Any = None
+    is_lost: bool = False
+
+    def take(self, reply: Any) -> None:
+        """A reply of the core, or None: the core is gone. What it replied last is read before."""
+        self.reply, self.is_lost = reply or self.reply, reply is None
+        self.changed.set()
+
+    async def next(self) -> Any:
+        """Waits for a reply. Raises Refusal."""
+        try:
+            async with asyncio.timeout(REPLY_SECONDS):
+                await self.wait()
+        except TimeoutError:
+            raise status.not_ready(f"the scheduler's core has not answered for {REPLY_SECONDS:g} s") from None
+        if self.is_lost:
+            self.changed.set()
+        reply, self.reply = self.reply, None
+        if reply is None:
+            raise _unreachable()
+        return reply
 
 
 class CoreQueries:
-    """Queries to the core that wait for their replies. Every query raises Refusal if the core does not reply."""
+    """Queries to the core that wait for one reply, or for the progress of an operation. They raise Refusal."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, _Query] = {}
         self._load: asyncio.Task[frontend_pb2.LoadReply] | None = None
 
-    async def ask(self, message: frontend_pb2.FrontendToCore) -> Any:
-        """Sends the query in `message` and returns its reply."""
+    @property
+    def watches(self) -> Collection[Watch]:
+        """The calls that wait."""
+        return self._waiting.values()
+
+    @contextmanager
+    def _asked(self, message: frontend_pb2.FrontendToCore, who: Caller | None = None) -> Generator[_Query]:
+        """Sends the query in `message`. `who` watches what it starts."""
         if len(self._waiting) >= MAX_QUERIES:
             raise status.overloaded(f"{len(self._waiting)} queries wait for the core; the limit is {MAX_QUERIES}")
         query = next(self._ids)
         getattr(message, str(message.WhichOneof("message"))).query = query
-        waiting = self._waiting[query] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[query] = _Query(caller=who)
         try:
             if not self._send(message):
                 raise _unreachable()
-            async with asyncio.timeout(REPLY_SECONDS):
-                return await waiting
-        except TimeoutError:
-            raise status.not_ready(f"the scheduler's core has not answered for {REPLY_SECONDS:g} s") from None
+            yield waiting
         finally:
             del self._waiting[query]
+
+    async def ask(self, message: frontend_pb2.FrontendToCore) -> Any:
+        """Sends the query in `message` and returns its reply."""
+        with self._asked(message) as query:
+            return await query.next()
+
+    async def follow(self, message: frontend_pb2.FrontendToCore, context: Any, *, not_found: grpc.StatusCode) -> None:
+        """Starts the operation in `message` and writes its progress until its end; it goes on if the caller leaves.
+
+        `not_found`: the status if the core does not find what is meant.
+        """
+        with self._asked(message, caller()) as query:
+            is_over = False
+            try:
+                while not is_over:
+                    reply = await query.next()
+                    is_over = reply.is_last or bool(reply.message)
+                    if reply.message:
+                        raise _refusal(reply, not_found)
+                    await query.write(context, reply.progress)
+            finally:
+                if not is_over:
+                    asked = getattr(message, str(message.WhichOneof("message")))
+                    asked.ClearField("request")
+                    asked.stop_replies = True
+                    self._send(message)
 
     async def load(self) -> frontend_pb2.LoadReply:
         """Returns the core's load. Calls that overlap share one query."""
@@ -240,17 +177,15 @@ class CoreQueries:
         # If one caller leaves, the others still get the reply.
         return await asyncio.shield(self._load)
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: Any) -> None:
         """Passes a reply to its query. Drops it if the query no longer waits."""
-        waiting = self._waiting.get(reply.query)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(reply)
+        if (waiting := self._waiting.get(reply.query)) is not None:
+            waiting.take(reply)
 
     def fail_all(self) -> None:
         """Fails every query, because the core is gone."""
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_unreachable())
+            waiting.take(None)
 
 
 _NOT_FOUND = control_pb2.ABORT_OUTCOME_NOT_FOUND
@@ -268,8 +203,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     readiness: Readiness
     queries: CoreQueries
-    drains: Watches
-    updates: Watches
     max_message_bytes: int = field(kw_only=True)
     _turns: listing.Turns = field(default_factory=listing.Turns, init=False)
 
@@ -353,7 +286,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_QUARANTINE_KEYS}")
         for idx, key in enumerate(request.keys):
             if len(key) != QUARANTINE_KEY_CHARS:
-                message = f"keys[{idx}] has {len(key)} characters; a key has {QUARANTINE_KEY_CHARS}"
+                message = f"keys[{idx}] has {numbered(len(key), 'character')}; a key has {QUARANTINE_KEY_CHARS}"
                 raise status.invalid(f"keys[{idx}]", message)
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
         reply = await self.queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
@@ -364,12 +297,15 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.DrainRequest, context: Any
     ) -> None:
         """Drains a worker or the service, and writes the progress until the end."""
-        check_drain(request)
-        await self.drains.serve(request, context)
+        check_operation(request)
+        message = frontend_pb2.FrontendToCore(drain=frontend_pb2.Drain(request=request))
+        await self.queries.follow(message, context, not_found=grpc.StatusCode.NOT_FOUND)
 
     async def UpdateWeights(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
         """Lets all workers load new weights, and writes the progress until the end."""
-        check_update(request)
-        await self.updates.serve(request, context)
+        check_operation(request)
+        message = frontend_pb2.FrontendToCore(update_weights=frontend_pb2.UpdateWeights(request=request))
+        # The service has no such method unless it was started with it.
+        await self.queries.follow(message, context, not_found=grpc.StatusCode.PERMISSION_DENIED)

@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError
 from tandem.internal.v1 import frontend_pb2
 from zmq.utils.monitor import parse_monitor_message
 
+from tandem_contract.plural import numbered
+
 logger = logging.getLogger(__name__)
 
 # In frames. The core reads thousands at once; a core that leaves this many unread is gone.
@@ -137,7 +139,7 @@ class _Connection:
             try:
                 message = frontend_pb2.CoreToFrontend.FromString(frame)
             except DecodeError:
-                logger.error("dropped a malformed frame of %d bytes from the core", len(frame))
+                logger.error("dropped a malformed frame of %s from the core", numbered(len(frame), "byte"))
                 continue
             try:
                 self._on_message(message)

@@ -16,6 +16,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.frontend.validate import check_token_ids
+from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ async def text_ids(
     await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
     token_ids = await model.tokenizer.encode(text, tenant, add_special_tokens=adds)
     if not token_ids:
-        raise wrong(field, f"has {len(text)} characters but 0 tokens; at least 1 token is needed")
+        raise wrong(field, f"has {numbered(len(text), 'character')} but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.
     check_token_ids(field, token_ids, model)
     return token_ids

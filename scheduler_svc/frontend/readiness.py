@@ -6,16 +6,14 @@ Health is that value. A request is refused without a model or the core, while th
 began; otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
 
 The health that callers see (grpc.health.v1) knows only a word of the causes. `HealthServicer.set` stores the state,
-notifies the watches and never waits. Each Watch call writes on its own and has no queue: when its write returns, it
-sends the state that is stored then, so a caller that reads nothing delays no other. All services of a front end have
-the same health. An unknown service name is answered and not stored.
+notifies the watches and never waits. All services of a front end have the same health. An unknown service name is
+answered and not stored.
 """
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -24,12 +22,13 @@ from grpc_health.v1 import health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
-from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS, Sizes
+from scheduler_svc.frontend.watching import Watch
+from tandem_contract.plural import numbered
 
 MAX_WATCHES = 1000
 # Of one connection.
@@ -38,18 +37,6 @@ MAX_OWN_WATCHES = 100
 State = pb.HealthCheckResponse
 # Trailing metadata of a Check that answers NOT_SERVING: a word for the reason, and Unix time. Everyone may read them.
 REASON_KEY, SINCE_KEY = "tandem-reason", "tandem-since"
-
-
-@dataclass(slots=True, eq=False)
-class _WatchCall:
-    """One Watch call."""
-
-    task: "asyncio.Task[Any] | None"
-    caller: Caller = EVERYONE
-    is_revoked: bool = False
-    # The loop's time at which the current write began; 0 between writes.
-    blocked_since: float = 0.0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def check_name(name: str) -> None:
@@ -68,7 +55,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._state = State.NOT_SERVING
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
-        self._watches: dict[_WatchCall, None] = {}
+        self.watches: dict[Watch, None] = {}
         # By connection.
         self._num_own: Counter[str] = Counter()
 
@@ -76,29 +63,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
         self._state = State.NOT_SERVING if reason else State.SERVING
         self._metadata = ((REASON_KEY, reason), (SINCE_KEY, f"{since:.3f}")) if reason else ()
-        for watch in self._watches:
+        for watch in self.watches:
             watch.changed.set()
 
     def admit_watch(self) -> int:
         """The size limit of a Watch request in bytes. Raises Refusal if too many watches are open."""
-        if len(self._watches) >= self._max_watches:
-            raise status.overloaded(f"{len(self._watches)} health watches are open; the limit is {self._max_watches}")
+        if len(self.watches) >= self._max_watches:
+            raise status.overloaded(f"{len(self.watches)} health watches are open; the limit is {self._max_watches}")
         return MAX_SMALL_BYTES
-
-    def stalled(self, seconds: float) -> "set[asyncio.Task[Any]]":
-        """The tasks of watches with a write that has been blocked for this long."""
-        before = asyncio.get_running_loop().time() - seconds
-        return {watch.task for watch in self._watches if watch.task and 0 < watch.blocked_since <= before}
-
-    def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
-        """Ends the watches of callers whose token or certificate was revoked."""
-        for watch in self._watches:
-            if not watch.is_revoked and is_revoked(watch.caller):
-                watch.is_revoked = True
-                watch.changed.set()
-                if watch.blocked_since and watch.task is not None:
-                    # The write may never end.
-                    watch.task.cancel()
 
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Returns the health of one service. NOT_FOUND if the name is unknown."""
@@ -123,30 +95,26 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> None:
         """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
         check_name(request.service)
-        is_known, loop = request.service in self._services, asyncio.get_running_loop()
+        is_known = request.service in self._services
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
         peer = context.peer()
         if self._num_own[peer] >= MAX_OWN_WATCHES:
-            count = f"{self._num_own[peer]} health watches of this connection are open"
+            count = f"{numbered(self._num_own[peer], 'health watch of this connection', 'are')} open"
             raise status.overloaded(f"{count}; the limit is {MAX_OWN_WATCHES}")
-        watch, sent = _WatchCall(asyncio.current_task(), caller()), None
-        self._watches[watch] = None
+        watch, sent = Watch(caller=caller()), None
+        self.watches[watch] = None
         self._num_own[peer] += 1
         try:
             while True:
-                watch.changed.clear()
                 state = self._state if is_known else State.SERVICE_UNKNOWN
                 if state != sent:
-                    sent, watch.blocked_since = state, loop.time()
-                    await context.write(pb.HealthCheckResponse(status=state))
-                    watch.blocked_since = 0.0
-                await watch.changed.wait()
-                if watch.is_revoked:
-                    raise status.revoked()
+                    sent = state
+                    await watch.write(context, pb.HealthCheckResponse(status=state))
+                await watch.wait()
         finally:
-            del self._watches[watch]
+            del self.watches[watch]
             self._num_own -= Counter([peer])
 
 

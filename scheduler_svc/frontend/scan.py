@@ -13,6 +13,7 @@ import numpy as np
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import LIMITS, MAX_CHAR_BYTES, Limit, Of, Sizes, refuse
+from tandem_contract.plural import counted, numbered
 
 # The parser takes at most 0.1 ms for a smaller message.
 MIN_BYTES = 4096
@@ -131,14 +132,14 @@ class Scan:
     def _check_single(self, field: _Field, message: _Message, at: int, size: int) -> None:
         self._num_single += 1
         if self._num_single > self._max_single:
-            refuse(field.path, f"comes after {self._max_single} other fields", self._max_single)
+            refuse(field.path, f"comes after {numbered(self._max_single, 'other field')}", self._max_single)
         if field.inside is not None:
             self._walk(field.inside, at, at + size)
         elif field.limit.of == Of.BYTES:
             if size > (most := self._most(field.limit)):
-                refuse(field.path, f"has {size:,} bytes", most)
+                refuse(field.path, f"has {counted(size, 'byte')}", most)
         elif field.limit.of == Of.CHARACTERS and size > MAX_CHAR_BYTES * (most := self._most(field.limit)):
-            refuse(field.path, f"has {size:,} bytes", f"{most:,} characters")
+            refuse(field.path, f"has {counted(size, 'byte')}", f"{counted(most, 'character')}")
 
     def _check_list(self, field: _Field, at: int, size: int, *, is_packed: bool) -> None:
         most, count = self._most(field.limit), 1
@@ -151,7 +152,7 @@ class Scan:
             # The last byte of each number has no highest bit.
             count = int(np.count_nonzero(np.frombuffer(self._data, np.int8, size, at) >= 0)) if size else 0
         elif field.inside is None and size > (most_bytes := self._each_bytes(field.limit)):
-            refuse(field.path, f"has an entry of {size:,} bytes", f"{most_bytes:,}")
+            refuse(field.path, f"has an entry of {counted(size, 'byte')}", f"{most_bytes:,}")
         total = self._counts[field.path] = self._counts.get(field.path, 0) + count
         if total > most:
             number = f"{total:,}" if is_packed else f"more than {most:,}"

@@ -21,7 +21,7 @@ from scheduler_svc.door.tls_files import FollowedFiles, TlsContent, TlsFileError
 from scheduler_svc.frontend import methods, model
 from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.constraints.door import ConstraintDoor
-from scheduler_svc.frontend.control import ControlServicer, CoreQueries, drain_watches, update_watches
+from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
@@ -34,9 +34,11 @@ from scheduler_svc.frontend.rpc.options import allow_connections, server_options
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from scheduler_svc.frontend.watching import end_revoked, stalled
 from scheduler_svc.metrics.front_meter import FrontMeter
 from scheduler_svc.processes import address
 from scheduler_svc.processes.frontends import FrontEndSettings
+from tandem_contract.plural import numbered
 from tandem_contract.stopping import STOP, leave_to_parent
 
 logger = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class HealthListener:
 
     def sweep(self) -> None:
         """Ends calls that take too long. The owner calls this about once a second."""
-        self._calls.sweep(self.health.stalled(_LIMITS.answer_seconds))
+        self._calls.sweep(stalled(self.health.watches, _LIMITS.answer_seconds))
 
     async def stop(self, grace_seconds: float) -> None:
         """Ends all calls after the grace."""
@@ -136,7 +138,6 @@ class FrontEnd:
             is_shared=settings.needs_tokens,
         )
         self._queries = CoreQueries(self._link.send)
-        self._drains, self._updates = drain_watches(self._link.send), update_watches(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
@@ -195,6 +196,7 @@ class FrontEnd:
         """Somebody asks this process alone to stop, or every process of the service."""
         if self._leaving is None and not self._core_drains and not self._stop.is_set():
             self._refuse(self._grace_seconds)
+            self._link.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
             self._leaving = asyncio.create_task(self._stop_alone())
 
     async def _stop_alone(self) -> None:
@@ -212,7 +214,9 @@ class FrontEnd:
 
     def _refuse(self, seconds: float) -> None:
         num = self._streams.num_open
-        logger.info("stopping: new requests are refused; %d streams have at most %g s to end", num, seconds)
+        logger.info(
+            "stopping: new requests are refused; %s at most %g s to end", numbered(num, "stream", "have"), seconds
+        )
         self._readiness.drain()
 
     def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
@@ -230,12 +234,6 @@ class FrontEnd:
                 self._streams.waits(message.waits)
             case "replaced":
                 self._streams.replaced(message.replaced)
-            case "abort_reply" | "load_reply" | "flush_reply" | "quarantine_reply" | "requests_reply" as kind:
-                self._queries.answer(getattr(message, kind))
-            case "drain_reply":
-                self._drains.answer(message.drain_reply)
-            case "update_weights_reply":
-                self._updates.answer(message.update_weights_reply)
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":
@@ -249,6 +247,8 @@ class FrontEnd:
                 logger.info("the core is shutting down: no new requests")
                 self._core_drains = True
                 self._readiness.drain()
+            case str(kind) if kind.endswith("_reply"):
+                self._queries.answer(getattr(message, kind))
             case _:
                 logger.error("the core sent a message that this front end does not know")
 
@@ -262,8 +262,6 @@ class FrontEnd:
         self._readiness.lose_core()
         self._streams.fail_all(lambda: status.not_ready("the scheduler's core is gone", reason="core_lost"))
         self._queries.fail_all()
-        self._drains.fail_all()
-        self._updates.fail_all()
 
     def _bind(self) -> str:
         listen = self._settings.listen
@@ -297,7 +295,7 @@ class FrontEnd:
             except Exception:
                 logger.exception("the model that the core serves cannot be loaded")
                 continue
-            logger.info("serving %s, up to %d tokens a sequence", served.info.model, served.info.max_length)
+            logger.info("serving %s, up to %s a sequence", served.info.model, numbered(served.info.max_length, "token"))
             self._readiness.set_model(served)
 
     async def _wait_until_drained(self) -> None:
@@ -306,7 +304,7 @@ class FrontEnd:
             async with asyncio.timeout(self._grace_seconds):
                 await self._streams.wait_idle()
         except TimeoutError:
-            logger.warning("the grace period ended while %d streams were open", self._streams.num_open)
+            logger.warning("the grace period ended while %s open", numbered(self._streams.num_open, "stream", "were"))
             over = f"the service is shutting down and its grace period of {self._settings.grace_seconds:g} s is over"
             self._streams.fail_all(lambda: status.not_ready(over, reason="shutdown"))
 
@@ -316,12 +314,13 @@ class FrontEnd:
             self._streams.drop_stalled()
             self._report()
             self._request_log.report(asyncio.get_running_loop().time())
+            watches = [*self._health.watches, *self._queries.watches]
             if self._settings.needs_tokens:
                 self._streams.end_revoked(self._entrance.is_revoked)
-                self._health.end_revoked(self._entrance.is_revoked)
+                end_revoked(watches, self._entrance.is_revoked)
             if self._probes is not None:
                 self._probes.sweep()
-            self._calls.sweep(self._health.stalled(self._call_limits.answer_seconds))
+            self._calls.sweep(stalled(watches, self._call_limits.answer_seconds))
 
     def _report(self) -> None:
         """Sends the core what was measured since the start of this process."""
@@ -347,7 +346,7 @@ class FrontEnd:
             tuning=self._tuning,
             meter=self._meter,
         )
-        control = ControlServicer(self._readiness, self._queries, self._drains, self._updates, max_message_bytes=limit)
+        control = ControlServicer(self._readiness, self._queries, max_message_bytes=limit)
         methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
         if settings.reflection:
             methods.add_reflection(server, self._calls, self._entrance)

@@ -14,7 +14,13 @@ from tandem.v1 import control_pb2
 
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.names import MAX_TENANT_CHARS, PREFIXES
-from scheduler_svc.core.messages.operators import MAX_PAGE_SIZE
+from scheduler_svc.core.messages.operators import (
+    MAX_FOLDER_CHARS,
+    MAX_OPERATION_SECONDS,
+    MAX_PAGE_SIZE,
+    MAX_VERSION_CHARS,
+    MAX_WORKER_NAME_CHARS,
+)
 from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits
 from scheduler_svc.frontend import sampling_limits
 from scheduler_svc.frontend.rpc import status
@@ -61,11 +67,6 @@ MAX_STATES = 8
 MAX_QUARANTINE_KEYS = 16
 QUARANTINE_KEY_CHARS = 64
 MAX_SERVICE_NAME_CHARS = 200
-MAX_WORKER_NAME_CHARS = 256
-MAX_DRAIN_SECONDS = 86_400
-MAX_VERSION_CHARS = 128
-MAX_FOLDER_CHARS = 4096
-MAX_UPDATE_SECONDS = 86_400
 # The most bytes of a character in UTF-8.
 MAX_CHAR_BYTES = 4
 
@@ -155,7 +156,7 @@ _SAMPLING, _RESUME = "validate.check_sampling", "validate.check_resume"
 _CHAT = "chat.conversation.check_size"
 _GRAMMAR = "constraints.grammar.grammar_of"
 _CONSTRAINT = _characters(MAX_CONSTRAINT_BYTES, _GRAMMAR)
-_UPDATE = "control.check_update"
+_OPERATION = "control.check_operation"
 _LIST = "listing.check_list"
 _NAME = _characters(MAX_MODEL_NAME_CHARS, "model.Model.check_name")
 _TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
@@ -290,17 +291,17 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         )
     },
     "tandem.v1.DrainRequest": {
-        "worker": _characters(MAX_WORKER_NAME_CHARS, "control.check_drain"),
-        "max_seconds": _value(0, MAX_DRAIN_SECONDS, "control.check_drain"),
+        "worker": _characters(MAX_WORKER_NAME_CHARS, _OPERATION),
+        "max_seconds": _value(0, MAX_OPERATION_SECONDS, _OPERATION),
         "force": _FLAG,
     },
     "tandem.v1.UpdateWeightsRequest": {
-        "version": _characters(MAX_VERSION_CHARS, _UPDATE),
-        "folder": _characters(MAX_FOLDER_CHARS, _UPDATE),
-        # An enum, whose numbers `_UPDATE` checks.
+        "version": _characters(MAX_VERSION_CHARS, _OPERATION),
+        "folder": _characters(MAX_FOLDER_CHARS, _OPERATION),
+        # An enum, whose numbers `_OPERATION` checks.
         "running": _FLAG,
         "in_turn": _FLAG,
-        "max_seconds": _value(0, MAX_UPDATE_SECONDS, _UPDATE),
+        "max_seconds": _value(0, MAX_OPERATION_SECONDS, _OPERATION),
     },
     "grpc.health.v1.HealthCheckRequest": {
         "service": _characters(MAX_SERVICE_NAME_CHARS, "readiness.check_name"),

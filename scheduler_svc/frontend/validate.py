@@ -45,7 +45,9 @@ def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
     is_beyond = np.asarray(token_ids) >= model.info.vocab_size
     if is_beyond.any():
         idx = int(is_beyond.argmax())
-        raise wrong(f"{field}[{idx}]", f"is {token_ids[idx]}; the vocabulary has {model.info.vocab_size} tokens")
+        raise wrong(
+            f"{field}[{idx}]", f"is {token_ids[idx]}; the vocabulary has {numbered(model.info.vocab_size, 'token')}"
+        )
 
 
 def check_request_id(field: str, request_id: str, most: int = sizes.MAX_REQUEST_ID_CHARS) -> None:
@@ -151,7 +153,7 @@ def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
         token = int(tokens[is_bad].min())
         field = f"sampling.logit_bias[{token}]"
         if token >= model.info.vocab_size:
-            raise wrong(field, f"is for token {token}; the vocabulary has {model.info.vocab_size} tokens")
+            raise wrong(field, f"is for token {token}; the vocabulary has {numbered(model.info.vocab_size, 'token')}")
         check_range(field, asked.logit_bias[token], -sizes.MAX_BIAS, sizes.MAX_BIAS)
     return tokens[biases == 0].tolist()
 
@@ -165,7 +167,7 @@ def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set
         )
         num_drawable, num_at_first = len(allowed - banned), len(allowed - banned - silent_at_first)
     else:
-        field, many = "sampling.banned_token_ids", f"the vocabulary has {model.info.vocab_size} tokens"
+        field, many = "sampling.banned_token_ids", f"the vocabulary has {numbered(model.info.vocab_size, 'token')}"
         num_drawable = model.info.vocab_size - len(banned)
         num_at_first = model.info.vocab_size - len(banned | silent_at_first)
     if not num_drawable:
@@ -320,7 +322,7 @@ def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
     if start is None:
         return 0
     if start >= num_prompt:
-        limit = f"{num_prompt - 1} (the prompt has {num_prompt} tokens)"
+        limit = f"{num_prompt - 1} (the prompt has {numbered(num_prompt, 'token')})"
         refuse("output.prompt_logprobs_start", f"is {start}", limit)
     return max(1, start) if num_prompt > 1 else 0
 
@@ -334,7 +336,7 @@ def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: Calle
     max_length = model.max_length
     if num_prompt >= max_length:
         limit = f"{max_length - 1} (max_length {max_length}, less one new token)"
-        refuse("prompt", f"has {num_prompt} tokens", limit)
+        refuse("prompt", f"has {numbered(num_prompt, 'token')}", limit)
     if stop.HasField("max_new_tokens"):
         # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
         return Maximum(tokens=min(stop.max_new_tokens, max_length))

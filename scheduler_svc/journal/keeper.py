@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.requests.lingering import outputs_of, spans_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import reader, records
@@ -29,6 +31,7 @@ from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, S
 from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
 from scheduler_svc.journal.records import SampleEnd
 from scheduler_svc.wire.arrays import packed
+from tandem_contract.plural import numbered
 
 _T = TypeVar("_T")
 
@@ -102,7 +105,7 @@ class SuspicionLog:
         if suspects != self._suspects:
             self._suspects = suspects
             payloads.append(self._suspects_record(number_of))
-        if self._core.convictions.quarantine.revision != self._revision:
+        if self._core.quarantine.revision != self._revision:
             payloads.append(self._quarantine_record(now, unix_now))
         return payloads
 
@@ -121,10 +124,10 @@ class SuspicionLog:
         return journal_pb2.JournalRecord(suspects=suspects).SerializeToString()
 
     def _quarantine_record(self, now: float, unix_now: float) -> bytes:
-        self._revision = self._core.convictions.quarantine.revision
+        self._revision = self._core.quarantine.revision
         record = journal_pb2.JournalRecord()
         record.quarantine.SetInParent()
-        for entry in self._core.convictions.quarantine.entries(now):
+        for entry in self._core.quarantine.entries(now):
             record.quarantine.entries.add(
                 key=entry.key,
                 request_id=entry.request_id,
@@ -160,6 +163,7 @@ class JournalKeeper:
         saved: SavedCore,
         cache_root: bytes,
         next_generation: int,
+        length_of: Callable[[str], int],
         outputs_of: Callable[[str], Sequence[Int32Array]],
         spans_of: Callable[[str], Mapping[int, Sequence[WeightsSpan]]],
         suspicion: SuspicionLog,
@@ -167,7 +171,9 @@ class JournalKeeper:
         on_steady: Callable[[], None],
         clock: JournalClock,
     ) -> None:
-        """`outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
+        """`length_of` returns the tokens at which a live request ends, prompt and output together.
+
+        `outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
 
         `on_steady` is called once, when the scheduler has run for a while or ends in order.
         """
@@ -180,7 +186,8 @@ class JournalKeeper:
             booted_at=clock.booted_at,
         )
         records.fill_weights(self._state, saved.weights)
-        self._outputs_of, self._spans_of, self._suspicion = outputs_of, spans_of, suspicion
+        self._length_of, self._outputs_of, self._spans_of = length_of, outputs_of, spans_of
+        self._suspicion = suspicion
         self._make_writer, self._clock = make_writer, clock.now
         self._on_steady: Callable[[], None] | None = on_steady
         self._steady_at = 0.0
@@ -216,7 +223,9 @@ class JournalKeeper:
             effects += handle(event_of(entry), restored=entry)
         if saved.requests:
             late = len(saved.requests) - len(self._by_id)
-            log.info("the journal has %d requests that go on, and %d whose time is over", len(self._by_id), late)
+            log.info(
+                "%s on from the journal; the time of %d is over", numbered(len(self._by_id), "request", "go"), late
+            )
         self._now, self._steady_at = now, now + _STEADY_SECONDS
         self._writer = self._make_writer(self.snapshot)
         return effects
@@ -297,10 +306,15 @@ class JournalKeeper:
             yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends, weights)
 
     def _number_of(self, request: Request) -> int | None:
-        kept = self._by_id.get(request.request_id) if request.lingers else None
+        kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
+        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back. One that
+        # is cut ends where their room does, as with an unset maximum.
+        most = self._length_of(submit.request_id) - len(submit.prompt)
+        is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
+        submit = replace(submit, max_new_tokens=most, is_max_unset=is_max_unset)
         kept = _Kept(
             number=self._next_number,
             accepted_at=self._clock(),
@@ -384,8 +398,9 @@ class OpenedJournal:
             saved=self._saved,
             cache_root=self.cache_root,
             next_generation=self.first_generation + _GENERATIONS,
-            outputs_of=core.outputs_of,
-            spans_of=core.spans_of,
+            length_of=lambda request_id: core.queue.by_request_id(request_id)[0].total_length,
+            outputs_of=partial(outputs_of, core),
+            spans_of=partial(spans_of, core),
             suspicion=SuspicionLog(core, self._saved.suspects),
             make_writer=lambda snapshot: JournalWriter(
                 self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()

@@ -36,6 +36,7 @@ from scheduler_svc.journal import records
 from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
 from scheduler_svc.wire.arrays import WireError, array, fields, parsed
+from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 
 log = logging.getLogger("tandem.core")
@@ -129,7 +130,7 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
         why = f"a record cannot be read: {error}"
     extent = frames.extent
     if folder.num_crashes >= _MAX_CRASHES and collected.requests:
-        why = f"{folder.num_crashes} schedulers in a row crashed with it"
+        why = f"{numbered(folder.num_crashes, 'scheduler')} in a row crashed with it"
         folder.forget_crashes()
     if extent.tail is Tail.DAMAGED:
         why = f"the frame at byte {extent.end:,} of {len(data):,} does not match its checksum"
@@ -137,15 +138,14 @@ def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> Save
         os.replace(folder.current, folder.damaged)
         folder.mark_requests(False)
         log.error(
-            "the journal %s is damaged: %s; its %d requests are not restored; it is kept as %s for you to look at and "
-            "remove",
-            *(folder.current, why, len(collected.requests), folder.damaged.name),
+            "the journal %s is damaged: %s; its %s not restored; it is kept as %s for you to look at and remove",
+            *(folder.current, why, numbered(len(collected.requests), "request", "are"), folder.damaged.name),
         )
         requests = []
     elif extent.tail is Tail.TORN:
         log.warning(
-            "the last %d bytes of the journal %s are an incomplete record and are dropped; nothing of it had been sent",
-            *(len(data) - extent.end, folder.current),
+            "an incomplete record of %s at the end of the journal %s is dropped; nothing of it had been sent",
+            *(numbered(len(data) - extent.end, "byte"), folder.current),
         )
     return replace(collected.saved, requests=requests, written_at=written_at)
 

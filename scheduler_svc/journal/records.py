@@ -17,6 +17,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire.arrays import WireError, array, packed
 from scheduler_svc.wire.request import end_of as decoded_end
 from scheduler_svc.wire.request import fill_end, fill_spans, fill_submit, spans_of
+from tandem_contract.plural import numbered
 
 _NO_TOKENS = np.zeros(0, np.int32)
 _NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}
@@ -53,10 +54,10 @@ class SavedRequest:
 
 
 def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submit:
-    """Returns what is kept of a Submit: if all samples have ended, nobody needs its constraint any more."""
-    if not submit.constraint or not all(ends):
+    """Returns what is kept of a Submit: if all samples have ended, nobody needs its resources any more."""
+    if not submit.resources or not all(ends):
         return submit
-    return replace(submit, constraint=b"", constraint_hash=b"")
+    return replace(submit, resources=())
 
 
 def fill_weights(state: journal_pb2.JournalState, weights: Weights | None) -> None:
@@ -130,7 +131,7 @@ def request_of(record: journal_pb2.JournalRequest) -> SavedRequest:
     assert isinstance(submit, ev.Submit)
     samples = record.samples
     if samples and len(samples) != submit.num_samples:
-        raise WireError(f"a request has {submit.num_samples} samples, but {len(samples)} in the record")
+        raise WireError(f"a request has {numbered(submit.num_samples, 'sample')}, but {len(samples)} in the record")
     none: tuple[Any, ...] = (None,) * submit.num_samples
     return SavedRequest(
         number=record.number,

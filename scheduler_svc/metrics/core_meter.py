@@ -22,6 +22,7 @@ from scheduler_svc.core.status import state_of
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Histogram
 from scheduler_svc.wire.arrays import WireError
+from tandem_contract.plural import numbered
 
 # Processes whose last report is kept. Reports of older ones, which are gone, are one sum.
 _MAX_PROCESSES = 256
@@ -44,7 +45,9 @@ class FrontTotals:
     def take(self, frontend: str, report: frontend_pb2.MetricsReport) -> None:
         """Takes a front end's report. Raises WireError if it does not have the numbers of this version."""
         if len(report.values) != 8 * catalogue.NUM_CELLS:
-            raise WireError(f"its metrics have {len(report.values)} bytes instead of {8 * catalogue.NUM_CELLS}")
+            raise WireError(
+                f"its metrics have {numbered(len(report.values), 'byte')} instead of {8 * catalogue.NUM_CELLS}"
+            )
         cells = np.frombuffer(report.values, "<f8")
         if not np.isfinite(cells).all() or (cells < 0).any():
             raise WireError("its metrics have a number that is negative or not finite")
@@ -200,11 +203,11 @@ class CoreMeter:
     def _look(self, core: Scheduler) -> None:
         self.fronts.keep(core.frontends)
         lanes, counters = list(core.lanes.values()), core.counters
-        seated = [lane for lane in lanes if lane.is_seated]
+        seated = [lane for lane in lanes if lane.phases.counts]
         value = core.availability.value
         if value is not None and value.since != self._since[0]:
             self._since = value.since, time.time() - (self._clock() - value.since)
-        states = [state_of(lane, core.drains.leaving)[0] for lane in lanes]
+        states = [state_of(lane)[0] for lane in lanes]
         self.last_look = Look(
             not_serving=tuple(int(value is not None and value.reason is reason) for reason in SERVICE_REASONS),
             not_serving_since=0.0 if value is None else self._since[1],

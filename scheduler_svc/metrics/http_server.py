@@ -20,6 +20,8 @@ from typing import Any
 
 import h11
 
+from tandem_contract.plural import numbered
+
 log = logging.getLogger("tandem.core")
 
 _PATH = b"/metrics"
@@ -203,7 +205,9 @@ class HttpServer:
             data = await reader.read(_CHUNK_BYTES)
             num_left -= len(data)
             if num_left < 0:
-                raise h11.RemoteProtocolError(f"the request has more than {limit} bytes", error_status_hint=431)
+                raise h11.RemoteProtocolError(
+                    f"the request has more than {numbered(limit, 'byte')}", error_status_hint=431
+                )
             parser.receive_data(data)
 
     def _status(self, request: h11.Request, writer: asyncio.StreamWriter) -> HTTPStatus:

@@ -22,6 +22,7 @@ from scheduler_svc.door.tls_files import TlsFiles
 from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
 from tandem_contract.child import Program, python
 from tandem_contract.logs import LogFormat, announce
+from tandem_contract.plural import counted
 from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
 from tandem_contract.stopping import is_stop
 
@@ -142,7 +143,7 @@ class _FrontEnd:
             os.set_blocking(writing, False)
             if pipe.write(content) != len(content):
                 os.close(reading)
-                raise OSError(errno.E2BIG, f"{len(content):,} bytes of settings do not fit a pipe")
+                raise OSError(errno.E2BIG, f"{counted(len(content), 'byte of settings', 'do')} not fit a pipe")
         return Program(
             argv=python("scheduler_svc.frontend", str(reading)),
             descriptors=(reading,),

@@ -7,8 +7,8 @@ they came from. The header has the core's settings as JSON, all of them: their f
 nested policy included, so a new setting needs no change here.
 
 Owns also the tags that stand for the classes of effects in a digest, so that classes, enums and modules may be renamed
-and moved. A field that comes, goes or changes its place, and another value or order of effects, give another digest.
-Digests of different versions of the record are not comparable.
+and moved. A field that comes (except those in `LATER`), goes or changes its place, and another value or order of
+effects, give another digest. Digests of different versions of the record are not comparable.
 """
 
 import errno
@@ -32,6 +32,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import Detached, Forgotten, Replaced, Resumed
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply
+from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.journal.reader import event_of as restored_event
 from scheduler_svc.journal.reader import quarantine_event
@@ -41,6 +42,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
 from tandem_contract.writing import RecordFile
 
+_NONE = frozenset[str]()
 VERSION = 6
 """Of the record. Versions differ in their digests."""
 
@@ -63,8 +65,8 @@ TAGS: dict[type[Any], bytes] = {
     fx.DismissWorker: b"dismiss",
     fx.KillWorker: b"kill",
     fx.SendPlan: b"plan",
-    fx.PrepareConstraint: b"prepare",
-    fx.DropConstraint: b"drop",
+    fx.PrepareResource: b"prepare",
+    fx.DropResource: b"drop",
     fx.LoadWeights: b"load weights",
     fx.WeightsChanged: b"weights",
     WeightsReport: b"update",
@@ -81,6 +83,14 @@ TAGS: dict[type[Any], bytes] = {
     Forgotten: b"forgotten",
 }
 """One tag per class of effect, which never changes. What is within an effect needs none: its place says what it is."""
+
+
+LATER: dict[type[Any], frozenset[str]] = {
+    fx.PrepareResource: frozenset({"kind"}),
+    fx.DropResource: frozenset({"kind"}),
+    RowStart: frozenset({"other_needs"}),
+}
+"""Fields that came after version 6 began. Digests contain them only where they do not have their defaults."""
 
 
 class EffectsDigest:
@@ -105,8 +115,11 @@ class EffectsDigest:
             self._hash.update(values.tobytes())
         elif is_dataclass(value):
             self._hash.update(self._before(value))
+            later = LATER.get(type(value), _NONE)
             for field in fields(value):
-                self._feed(getattr(value, field.name))
+                one = getattr(value, field.name)
+                if field.name not in later or one != field.default:
+                    self._feed(one)
             self._hash.update(self._after)
         elif isinstance(value, tuple):
             self._hash.update(b"(")
@@ -127,7 +140,11 @@ class EffectsDigest:
         return repr(value.value if isinstance(value, Enum) else value)
 
 
-NAMES_OF_VERSION_5: dict[type[Any], str] = {fx.News: "Note"}
+NAMES_OF_VERSION_5: dict[type[Any], str] = {
+    fx.News: "Note",
+    fx.PrepareResource: "PrepareConstraint",
+    fx.DropResource: "DropConstraint",
+}
 """What classes and enums that were renamed since were called in version 5."""
 
 

@@ -28,6 +28,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight_ring import Entry, Ring, members
 from tandem_contract.logs import escaped
+from tandem_contract.plural import numbered
 from tandem_contract.version import version
 from tandem_contract.writing import Trouble
 
@@ -158,7 +159,7 @@ class FlightRecorder:
         self._trouble.worked()
         more = f" and {len(why) - _NAMED_CAUSES} more" if len(why) > _NAMED_CAUSES else ""
         shown = ", ".join(why[:_NAMED_CAUSES])
-        log.warning("%s%s: the last %d events are in %s", shown, more, len(entries), file.name)
+        log.warning("%s%s: the last %s in %s", shown, more, numbered(len(entries), "event", "are"), file.name)
 
 
 _Member = dict[str, Any]

@@ -69,9 +69,7 @@ def catch_fatal_signals(path: Path, process: str) -> None:
 
     def forget() -> None:
         faulthandler.disable()
-        # A process that ends says nothing of a file that is empty, whatever closed it.
-        with contextlib.suppress(OSError):
-            file.close()
+        file.close()
         with contextlib.suppress(OSError):
             name.unlink()
 

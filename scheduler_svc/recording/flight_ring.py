@@ -57,6 +57,8 @@ def _hash(one: Any) -> str:
 _SUBMIT = "frontend stream request_id prompt_tokens max_new_tokens samples traceparent"
 _SIZES = {"pid": attrgetter("info.pid"), "pages": attrgetter("info.num_pages"), "rows": attrgetter("info.max_rows")}
 _VERSION = attrgetter("weights.version")
+# In an entry, "kind" is that of the event or effect.
+_KIND = attrgetter("kind")
 
 EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.Submit: _form("submit", _SUBMIT, prompt_tokens=_size("prompt"), samples=attrgetter("num_samples")),
@@ -68,21 +70,24 @@ EVENTS: dict[type[Any], Callable[[Any], Short]] = {
     ev.FlushCache: _form("flush", "frontend"),
     ev.ClearQuarantine: _form("clear_quarantine", "frontend keys", keys=_size("keys")),
     ev.FrontendJoined: _form("frontend_joined", "frontend"),
-    ev.FrontendLost: _form("frontend_lost", "frontend"),
+    ev.FrontendLost: _form("frontend_lost", "frontend is_orderly"),
     ev.WorkerJoined: _form(
         "worker_joined", "worker pid pages rows device", **_SIZES, device=lambda one: one.info.device[:MAX_TEXT]
     ),
     ev.WorkerLost: _form("worker_lost", "worker reason is_orderly", reason=_text("reason")),
     ev.WorkerStops: _form("worker_stops", "worker"),
     ev.Paused: _form("paused", "seconds"),
+    ev.Drain: _form("drain", "frontend worker force stop_replies"),
     ev.DrainStarted: _form("drain_started", ""),
     ev.DrainEnded: _form("drain_ended", ""),
     ev.TenantsChanged: _form("tenants", "count", count=_size("limits")),
     ev.UpdateWeights: _form(
-        "update_weights", "frontend version running", version=_VERSION, running=attrgetter("running.value")
+        "update_weights", "frontend version running stop_replies", version=_VERSION, running=attrgetter("running.value")
     ),
     ev.WeightsLoaded: _form("weights_loaded", "worker version ok detail", detail=_text("detail")),
-    ev.ConstraintReady: _form("constraint_ready", "worker hash error", hash=_hash, error=_text("error")),
+    ev.ResourceReady: _form(
+        "resource_ready", "worker resource hash error", hash=_hash, resource=_KIND, error=_text("error")
+    ),
     ev.WeightsRestored: _form("weights_restored", "version", version=_VERSION),
 }
 """The short forms of events. Those of steps are in `Ring`; heartbeats, ticks and queries are not kept."""
@@ -94,8 +99,10 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
     fx.AskRejoin: _form("ask_rejoin", "worker"),
     fx.KillWorker: _form("kill", "worker"),
     fx.LoadWeights: _form("load_weights", "worker version keep_rows", version=_VERSION),
-    fx.PrepareConstraint: _form("prepare_constraint", "worker hash bytes", hash=_hash, bytes=_size("source")),
-    fx.DropConstraint: _form("drop_constraint", "worker hash", hash=_hash),
+    fx.PrepareResource: _form(
+        "prepare_resource", "worker resource hash bytes", hash=_hash, resource=_KIND, bytes=_size("source")
+    ),
+    fx.DropResource: _form("drop_resource", "worker resource hash", hash=_hash, resource=_KIND),
     fx.Note: _form("note", "message", message=_text("message")),
     fx.News: _form("news", "message", message=_text("message")),
     Resumed: _form("resumed", "frontend stream request_id"),
@@ -120,7 +127,7 @@ def cause_of(one: Any) -> str | None:
     match one:
         case ev.WorkerLost(is_orderly=False):
             return f"worker {one.worker} was lost"
-        case ev.FrontendLost():
+        case ev.FrontendLost(is_orderly=False):
             return f"front end {one.frontend} was lost"
         case fx.KillWorker():
             return f"worker {one.worker} hangs"

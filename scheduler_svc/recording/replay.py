@@ -15,6 +15,7 @@ from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
 from scheduler_svc.wire.arrays import WireError
+from tandem_contract.plural import numbered
 
 
 def replay(path: Path, *, audited: bool = False, converted: Path | None = None) -> int:
@@ -58,7 +59,7 @@ def main() -> None:
         raise SystemExit(f"replay: {error.filename} exists; choose another name") from None
     except (OSError, WireError) as error:
         raise SystemExit(f"replay: {arguments.file} cannot be read as an event log: {error}") from None
-    print(f"{count} events gave the same effects")
+    print(f"{numbered(count, 'event')} gave the same effects")
 
 
 if __name__ == "__main__":

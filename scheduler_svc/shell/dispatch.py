@@ -25,6 +25,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import fields
 from tandem_contract.logs import announce
+from tandem_contract.plural import numbered
 
 # The fields that callers see as the worker reported them.
 _SAME = (
@@ -129,9 +130,9 @@ class EffectDispatcher:
                     assert join is not None, "the core accepted a worker that sent no Join"
                     self.served_model.joined(effect.worker, join, self.joined())
                     log.info(
-                        "worker %s joined with %s on %s (%s): %d pages of %d, %d rows",
+                        "worker %s joined with %s on %s (%s): %s of %d, %s",
                         effect.worker, join.model, join.device, join.dtype,
-                        join.num_pages - 1, join.page_size, join.max_rows,
+                        numbered(join.num_pages - 1, "page"), join.page_size, numbered(join.max_rows, "row"),
                     )  # fmt: skip
                     self.workers.limit_frames(effect.worker, join.max_frame_bytes)
                     self.worker_processes.joined(effect.worker, join.pid)
@@ -158,7 +159,7 @@ class EffectDispatcher:
             match effect:
                 case fx.SendPlan():
                     self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
-                case fx.PrepareConstraint() | fx.DropConstraint():
+                case fx.PrepareResource() | fx.DropResource():
                     self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)

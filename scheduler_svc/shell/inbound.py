@@ -28,6 +28,7 @@ from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract.plural import numbered
 
 log = logging.getLogger("tandem.core")
 
@@ -91,7 +92,10 @@ class DroppedFrames:
         more = self._unreported.total() + self._others
         if more:
             peer, count = self._unreported.most_common(1)[0]
-            log.warning("dropped %d more frames in %g s; most came from %s: %d", more, _REPORT_SECONDS, peer, count)
+            log.warning(
+                "dropped %s in %g s; most came from %s: %d",
+                *(numbered(more, "more frame"), _REPORT_SECONDS, peer, count),
+            )
         self._unreported.clear()
         self._others = 0
 
@@ -111,11 +115,12 @@ class Inbound:
     frontends: RouterLink
     dispatcher: EffectDispatcher
     credentials: Credentials
-    # Gets a front end and the reason.
-    on_frontend_lost: Callable[[str, str], None]
+    # Gets a front end, the reason, and whether it has announced its stop.
+    on_frontend_lost: Callable[[str, str, bool], None]
     tokens: TokenFile | None
     metrics: CoreMeter | None = None
     dropped: DroppedFrames = field(default_factory=DroppedFrames, init=False)
+    _leaving: set[str] = field(default_factory=set[str], init=False)
 
     def receive(self) -> list[fx.Effect]:
         """Handles lost peers, then at most 1,024 frames of each link."""
@@ -170,6 +175,9 @@ class Inbound:
                 if self.metrics is not None:
                     self.metrics.reported(peer, message.metrics)
                 return []
+            if message.HasField("leaving"):
+                self._leaving.add(peer)
+                return []
             event = frontend_wire.event_of(message, peer)
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
@@ -211,8 +219,10 @@ class Inbound:
             return self.handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)
         if peer not in self.core.frontends:
             return []
-        self.on_frontend_lost(peer, reason)
-        return self.handle(ev.FrontendLost(frontend=peer), peer=peer, frontend_lost=lost)
+        is_orderly = peer in self._leaving
+        self._leaving.discard(peer)
+        self.on_frontend_lost(peer, reason, is_orderly)
+        return self.handle(ev.FrontendLost(frontend=peer, is_orderly=is_orderly), peer=peer, frontend_lost=lost)
 
 
 def _whole(frame: bytes | None) -> bytes:

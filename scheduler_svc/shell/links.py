@@ -26,6 +26,7 @@ import zmq.utils.monitor
 
 from scheduler_svc.remote import RemoteListener
 from tandem_contract.logs import announce
+from tandem_contract.plural import counted, numbered
 from tandem_contract.settings import SettingError
 
 # A peer with this many unread frames is lost.
@@ -129,7 +130,9 @@ class RouterLink:
         """Queues a frame. Raises PeerLostError if the peer is gone or its queue is full, PeerFrameTooLargeError."""
         limit = self._limits.get(peer, self._max_sent_bytes)
         if len(payload) > limit:
-            raise PeerFrameTooLargeError(f"a frame has {len(payload):,} bytes; the peer accepts at most {limit:,}")
+            raise PeerFrameTooLargeError(
+                f"a frame has {counted(len(payload), 'byte')}; the peer accepts at most {limit:,}"
+            )
         try:
             self.socket.send(self._routing_id(peer), _AT_ONCE_WITH_MORE)
             self.socket.send(payload, _AT_ONCE)
@@ -274,7 +277,9 @@ class RemoteLink(RouterLink):
             return
         self._report_at = now + _REPORT_SECONDS
         if self._num_strangers:
-            log.warning("%d connections to %s ended before a worker joined", self._num_strangers, self.endpoint)
+            log.warning(
+                "%s ended before a worker joined", numbered(self._num_strangers, f"connection to {self.endpoint}")
+            )
         self._num_strangers = 0
 
     def _routing_id(self, peer: str) -> bytes:

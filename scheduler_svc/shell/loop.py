@@ -30,6 +30,7 @@ from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
 from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import tenants as tenants_wire
+from tandem_contract.plural import numbered
 from tandem_contract.stopping import Asked, StopRequests
 
 log = logging.getLogger("tandem.core")
@@ -56,21 +57,21 @@ class Stop:
 
     def begins(self, requests: StopRequests) -> bool:
         """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
-        drains, now, is_first = self._core.drains, time.monotonic(), False
-        if self.deadline is None and (requests.asked or drains.is_stop_wanted):
-            is_first, self.deadline = True, drains.stop_at or now + self._grace_seconds
-        if drains.stop_at is not None and self.deadline is not None:
-            self.deadline = min(self.deadline, drains.stop_at)
+        core, now, is_first = self._core, time.monotonic(), False
+        if self.deadline is None and (requests.asked or core.is_stop_wanted):
+            is_first, self.deadline = True, core.stop_at or now + self._grace_seconds
+        if core.stop_at is not None and self.deadline is not None:
+            self.deadline = min(self.deadline, core.stop_at)
         if self.deadline is not None and not self._is_now and (requests.announce() or is_first):
-            left, seconds = len(self._core.queue), max(0.0, self.deadline - now)
+            left, seconds = len(core.queue), max(0.0, self.deadline - now)
             # After an operator's drain the first signal changes nothing: it often follows, as after a preStop hook.
             second = "a second signal ends" if requests.asked else "one signal changes nothing, a second one ends"
             log.info(
-                "stopping: new requests are refused; %d running ones have at most %.4g s to end; %s them at once",
-                *(left, seconds, second),
+                "stopping: new requests are refused; %s at most %.4g s to end; %s them at once",
+                *(numbered(left, "running one", "have"), seconds, second),
             )
         if requests.asked == Asked.STOP_NOW and not self._is_now:
-            log.warning("stopping now: %d requests end as UNAVAILABLE", len(self._core.queue))
+            log.warning("stopping now: %s as UNAVAILABLE", numbered(len(self._core.queue), "request", "end"))
             self.deadline, self._farewell_seconds, self._is_now = now, _SHORT_FAREWELL_SECONDS, True
         return is_first
 
@@ -275,7 +276,10 @@ class Loop:
         if self._flight is not None:
             self._flight.check(now)
 
-    def _frontend_lost(self, frontend: str, reason: str) -> None:
+    def _frontend_lost(self, frontend: str, reason: str, is_orderly: bool) -> None:
+        if is_orderly:
+            log.info("front end %s was asked to stop, and has left", frontend)
+            return
         if self._stop.deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
             if self._metrics is not None:

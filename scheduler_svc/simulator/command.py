@@ -25,6 +25,7 @@ from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.traces import REQUESTS, Trace, write_trace
 from scheduler_svc.simulator.workload import Workload
+from tandem_contract.plural import counted
 
 LATE_SHARE = 0.01
 """The share of requests that may miss the goal, because the goal is a p99."""
@@ -110,8 +111,9 @@ class Progress:
         ended = tally.finished + tally.rejected
         seconds = now - self._begun
         note(
-            f"{seconds:8.0f} s  {ended / self._num_requests:4.0%}: {ended:,} of {self._num_requests:,} requests ended, "
-            f"{tally.live:,} live; {simulation.now:,.0f} s of virtual time, {steps:,} steps"
+            f"{seconds:8.0f} s  {ended / self._num_requests:4.0%}: {ended:,} of "
+            f"{counted(self._num_requests, 'request')} ended, "
+            f"{tally.live:,} live; {simulation.now:,.0f} s of virtual time, {counted(steps, 'step')}"
         )
         return True
 
@@ -120,7 +122,7 @@ def run(options: Options) -> int:
     """Returns exit code 0. Raises ValueError and OSError with a sentence for the terminal."""
     if options.write_trace is not None:
         requests = options.requests or REQUESTS
-        with phase(f"wrote {requests:,} requests to {options.write_trace}"):
+        with phase(f"wrote {counted(requests, 'request')} to {options.write_trace}"):
             write_trace(options.write_trace, requests=requests, seed=options.seed)
         return 0
     _check(options)

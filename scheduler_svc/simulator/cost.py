@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.simulator.hardware import Machine, Model
+from tandem_contract.plural import counted, numbered
 
 IntArray = npt.NDArray[np.int64]
 
@@ -238,7 +239,7 @@ class FittedCost:
         """The error of the fit, in a sentence."""
         left_out = f", {self.left_out} left out as outliers" if self.left_out else ""
         return (
-            f"fitted to {self.steps:,} steps{left_out}: R2 {self.r_squared:.4f}, a step off by "
+            f"fitted to {counted(self.steps, 'step')}{left_out}: R2 {self.r_squared:.4f}, a step off by "
             f"{self.median_error:.1%} (median), {self.p90_error:.1%} (p90)"
         )
 
@@ -278,7 +279,7 @@ def read_steps(path: Path) -> RecordedSteps:
                 times.append(ms)
                 pages_total = max(pages_total, int(total))
     if len(times) < _MIN_STEPS:
-        raise StepsFileError(f"{path} has {len(times)} timed steps; a fit needs at least {_MIN_STEPS}")
+        raise StepsFileError(f"{path} has {numbered(len(times), 'timed step')}; a fit needs at least {_MIN_STEPS}")
     return RecordedSteps(features=np.array(features), ms=np.array(times), pages_total=pages_total)
 
 

@@ -20,6 +20,7 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.simulator.hardware import MODELS
+from tandem_contract.plural import counted
 from tandem_contract.settings import file, number, one_of
 
 _NAMES = ("contiguous", "growing", "paged", "shared")
@@ -69,7 +70,7 @@ class Settings(BaseModel):
         if self.memory_tokens < least:
             raise ValueError(f"--memory-tokens is {self.memory_tokens}; it must be at least {least} (two pages)")
         if total > _MAX_TOTAL_TOKENS:
-            what = f"--sequences × --lives × --max-length is {total:,} tokens"
+            what = f"--sequences × --lives × --max-length is {counted(total, 'token')}"
             raise ValueError(f"{what}; it must be at most {_MAX_TOTAL_TOKENS:,}")
         return self
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings, draw
+from tandem_contract.plural import counted
 from tandem_contract.settings import Program
 from tandem_contract.version import how_to_install
 
@@ -254,7 +255,7 @@ def draw_picture(path: Path, heading: list[str], runs: dict[str, Run]) -> Any:
         axes.fill_between(x, used, color=_COLOURS[name], linewidth=0, label="used")
         axes.fill_between(x, used, reserved, color=_COLOURS[name], alpha=0.3, linewidth=0, label="reserved and empty")
         mean = percent(rows[: run.last_demand + 1, 0].mean() / total)
-        axes.set_title(f"{name}: {mean} used, {len(rows):,} steps in all", fontsize=10, loc="left")
+        axes.set_title(f"{name}: {mean} used, {counted(len(rows), 'step')} in all", fontsize=10, loc="left")
         axes.set(ylim=(0, 104), yticks=range(0, 101, 25), ylabel="% of the memory")
         axes.grid(color="#DDDDDD", linewidth=0.6)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False, borderaxespad=0.1)

@@ -34,6 +34,7 @@ from scheduler_svc.simulator.workload import (
     eos_of,
     parse_lengths,
 )
+from tandem_contract.plural import numbered
 from tandem_contract.settings import Program, file, number, one_of
 
 PROGRAM = "tandem simulate"
@@ -315,7 +316,8 @@ def _check_group(options: Options, model: Model) -> None:
         raise SetupError(f"--ranks is {options.ranks}; with --fit the steps of the file are those of a whole worker")
     if model.heads % options.ranks:
         raise SetupError(
-            f"--ranks is {options.ranks}; it must divide the {model.heads} attention heads of {model.name}, such as "
+            f"--ranks is {options.ranks}; it must divide the {numbered(model.heads, 'attention head')} "
+            f"of {model.name}, such as "
             f"{_divisor(model.heads, options.ranks)}"
         )
 

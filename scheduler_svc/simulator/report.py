@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Histogram, Latencies, Point
+from tandem_contract.plural import counted, numbered
 
 Figures = dict[str, Any]
 
@@ -112,7 +113,10 @@ def table(figures: Figures) -> str:
         *(line for name in ("first_tenant", "other_tenants") for line in _tenant_lines(name, figures)),
         "",
         _line("requests", f"{requests['submitted']:,}: {ends or 'none ended'}"),
-        _line("time", f"{figures['seconds']:,.1f} s, {figures['steps']:,} steps, device busy {figures['busy']:.1%}"),
+        _line(
+            "time",
+            f"{figures['seconds']:,.1f} s, {counted(figures['steps'], 'step')}, device busy {figures['busy']:.1%}",
+        ),
         _line(
             "throughput",
             f"{throughput['requests_per_second']:,.2f} requests/s, tokens/s: "
@@ -120,16 +124,16 @@ def table(figures: Figures) -> str:
         ),
         _line(
             "pages",
-            f"{pages['total']:,} of {pages['page_size']} tokens; used {pages['used_mean']:,.0f} (mean) "
+            f"{pages['total']:,} of {numbered(pages['page_size'], 'token')}; used {pages['used_mean']:,.0f} (mean) "
             f"{pages['used_max']:,} (max), cached {pages['cached_mean']:,.0f} (mean)",
         ),
         _line("hit rate", f"{figures['hit_rate']:.1%} of prompt tokens were cached"),
-        _line("preemptions", f"{figures['preemptions']:,} of {figures['preempted_requests']:,} requests"),
+        _line("preemptions", f"{figures['preemptions']:,} of {counted(figures['preempted_requests'], 'request')}"),
         *_cell_lines(figures),
         _line("running", f"{figures['running_mean']:,.1f} requests (mean)"),
         _line(
             "waste",
-            f"of {computed:,} positions computed: "
+            f"of {counted(computed, 'position')} computed: "
             + ", ".join(f"{name} {_part(waste[f'{name}_tokens'], computed)}" for name in _WASTE),
         ),
         *_over_time(figures),
@@ -153,7 +157,7 @@ def _cell_lines(figures: Mapping[str, Any]) -> list[str]:
             _line("front ends", f"{fronts['count']}; the busiest takes {busy:.1%} of the time, {per}{verdict}")
         )
     if "deaths" in figures:
-        lines.append(_line("deaths", f"{figures['deaths']:,} workers were killed"))
+        lines.append(_line("deaths", f"{counted(figures['deaths'], 'worker', 'were')} killed"))
     return lines
 
 
@@ -215,7 +219,7 @@ def summary(figures: Figures) -> str:
         f"{throughput['requests_per_second']:.2f} requests/s, "
         f"{throughput['output_tokens_per_second']:.0f} tokens/s out; TTFT p50 {duration(ttft['p50'])} p99 "
         f"{duration(ttft['p99'])}; ITL p50 {duration(itl['p50'])} p99 {duration(itl['p99'])}; hits "
-        f"{figures['hit_rate']:.1%}; {figures['preemptions']} preemptions"
+        f"{figures['hit_rate']:.1%}; {numbered(figures['preemptions'], 'preemption')}"
     )
 
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.simulator.workload import BLOCK_SPACE, MAX_TOKENS, OWN_SPACE, Arrival, WorkloadError, tokens_of
+from tandem_contract.plural import counted, numbered
 
 IntArray = npt.NDArray[np.int64]
 
@@ -81,7 +82,8 @@ class Trace:
     def description(self) -> str:
         """Size, length and mean lengths of the trace, in one line."""
         return (
-            f"{self.name}: {self.num_requests:,} requests in {self.at[-1]:,.0f} s; {self.inputs.mean():,.0f} tokens in "
+            f"{self.name}: {counted(self.num_requests, 'request')} in {self.at[-1]:,.0f} s; "
+            f"{self.inputs.mean():,.0f} tokens in "
             f"and {self.outputs.mean():,.0f} out on average; {self.shared_blocks:.1%} of its blocks are repeated"
         )
 
@@ -185,7 +187,8 @@ def _ids(where: str, value: object, inputs: int) -> list[int]:
     if not low <= len(ids) <= high:
         blocks = str(high) if low == high else f"{low} or {high}"
         raise WorkloadError(
-            f"{where}: it has {len(ids)} hash_ids for {inputs} tokens; blocks of {BLOCK_TOKENS} tokens make {blocks}"
+            f"{where}: it has {len(ids)} hash_ids for {numbered(inputs, 'token')}; "
+            f"blocks of {BLOCK_TOKENS} tokens make {blocks}"
         )
     return cast(list[int], ids)
 
@@ -208,7 +211,7 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
         where = f"{name}, line {number}"
         cells = next(csv.reader([line]))
         if len(cells) != len(found):
-            raise WorkloadError(f"{where}: it has {len(cells)} cells; the header has {len(found)}")
+            raise WorkloadError(f"{where}: it has {numbered(len(cells), 'cell')}; the header has {len(found)}")
         at, inputs, outputs = (cells[place].strip() for place in places)
         counts = (("ContextTokens", inputs), ("GeneratedTokens", outputs))
         tokens_in, tokens_out = (_count(where, name, _whole(text)) for name, text in counts)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
+from tandem_contract.plural import counted, numbered
 from tandem_contract.row_checksum import mix
 
 # Key spaces. They keep the blocks of a trace apart from tokens that belong to one prompt alone.
@@ -177,17 +178,18 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.prefix_groups * self.prefix_tokens > _MAX_PREFIX_TOKENS:
-            raise WorkloadError(
-                f"{self.prefix_groups} prefixes of {self.prefix_tokens} tokens exceed {_MAX_PREFIX_TOKENS} tokens"
-            )
+        if (total := self.prefix_groups * self.prefix_tokens) > _MAX_PREFIX_TOKENS:
+            raise WorkloadError(f"the prefixes have {total} tokens; the limit is {_MAX_PREFIX_TOKENS}")
 
     @property
     def name(self) -> str:
         """The lengths, the shared prefixes and the tenants."""
-        shared = f", {self.prefix_groups} prefixes of {self.prefix_tokens}" if self.prefix_groups else ""
+        shared = f", {numbered(self.prefix_groups, 'prefix')} of {self.prefix_tokens}" if self.prefix_groups else ""
         tenants = f", {self.num_tenants} tenants" if self.num_tenants > 1 else ""
-        return f"{self.num_requests:,} requests of {self.inputs.text} in, {self.outputs.text} out{shared}{tenants}"
+        return (
+            f"{counted(self.num_requests, 'request')} of {self.inputs.text} in, "
+            f"{self.outputs.text} out{shared}{tenants}"
+        )
 
     def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
         """Yields the arrivals, drawing a batch at a time."""

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from tandem_contract.plural import numbered
+
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T", bound=np.generic)
 
@@ -39,7 +41,7 @@ def array(data: bytes, dtype: type[_T], name: str) -> npt.NDArray[_T]:
     """Returns a read-only array over the bytes. Raises WireError if they are not a multiple of the element size."""
     little = _little_endian(dtype)
     if len(data) % little.itemsize:
-        raise WireError(f"{name} has {len(data)} bytes, which is not a multiple of {little.itemsize}")
+        raise WireError(f"{name} has {numbered(len(data), 'byte')}, which is not a multiple of {little.itemsize}")
     return np.frombuffer(data, little)
 
 

@@ -3,7 +3,6 @@
 Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from tandem.internal.v1 import frontend_pb2 as pb
@@ -14,7 +13,9 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.names import meant
 from scheduler_svc.core.messages.operators import (
+    MAX_OPERATION_SECONDS,
     MAX_PAGE_SIZE,
+    MAX_WORKER_NAME_CHARS,
     ClearQuarantine,
     QuarantineEntry,
     QuarantineQuery,
@@ -28,13 +29,11 @@ from scheduler_svc.core.messages.operators import (
 )
 from scheduler_svc.core.messages.reports import (
     DrainReport,
-    DrainState,
     HeldPoolsLoad,
     Incidents,
     Load,
     RequestEntry,
     RequestState,
-    UpdateState,
     WaitReason,
     WeightsReport,
     WorkerLoad,
@@ -46,27 +45,21 @@ from scheduler_svc.wire.worker import weights_of
 
 # The members of these enums have the same names on both sides.
 _REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
-_DRAIN = {state: control_pb2.DrainState.Value(f"DRAIN_STATE_{state.name}") for state in DrainState}
 _WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
 _WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
 _REQUEST = {state: control_pb2.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState}
 _REQUEST_OF = {number: state for state, number in _REQUEST.items()}
 _RUNNING = {control_pb2.RunningRequests.Value(f"RUNNING_REQUESTS_{each.name}"): each for each in Running}
-_STATE = {state: control_pb2.UpdateState.Value(f"UPDATE_STATE_{state.name}") for state in UpdateState}
 
 # The fields that have the same names and values on both sides.
 _LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
 _WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
 _ENTRY = tuple(name for name in RequestEntry.__slots__ if name not in ("state", "wait_reason"))
-_DRAIN_FIELDS = tuple(name for name in control_pb2.DrainResponse.DESCRIPTOR.fields_by_name if name != "state")
-_PROGRESS = tuple(name for name in control_pb2.UpdateWeightsResponse.DESCRIPTOR.fields_by_name if name != "state")
 _STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
 _WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
 
-MAX_DRAIN_SECONDS = 86_400
-MAX_WORKER_NAME = 256
-MAX_UPDATE_SECONDS = 86_400
 DEFAULT_UPDATE_SECONDS = 600.0
+_QUERIES = {"load_query": ev.LoadQuery, "flush_cache": ev.FlushCache, "quarantine_query": QuarantineQuery}
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
@@ -86,21 +79,15 @@ def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
             )
         case "abort":
             return _abort_of(message.abort, frontend)
-        case "load_query":
-            return ev.LoadQuery(frontend=frontend, query=message.load_query.query)
-        case "flush_cache":
-            return ev.FlushCache(frontend=frontend, query=message.flush_cache.query)
-        case "quarantine_query":
-            return QuarantineQuery(frontend=frontend, query=message.quarantine_query.query)
+        case "load_query" | "flush_cache" | "quarantine_query" as kind:
+            return _QUERIES[kind](frontend=frontend, query=getattr(message, kind).query)
         case "requests_query":
             return _requests_query_of(message.requests_query, frontend)
         case "clear_quarantine":
             clear = message.clear_quarantine
             return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
-        case "drain":
-            return _drain_of(message.drain, frontend)
-        case "update_weights":
-            return update_of(message.update_weights, frontend)
+        case "drain" | "update_weights" as kind:
+            return _operation_of(getattr(message, kind), frontend)
         case _:
             raise WireError("the message is empty")
 
@@ -128,40 +115,25 @@ def _requests_query_of(query: pb.RequestsQuery, frontend: str) -> RequestsQuery:
     )
 
 
-def _drain_of(drain: pb.Drain, frontend: str) -> ev.Drain:
-    request = drain.request
+def _operation_of(asked: pb.Drain | pb.UpdateWeights, frontend: str) -> ev.Drain | UpdateWeights:
+    request = asked.request
     # Also false for NaN.
-    if not 0 <= request.max_seconds <= MAX_DRAIN_SECONDS:
-        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_DRAIN_SECONDS}")
-    return ev.Drain(
-        frontend=frontend,
-        query=drain.query,
-        worker=request.worker[:MAX_WORKER_NAME],
-        max_seconds=request.max_seconds,
-        force=request.force,
-        stop_replies=drain.stop_replies,
-    )
-
-
-def update_of(message: pb.UpdateWeights, frontend: str) -> UpdateWeights:
-    """Returns the core's event. Raises WireError."""
-    request = message.request
-    if message.stop_replies:
-        none = Weights(version="", folder="")
-        return UpdateWeights(frontend=frontend, query=message.query, weights=none, stop_replies=True)
-    # Also false for NaN.
-    if not 0 <= request.max_seconds <= MAX_UPDATE_SECONDS:
-        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_UPDATE_SECONDS}")
+    if not 0 <= request.max_seconds <= MAX_OPERATION_SECONDS:
+        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_OPERATION_SECONDS}")
+    whose: dict[str, Any] = {"frontend": frontend, **fields(asked, ("query", "stop_replies"))}
+    if isinstance(request, control_pb2.DrainRequest):
+        worker = request.worker[:MAX_WORKER_NAME_CHARS]
+        return ev.Drain(worker=worker, max_seconds=request.max_seconds, force=request.force, **whose)
     running = _RUNNING.get(request.running or control_pb2.RUNNING_REQUESTS_RECOMPUTE)
     if running is None:
         raise WireError(f"running is {request.running}, which is unknown")
+    is_empty = asked.stop_replies
     return UpdateWeights(
-        frontend=frontend,
-        query=message.query,
-        weights=weights_of(request.version, request.folder),
+        weights=Weights(version="", folder="") if is_empty else weights_of(request.version, request.folder),
         running=running,
         in_turn=request.in_turn,
         max_seconds=request.max_seconds or DEFAULT_UPDATE_SECONDS,
+        **whose,
     )
 
 
@@ -236,34 +208,28 @@ def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
         case fx.AnnounceDrain():
             message.draining.SetInParent()
         case DrainReport():
-            message.drain_reply.query = effect.query
-            progress = control_pb2.DrainResponse(state=_DRAIN[effect.state], **fields(effect, _DRAIN_FIELDS))
-            message.drain_reply.progress.CopyFrom(progress)
+            _fill_progress(message.drain_reply, effect, "DRAIN")
+        case WeightsReport():
+            _fill_progress(message.update_weights_reply, effect, "UPDATE")
         case fx.DrainRefused():
-            message.drain_reply.query = effect.query
-            message.drain_reply.refusal = _REJECT[effect.code]
-            message.drain_reply.message = effect.message
-        case WeightsReport() | fx.UpdateRefused():
-            fill_reply(message.update_weights_reply, effect, _REJECT)
+            _fill_refusal(message.drain_reply, effect)
+        case fx.UpdateRefused():
+            _fill_refusal(message.update_weights_reply, effect)
         case fx.Resumed():
             _fill_resumed(message.resumed, effect)
         case fx.Replaced():
             message.replaced.stream = effect.stream
 
 
-def fill_reply(
-    out: pb.UpdateWeightsReply,
-    effect: WeightsReport | fx.UpdateRefused,
-    codes: Mapping[fx.RejectCode, Any],
-) -> None:
-    """Fills an empty reply. `codes` has the numbers of refusals."""
-    out.query = effect.query
-    if isinstance(effect, fx.UpdateRefused):
-        out.refusal, out.message, out.field = codes[effect.code], effect.message, effect.field
-    else:
-        out.progress.MergeFrom(
-            control_pb2.UpdateWeightsResponse(state=_STATE[effect.state], **fields(effect, _PROGRESS))
-        )
+def _fill_progress(out: Any, effect: DrainReport | WeightsReport, prefix: str) -> None:
+    out.query, out.is_last = effect.query, effect.state.is_final
+    names = [name for name in out.progress.DESCRIPTOR.fields_by_name if name != "state"]
+    state = f"{prefix}_STATE_{effect.state.name}"
+    out.progress.MergeFrom(type(out.progress)(state=state, **fields(effect, names)))
+
+
+def _fill_refusal(out: Any, effect: fx.DrainRefused | fx.UpdateRefused) -> None:
+    out.query, out.refusal, out.message, out.field = effect.query, _REJECT[effect.code], effect.message, effect.field
 
 
 def _load_of(given: Load) -> control_pb2.GetLoadResponse:

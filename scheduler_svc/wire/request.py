@@ -17,16 +17,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.events import (
-    CONSTRAINT_HASH_BYTES,
-    MAX_CONSTRAINT_BYTES,
-    MAX_DESCRIPTION_BYTES,
-    MAX_SAMPLING_BYTES,
-    SECRET_HASH_BYTES,
-)
+from scheduler_svc.core.messages.events import MAX_DESCRIPTION_BYTES, MAX_SAMPLING_BYTES, SECRET_HASH_BYTES
 from scheduler_svc.core.messages.names import core_id, meant, own_id
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
+from scheduler_svc.wire.resources import fill_resources, resources_of
+from tandem_contract.plural import numbered
 
 _MAX_STOP_IDS = 1024
 _MAX_SAMPLES, _MAX_STREAM = 1024, (1 << 64) - 1
@@ -60,10 +56,10 @@ def submit_of(submit: pb.Submit, frontend: str) -> ev.Submit:
         raise WireError(f"traceparent has {len(submit.traceparent)} characters; the limit is {_MAX_TRACEPARENT}")
     _check_hashes(submit, len(prompt))
     _check_linger(submit)
-    _check_constraint(submit)
     same = fields(submit, _SUBMIT)
     same |= {"prompt": prompt, "stop_token_ids": tuple(int(token) for token in stop_ids)}
     same |= {"sampling_key": _sampling_key(submit.sampling), "request_id": core_id(submit.tenant, submit.request_id)}
+    same["resources"] = resources_of(submit)
     cache_read, cache_write = not submit.bypass_read, not submit.bypass_write
     return ev.Submit(frontend=frontend, cache_read=cache_read, cache_write=cache_write, **same)
 
@@ -72,28 +68,17 @@ def _check_linger(submit: pb.Submit) -> None:
     num_hash, num_description = len(submit.secret_hash), len(submit.description)
     expected = SECRET_HASH_BYTES if submit.linger_seconds else 0
     if num_hash != expected:
-        raise WireError(f"secret_hash has {num_hash} bytes; it must have {expected}")
+        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {expected}")
     if num_description > MAX_DESCRIPTION_BYTES:
         raise WireError(f"description has {num_description} bytes; the limit is {MAX_DESCRIPTION_BYTES}")
     if submit.linger_seconds and (submit.num_logprobs or submit.prompt_logprobs_from):
         raise WireError("the request wants logprobs and lingers; logprobs are not kept")
 
 
-def _check_constraint(submit: pb.Submit) -> None:
-    num_source, num_hash = len(submit.constraint), len(submit.constraint_hash)
-    if num_source > MAX_CONSTRAINT_BYTES:
-        raise WireError(f"constraint has {num_source} bytes; the limit is {MAX_CONSTRAINT_BYTES}")
-    expected = CONSTRAINT_HASH_BYTES if num_source else 0
-    if num_hash != expected:
-        raise WireError(f"constraint_hash has {num_hash} bytes; it must have {expected}")
-    if num_source and submit.min_new_tokens:
-        raise WireError(f"min_new_tokens is {submit.min_new_tokens}; with a constraint it must be 0")
-
-
 def resume_of(resume: pb.Resume, frontend: str) -> ev.Resume:
     num_hash = len(resume.secret_hash)
     if num_hash != SECRET_HASH_BYTES:
-        raise WireError(f"secret_hash has {num_hash} bytes; it must have {SECRET_HASH_BYTES}")
+        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {SECRET_HASH_BYTES}")
     if resume.stream + MAX_NUM_SAMPLES - 1 > _MAX_STREAM:
         raise WireError(f"stream is {resume.stream}; the limit is {_MAX_STREAM - MAX_NUM_SAMPLES + 1}")
     first, *others = meant(resume.request_id, resume.tenant)
@@ -123,9 +108,9 @@ def _check_hashes(submit: pb.Submit, num_prompt: int) -> None:
     """Checks lengths only. The core, which knows the page size, compares the hashes with the prompt's full pages."""
     num_root, num_hashes = len(submit.prefix_root), len(submit.page_hashes)
     if num_root not in (0, HASH_BYTES):
-        raise WireError(f"prefix_root has {num_root} bytes; it must have none or {HASH_BYTES}")
+        raise WireError(f"prefix_root has {numbered(num_root, 'byte')}; it must have none or {HASH_BYTES}")
     if num_hashes % HASH_BYTES:
-        raise WireError(f"page_hashes has {num_hashes} bytes, which is not a multiple of {HASH_BYTES}")
+        raise WireError(f"page_hashes has {numbered(num_hashes, 'byte')}, which is not a multiple of {HASH_BYTES}")
     limit = num_prompt if num_root else 0
     if num_hashes > limit * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
@@ -152,6 +137,7 @@ def fill_submit(out: pb.Submit, submit: ev.Submit) -> None:
     out.request_id = own_id(submit.request_id, submit.tenant)
     out.prompt = packed(submit.prompt)
     out.stop_token_ids = packed(np.array(submit.stop_token_ids, np.int32))
+    fill_resources(out, submit.resources)
     out.bypass_read, out.bypass_write = not submit.cache_read, not submit.cache_write
 
 

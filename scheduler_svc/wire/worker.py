@@ -11,13 +11,15 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.effects import DropConstraint, LoadWeights, PrepareConstraint, WorkerAccepted
-from scheduler_svc.core.messages.events import CONSTRAINT_HASH_BYTES
-from scheduler_svc.core.messages.operators import Weights, WeightsLoaded
+from scheduler_svc.core.messages.effects import DropResource, LoadWeights, PrepareResource, WorkerAccepted
+from scheduler_svc.core.messages.operators import MAX_FOLDER_CHARS, MAX_VERSION_CHARS, Weights, WeightsLoaded
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, KeptPages, PageLabels, PageMoves, Plan, RowStart
+from scheduler_svc.core.messages.resources import RESOURCE_HASH_BYTES
 from scheduler_svc.core.messages.worker_info import GenerationDefaults, WorkerInfo
 from scheduler_svc.wire.arrays import WireError, array, fields, packed
+from scheduler_svc.wire.resources import fill_needs, kind_of, name_of
+from tandem_contract.plural import numbered
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
@@ -28,8 +30,6 @@ _INFO = tuple(
     if name not in ("eos_token_ids", "device", "defaults", "is_standby", "constraint_refusal")
 )
 _MAX_DETAIL, _MAX_NAME, _MAX_EOS_IDS, _MAX_POOL_BYTES = 2000, 512, 1024, 64
-MAX_VERSION_CHARS = 128
-MAX_FOLDER_CHARS = 4096
 
 
 def event_of(message: pb.WorkerToCore, worker: str) -> ev.Event:
@@ -82,7 +82,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         raise WireError(f"max_length {join.max_length} takes more than {1 << 20} pages of {join.page_size}")
     for name, text in (("identity", join.identity), ("model", join.model)):
         if not 1 <= len(text) <= _MAX_NAME:
-            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {_MAX_NAME}")
+            raise WireError(f"{name} has {numbered(len(text), 'character')}; it must have 1 to {_MAX_NAME}")
     if join.weights_version or join.weights_folder:
         weights_of(join.weights_version, join.weights_folder)
     for name, data in (("pool_id", join.pool_id), ("pool_layout", join.pool_layout)):
@@ -94,7 +94,7 @@ def _info(join: pb.Join) -> WorkerInfo:
         raise WireError(f"eos_token_ids has {len(join.eos_token_ids)} ids; the limit is {_MAX_EOS_IDS}")
     for token in join.eos_token_ids:
         if token >= join.vocab_size:
-            raise WireError(f"eos_token_ids contains {token}; the vocabulary has {join.vocab_size} tokens")
+            raise WireError(f"eos_token_ids contains {token}; the vocabulary has {numbered(join.vocab_size, 'token')}")
     return WorkerInfo(
         **fields(join, _INFO),
         eos_token_ids=tuple(join.eos_token_ids),
@@ -199,8 +199,7 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
         out.num_logprobs = _ints([start.num_logprobs for start in starts])
     if any(start.prompt_logprobs_from for start in starts):
         out.prompt_logprobs_from = _ints([start.prompt_logprobs_from for start in starts])
-    if any(start.constraint for start in starts):
-        out.constraints = b"".join(start.constraint or NONE for start in starts)
+    fill_needs(out, starts)
 
 
 def frame_of(**answer: Any) -> bytes:
@@ -240,7 +239,7 @@ def kept_pages_of(join: pb.Join) -> KeptPages | None:
     kept, page_bytes = join.kept, 4 * join.page_size
     pages = array(kept.labels.pages, np.int32, "kept.labels.pages")
     if len(kept.page_root) != _ROOT_BYTES:
-        raise WireError(f"kept.page_root has {len(kept.page_root)} bytes; it must have {_ROOT_BYTES}")
+        raise WireError(f"kept.page_root has {numbered(len(kept.page_root), 'byte')}; it must have {_ROOT_BYTES}")
     if len(pages) and not 1 <= int(pages.min()) <= int(pages.max()) < join.num_pages:
         raise WireError(f"kept.labels.pages must be 1 to {join.num_pages - 1}")
     if len(np.unique(pages)) != len(pages):
@@ -258,18 +257,15 @@ def kept_pages_of(join: pb.Join) -> KeptPages | None:
 
 def _split(data: bytes, size: int, count: int, name: str) -> tuple[bytes, ...]:
     if len(data) != size * count:
-        raise WireError(f"{name} has {len(data)} bytes; {count} pages need {size * count}")
+        raise WireError(f"{name} has {numbered(len(data), 'byte')}; {numbered(count, 'page', 'need')} {size * count}")
     return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
-# In a plan, the hash of a row without a constraint.
-NONE = bytes(CONSTRAINT_HASH_BYTES)
-
-
-def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ConstraintReady:
-    if len(message.hash) != CONSTRAINT_HASH_BYTES:
-        raise WireError(f"hash has {len(message.hash)} bytes; it must have {CONSTRAINT_HASH_BYTES}")
-    return ev.ConstraintReady(worker=worker, hash=message.hash, error=message.error[:_MAX_DETAIL])
+def ready_of(message: pb.ConstraintReady, worker: str) -> ev.ResourceReady:
+    if len(message.hash) != RESOURCE_HASH_BYTES:
+        raise WireError(f"hash has {numbered(len(message.hash), 'byte')}; it must have {RESOURCE_HASH_BYTES}")
+    kind, error = kind_of(message.kind), message.error[:_MAX_DETAIL]
+    return ev.ResourceReady(worker=worker, hash=message.hash, error=error, kind=kind)
 
 
 def of_step(result: pb.StepResult) -> ev.ConstraintsOfStep | None:
@@ -287,18 +283,19 @@ def _indices(data: bytes, name: str) -> Int32Array:
     return array(data, np.int32, name) if data else NO_IDS
 
 
-def order_frame(order: PrepareConstraint | DropConstraint) -> bytes:
+def order_frame(order: PrepareResource | DropResource) -> bytes:
     """Encodes an order to a worker."""
-    if isinstance(order, PrepareConstraint):
-        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source))
-    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash))
+    kind = name_of(order.kind)
+    if isinstance(order, PrepareResource):
+        return frame_of(prepare_constraint=pb.PrepareConstraint(hash=order.hash, source=order.source, kind=kind))
+    return frame_of(drop_constraint=pb.DropConstraint(hash=order.hash, kind=kind))
 
 
 def weights_of(version: str, folder: str) -> Weights:
     """Raises WireError unless both have a length in their bounds."""
     for name, text, most in (("version", version, MAX_VERSION_CHARS), ("folder", folder, MAX_FOLDER_CHARS)):
         if not 1 <= len(text) <= most:
-            raise WireError(f"{name} has {len(text)} characters; it must have 1 to {most}")
+            raise WireError(f"{name} has {numbered(len(text), 'character')}; it must have 1 to {most}")
     return Weights(version=version, folder=folder)
 
 

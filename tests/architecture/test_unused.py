@@ -28,14 +28,14 @@ def definitions(module: ast.Module) -> set[str]:
         for node in ast.walk(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not (node.name.startswith("__") and node.name.endswith("__"))
-        # What a decorator registers (a command, an option's check) is called by its framework.
+        # What a decorator registers (a command, an option's check, a handler of events) is called by its framework.
         and not any(isinstance(decorator, ast.Call) and _registers(decorator) for decorator in node.decorator_list)
     }
 
 
 def _registers(decorator: ast.Call) -> bool:
     name = decorator.func.attr if isinstance(decorator.func, ast.Attribute) else ast.unparse(decorator.func)
-    return name in {"command", "callback", "register"} or name.endswith("_validator")
+    return name in {"command", "callback", "handles", "register"} or name.endswith("_validator")
 
 
 def mentions(module: ast.Module) -> Counter[str]:

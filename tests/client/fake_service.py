@@ -20,6 +20,7 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 WAIT_SECONDS = TIMEOUT_SECONDS
 Resumption = Callable[[inference_pb2.ResumeRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
 Behaviour = Callable[[inference_pb2.GenerateRequest, "Ending"], Iterator[inference_pb2.GenerateResponse]]
+Operation = Callable[[Any, "Ending"], Iterator[Any]]
 
 
 class Ending:
@@ -171,6 +172,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
         self.resumption: Resumption = not_kept
         self.resumed: list[inference_pb2.ResumeRequest] = []
         self.aborted: list[str] = []
+        # The code of Drain and of UpdateWeights.
+        self.operation: Operation = lambda request, ending: iter(())
         # The process ids of the workers in GetLoad's answer.
         self.worker_pids = [77, 78]
         # Those of them that are on standby.
@@ -310,6 +313,14 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer, control_pb2_grpc.
             running=2, steps=2**40, step_ms=1.5, worker_pid=77, prompt_tokens=800, cached_prompt_tokens=200,
             per_worker=workers,
         )  # fmt: skip
+
+    def Drain(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        self.requests.append(request)
+        ending = Ending(context)
+        self.endings.append(ending)
+        yield from self.operation(request, ending)
+
+    UpdateWeights = Drain
 
     def FlushCache(
         self, request: control_pb2.FlushCacheRequest, context: grpc.ServicerContext

@@ -342,7 +342,7 @@ def of_two(
         ),
         (
             [fake_service.prompt_info(1, inference_pb2.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
-            "1 logprobs with 2 alternatives each need 2 alternatives; the message has 1 token ids and 0 logprobs",
+            "1 logprob and 2 alternatives of each need 2 alternatives; the message has 1 token id and 0 logprobs",
         ),
         (
             [fake_service.prompt_info(start, fake_service.logprobs(-1, -2)) for start in (1, 4)],

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tandem_contract.plural import numbered
 from tests.cluster.local_cluster import LocalCluster, resume
 from tests.rigs.processes import Rig
 from tests.rigs.remote import RemoteKeys
@@ -52,7 +53,7 @@ class Fleet:
         begun = time.monotonic()
         output = self._cluster.command("up", *place, "--", *own, *SHAPE, "--step-ms", "2")
         say(f"{self.count} workers placed and joined after", time.monotonic() - begun)
-        assert f"{self.count} of {self.count} workers serve" in output
+        assert f"{self.count} of {numbered(self.count, 'worker', 'serve')}" in output
         self.caller = self._rig.caller(self.scheduler)
         self.caller.wait_load(lambda load: load.workers == self.count)
         return self
@@ -186,13 +187,13 @@ def test_a_worker_that_cannot_start_is_given_up_with_its_own_words_until_it_is_r
         refused = cluster.command("up", connect, address, flag, folder, "--", "--device", "cpu", code=1)
         assert "given up" in refused and ": ended with exit code 2: " in refused
         assert f"{folder}/worker.secret cannot be read: No such file or directory" in refused
-        assert "0 of 1 workers serve" in refused
+        assert "0 of 1 worker serves" in refused
         shutil.move(away, folder)
         assert "worker 0" in cluster.command("retry")
         [report] = cluster.wait_status(lambda found: "torch" in found[0]["cause"])
         assert report["num_starts"] >= 2
     finally:
-        assert "1 workers of tandem ended" in cluster.command("down")
+        assert "1 worker of tandem ended" in cluster.command("down")
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(cluster: LocalCluster) -> None:

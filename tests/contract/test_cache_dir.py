@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,20 @@ def test_the_variable_wins_over_the_home_folder(places: Path, monkeypatch: pytes
     assert cache_dir("native") == places / "x" / "tandem" / "native"
     monkeypatch.setenv("XDG_CACHE_HOME", "x")
     assert cache_dir("native") == places / ".cache" / "tandem" / "native", "a relative one does not count"
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_an_empty_home_is_as_none_for_the_libraries_too(
+    places: Path, monkeypatch: pytest.MonkeyPatch, home: str | None
+) -> None:
+    """For most programs an empty one is the root folder."""
+    known = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: pwd.struct_passwd([*known[:5], str(places), known[6]]))
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    assert cache_dir("native") == places / ".cache" / "tandem" / "native"
+    environ = {} if home is None else {"HOME": home}
+    use_caches(environ)
+    assert set(environ) == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 def test_without_a_home_folder_it_is_a_private_one(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +145,7 @@ def _as_other_user(home: str | None, code: str, temporary: Path) -> list[str]:
     [
         ("/", "/.cache/tandem cannot be written: Permission denied"),
         (None, f"HOME is not set, and user {OTHER_USER} has no home folder"),
+        ("", f"HOME is not set, and user {OTHER_USER} has no home folder"),
         ("relative", "HOME is relative, which is not an absolute path"),
         ("/root", "/root/.cache/tandem cannot be written: Permission denied"),
         ("/nonexistent", "the home folder /nonexistent cannot be used: No such file or directory"),

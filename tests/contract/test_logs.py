@@ -169,8 +169,8 @@ def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
 
 PROGRAM = """
 import logging, sys, threading, warnings
-from tandem_contract import logs
-logs.open_closed_streams()
+from tandem_contract import logs, needed
+logs.open_closed_streams(); main = needed.ends_with_needed("core"); main.__enter__()
 file = open(sys.argv[1], "w")
 library = logging.getLogger("library_with_its_own_stderr")
 library.addHandler(logging.StreamHandler())

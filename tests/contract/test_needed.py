@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from tandem_contract import needed
+from tests.rigs.processes import child_environment
+
 PROGRAM = """
-import asyncio, sys, threading, time
+import asyncio, contextlib, sys, threading, time
 from tandem_contract import logs
-from tandem_contract.needed import NeededThread, needed_task
+from tandem_contract.needed import NeededThread, ends_with_needed, needed_task
 kind, is_program = sys.argv[1], sys.argv[2] == "program"
 if is_program:
     logs.start("core", level="info", log_format="text")
@@ -27,13 +31,14 @@ async def run():
     task.cancel()
     await asyncio.wait([task])
 
-if kind == "task":
-    asyncio.run(run())
-else:
-    make = NeededThread if kind == "needed" else threading.Thread
-    thread = make(target=fails, name="its thread")
-    thread.start()
-    thread.join()
+with ends_with_needed("core") if is_program else contextlib.nullcontext():
+    if kind == "task":
+        asyncio.run(run())
+    else:
+        make = NeededThread if kind == "needed" else threading.Thread
+        thread = make(target=fails, name="its thread")
+        thread.start()
+        thread.join()
 print("goes on")
 """
 
@@ -66,6 +71,62 @@ def test_a_program_outlives_its_other_threads() -> None:
 @pytest.mark.parametrize("kind", ["needed", "task"])
 def test_a_program_that_uses_the_client_is_never_ended(kind: str) -> None:
     assert run(kind, "library")[:2] == (0, "goes on\n")
+
+
+def test_what_it_set_is_given_back_however_it_ends() -> None:
+    @needed.ends_with_needed("outer")
+    def main() -> None:
+        hooks.append((needed._program, threading.excepthook))
+        with needed.ends_with_needed("inner"):
+            hooks.append((needed._program, threading.excepthook))
+        hooks.append((needed._program, threading.excepthook))
+        raise SystemExit
+
+    before, hooks = threading.excepthook, list[tuple[str, object]]()
+    with pytest.raises(SystemExit):
+        main()
+    ours = needed._thread_failed
+    assert hooks == [("outer", ours), ("inner", ours), ("outer", ours)]
+    assert (needed._program, threading.excepthook) == ("", before)
+
+
+# The module of each program, and arguments with which its main function begins.
+PROGRAMS = {
+    "scheduler_svc": ["scheduler_svc"],
+    "frontend": ["scheduler_svc.frontend", "9"],
+    "scheduler_svc.constraint_trial": ["scheduler_svc.constraint_trial"],
+    "gpu_worker": ["gpu_worker"],
+    "gpu_worker.constraints": ["gpu_worker.constraints"],
+    "holder": ["gpu_worker.holder"],
+    "gateway": ["tandem_client.gateway"],
+    "tandem serve": ["tandem_client.cli", "serve"],
+    "demo": ["tandem_client.demo"],
+}
+# One of these functions is what each program begins with.
+BEGINS = """
+import runpy, sys, time
+from tandem_client.services import programs
+from tandem_contract import fork_server, stopping
+from tandem_contract.needed import NeededThread
+def fails():
+    raise ValueError("the cause")
+def begin(*_):
+    NeededThread(target=fails, name="its thread").start()
+    time.sleep(60)
+stopping.begin = fork_server.serve_forks = programs.missing_programs = begin
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_ends_with_what_it_needs(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS, *PROGRAMS[name]], capture_output=True, text=True, check=False, timeout=60,
+        env=child_environment(),
+    )  # fmt: skip
+    last = f"{name}: the thread its thread failed, and nothing goes on without it: ValueError: the cause"
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [last])
 
 
 # Code that starts each needed thread of the programs, with something in it that fails.
@@ -122,7 +183,10 @@ worker = fleet.Worker(fleet.Fleet(name="it"), 0)
 FAILING = """
 import sys, threading, time
 from tandem_contract import logs
+from tandem_contract.needed import ends_with_needed
 logs.start("core", level="info", log_format="text")
+body = ends_with_needed("core")
+body.__enter__()
 def fails(*_):
     raise ValueError("the cause")
 {start}

@@ -19,6 +19,10 @@ from tandem_contract.plural import counted, numbered
         (3, "entry", "", "3 entries"),
         (3, "key", "", "3 keys"),
         (2, "match", "were", "2 matches were"),
+        (1, "tensor of the step", "outlive", "1 tensor of the step outlives"),
+        (2, "connection to this entry", "have", "2 connections to this entry have"),
+        (1, "byte", "have", "1 byte has"),
+        (1, "byte", "do", "1 byte does"),
     ],
 )
 def test_a_number_has_its_form_of_noun_and_verb(number: int, thing: str, verb: str, text: str) -> None:

@@ -233,6 +233,7 @@ def test_a_process_is_asked_to_end_and_killed_after_the_grace() -> None:
     assert bench.life.signals == [STOP, signal.SIGKILL]
     assert bench.one.look() is None
     assert bench.told[-1] == State.STOPPED and bench.one.ended is not None and bench.one.ended.status == -9
+    assert str(bench.one.ended) == "the it did not end within 3 s and was killed: it printed nothing"
 
 
 def test_a_process_that_is_the_last_one_is_not_replaced() -> None:
@@ -365,6 +366,23 @@ def test_a_task_ends_with_what_its_process_said_last() -> None:
     with pytest.raises(ServiceEnded, match=r"^the it ended with exit code 2: no such flag$") as ended:
         asyncio.run(run_async(one))
     assert ended.value.wrong_settings
+
+
+def test_a_process_that_somebody_has_frozen_ends_after_the_grace() -> None:
+    """SIGSTOP: the order to end waits with it."""
+    one = supervised(SERVES)
+
+    async def play() -> None:
+        running = asyncio.create_task(run_async(one))
+        while one.state != State.SERVING:
+            await asyncio.sleep(0.01)
+        one.signal(signal.SIGSTOP)
+        one.stop(0.2)
+        await asyncio.wait_for(running, TIMEOUT_SECONDS)
+
+    asyncio.run(play())
+    assert str(one.ended) == "the it did not end within 0.2 s and was killed: serves"
+    assert one.ended is not None and (one.ended.status, one.state) == (-signal.SIGKILL, State.STOPPED)
 
 
 @pytest.mark.parametrize("looks", [1, 3])

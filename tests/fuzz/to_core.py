@@ -282,7 +282,7 @@ class CoreUnderFire:
                     yield end.stream, end.failure.message
 
 
-def _ignore(frontend: str, reason: str) -> None:
+def _ignore(frontend: str, reason: str, is_orderly: bool) -> None:
     """No process of a front end is here."""
 
 

@@ -15,6 +15,7 @@ from gpu_worker import startup
 from gpu_worker.failures import explain, is_expected
 from tandem_contract.version import how_to_install
 from tests.gpu_worker.saved_model import changed, save_model
+from tests.rigs.small_disk import run_on_small_disk
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
@@ -121,6 +122,26 @@ def test_failed_compilations_name_the_kernel_folder(tmp_path: Path, monkeypatch:
     assert f"({tmp_path} has " in line
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "none"))
     assert f"({tmp_path}/none: No such file" in explain(InductorError(AssertionError("no vectors"), None))
+
+
+@pytest.mark.long
+def test_a_kernel_that_a_full_disk_takes_not_is_explained_in_one_line(tmp_path: Path) -> None:
+    """Inductor writes its code there before any compiler runs."""
+    code = """
+import os, sys
+import torch
+from gpu_worker.failures import explain, is_expected
+from tests.rigs.small_disk import fill
+from pathlib import Path
+fill(Path(sys.argv[1]))
+try:
+    torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(1000))
+except Exception as error:
+    print(is_expected(error), explain(error))
+"""
+    [line] = run_on_small_disk(tmp_path, "256k", code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert line.startswith("True a kernel cannot be compiled: ")
+    assert "No space left on device" in line and f"room in TORCHINDUCTOR_CACHE_DIR ({tmp_path} has 0 MiB free)" in line
 
 
 def test_a_fault_of_the_worker_keeps_its_traceback() -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ from tandem_contract import logs
 def log_of_the_tests_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("", "tandem", "gpu_worker", "gpu_worker.checkpoint")]
     levels = [each.level for each in loggers]
-    for module, name in ((warnings, "formatwarning"), (sys, "excepthook"), (threading, "excepthook")):
+    for module, name in ((warnings, "formatwarning"), (sys, "excepthook")):
         monkeypatch.setattr(module, name, getattr(module, name))
     yield
     logging.captureWarnings(False)

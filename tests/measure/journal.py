@@ -39,6 +39,7 @@ class Load:
             saved=SavedCore(),
             cache_root=bytes(32),
             next_generation=1 << 32,
+            length_of=lambda request_id: 4096,
             outputs_of=lambda request_id: (self._outputs,),
             spans_of=lambda request_id: {},
             suspicion=SuspicionLog(Scheduler(CoreConfig())),

@@ -1,8 +1,12 @@
 """Certificate authorities for tests, made with the openssl command. Owns the files in its folder."""
 
+import socket
+import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -38,3 +42,38 @@ class Authority:
     def _request(self, pair: Pair, name: str, *words: str) -> None:
         out = ("-keyout", str(pair.key), "-out", str(pair.certificate), "-subj", f"/CN={name}")
         subprocess.run(["openssl", "req", *_CURVE, *out, *words], check=True, capture_output=True)
+
+
+class MountedCertificate:
+    """A certificate of `localhost` and its key, replaced together by a link, as secrets are that a cluster mounts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._number, self._issuer = folder, 0, Authority(folder)
+        self.authority = self._issuer.certificate
+        self.pair = Pair(folder / "current" / "service.pem", folder / "current" / "service.key")
+        self.replace()
+
+    def replace(self) -> None:
+        """Issues another one, which takes its place."""
+        self._number += 1
+        name, draft = f"certificate-{self._number}", self._folder / "next"
+        (self._folder / name).mkdir()
+        self._issuer.issue("service", "DNS:localhost", "IP:127.0.0.1", file=f"{name}/service")
+        draft.symlink_to(name)
+        draft.replace(self._folder / "current")
+
+    @property
+    def newest(self) -> bytes:
+        """As `shown_at`."""
+        return ssl.PEM_cert_to_DER_cert(self.pair.certificate.read_text())
+
+    def shown_at(self, address: str) -> bytes | None:
+        """What a server shows to a new connection, DER."""
+        context = ssl.create_default_context(cafile=self.authority)
+        context.set_alpn_protocols(["h2"])
+        host, _, port = address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), TIMEOUT_SECONDS) as raw,
+            context.wrap_socket(raw, server_hostname=host) as connection,
+        ):
+            return connection.getpeercert(binary_form=True)

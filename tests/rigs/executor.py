@@ -91,9 +91,11 @@ class Executor:
             host_pages=shape.host_pages,
             max_length=shape.max_length,
         )
-        # What the core has sent and not dropped, by hash, and those of it that are answered as ready.
+        # What the core has sent and not dropped: constraints by hash, and other resources by kind and hash; and what of
+        # it is answered as ready, by kind, which is empty for a constraint, and hash.
         self._constraints: dict[bytes, ToyConstraint] = {}
-        self._ready: set[bytes] = set()
+        self._others: dict[tuple[str, bytes], ToyConstraint] = {}
+        self._ready: set[tuple[str, bytes]] = set()
         self._tables = RowTables(shape, self._pool, self._constraints)
         self.labels = Labels(shape.page_size)
         self._generation = 0
@@ -113,26 +115,35 @@ class Executor:
         return pb.WeightsLoaded(version=order.version, ok=not refusal, detail=refusal)
 
     def prepare(self, order: pb.PrepareConstraint) -> float:
-        """Takes a constraint, which may be a known one. `constraint_ready` answers after the seconds returned."""
+        """Takes a resource, which may be a known one. `constraint_ready` answers after the seconds returned."""
         if sha256(order.source).digest() != order.hash:
-            self._notice(f"a constraint of {len(order.source)} bytes came with another hash")
-        constraint = self._constraints[order.hash] = ToyConstraint.of(order.source)
-        return constraint.prepare_seconds
+            self._notice(f"a resource of {len(order.source)} bytes came with another hash")
+        resource = ToyConstraint.of(order.source)
+        if order.kind:
+            self._others[order.kind, order.hash] = resource
+        else:
+            self._constraints[order.hash] = resource
+        return resource.prepare_seconds
 
-    def constraint_ready(self, name: bytes) -> pb.ConstraintReady:
-        """The answer for a constraint that was sent. From now on rows with it may sample."""
-        if self._constraints[name].is_refused:
-            # Plans in flight may start rows with it, which never sample.
-            return pb.ConstraintReady(hash=name, error=REFUSAL)
+    def constraint_ready(self, order: pb.PrepareConstraint) -> pb.ConstraintReady:
+        """The answer for a resource that was sent. From now on rows with it may sample, or start."""
+        name = order.kind, order.hash
+        if (self._others[name] if order.kind else self._constraints[order.hash]).is_refused:
+            # Plans in flight may start rows with a constraint, which never sample.
+            return pb.ConstraintReady(hash=order.hash, kind=order.kind, error=REFUSAL)
         self._ready.add(name)
-        return pb.ConstraintReady(hash=name)
+        return pb.ConstraintReady(hash=order.hash, kind=order.kind)
 
     def drop(self, order: pb.DropConstraint) -> None:
-        """Forgets a constraint."""
-        if order.hash not in self._ready:
-            self._notice("a constraint is dropped that was not answered as ready")
-        self._ready.discard(order.hash)
-        self._constraints.pop(order.hash, None)
+        """Forgets a resource."""
+        name = order.kind, order.hash
+        if name not in self._ready:
+            self._notice("a resource is dropped that was not answered as ready")
+        self._ready.discard(name)
+        if order.kind:
+            self._others.pop(name, None)
+        else:
+            self._constraints.pop(order.hash, None)
 
     @property
     def tables(self) -> dict[int, tuple[int, list[int]]]:
@@ -156,6 +167,7 @@ class Executor:
         else:
             self._pool.reset()
         self._constraints.clear()
+        self._others.clear()
         self._ready.clear()
         self._open(message.generation)
 
@@ -251,6 +263,8 @@ class Executor:
     def _run(self, plan: pb.StepPlan, arrays: PlanArrays, result: pb.StepResult) -> None:
         filled = self._pool.move(arrays)
         self._tables.apply(arrays.started, arrays.appends, filled)
+        for one in arrays.started:
+            self._check_needs(one)
         self._check_budget(arrays)
         work = self._order_work(arrays)
         self._check_logits(work)
@@ -382,8 +396,13 @@ class Executor:
                 bad += self._pool.read(row.idx, row.pages, span, row.tokens, row.hashes[1:])
         return bad
 
+    def _check_needs(self, started: StartedRow) -> None:
+        if missing := [kind for kind, name in started.other_needs if (kind, name) not in self._ready]:
+            raise PlanError(f"row {started.row} needs the {missing[0]} that is not ready, or was dropped")
+
     def _compute(self, item: _Work) -> _Outcome:
         row, start, end = item.row, item.start, item.start + item.count
+        self._check_needs(row.started)
         outcome, bad = _Outcome(), self._read(row, start)
         computed = row.tokens[start:end].tolist()
         row.hash_up_to(end, self._salt)
@@ -397,7 +416,7 @@ class Executor:
         started, history = row.started, int(hashes[end])
         banned = row.never | started.banned if end < started.banned_until else row.never
         allowed, matcher = started.settings.allowed, row.matcher
-        if started.constraint and started.constraint not in self._ready:
+        if started.constraint and ("", started.constraint) not in self._ready:
             raise PlanError(f"row {row.idx} samples, and its constraint is not ready")
         if matcher is not None:
             allowed = matcher.allowed(self.shape.sampled_vocab, self.shape.eos_token_ids)

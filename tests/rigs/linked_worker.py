@@ -1,7 +1,8 @@
 """The real link of a worker around the content-checking executor: `python -m tests.rigs.linked_worker FLAGS`.
 
 The flags are the checking worker's. It prints `joined generation=N` for each session. A step takes --step-ms, in which
-the link goes on, as with a device. Owns the queue of results.
+the link goes on, as with a device. New weights are loaded while --slow-file exists, in which the link does not go on.
+Owns the queue of results.
 """
 
 import os
@@ -26,14 +27,28 @@ from tests.rigs.executor import Executor
 MAX_IN_FLIGHT = 2
 
 
+class Weights:
+    """Loads weights, and prints it."""
+
+    def __init__(self, executor: Executor, slow_file: Path | None) -> None:
+        self._executor, self._slow_file = executor, slow_file
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        print(f"loading {order.version}", flush=True)
+        while self._slow_file is not None and self._slow_file.exists():
+            time.sleep(0.01)
+        return self._executor.load_weights(order)
+
+
 class ExecutorRunner:
     """A runner whose results are due some time after their plans."""
 
     pool_id = b""
     constraints = None
 
-    def __init__(self, executor: Executor, step_seconds: float) -> None:
+    def __init__(self, executor: Executor, step_seconds: float, slow_file: Path | None = None) -> None:
         self._executor = executor
+        self.weights = Weights(executor, slow_file)
         self._step_seconds = step_seconds
         self._results: deque[tuple[float, pb.StepResult]] = deque()
 
@@ -85,7 +100,7 @@ def main(arguments: list[str]) -> int:
         die_with_parent()
     logs.start("worker", level="info", log_format="text", package="gpu_worker")
     executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
-    runner = ExecutorRunner(executor, args.step_ms / 1e3)
+    runner = ExecutorRunner(executor, args.step_ms / 1e3, args.slow_file)
     curve = read_keys(args.keys, args.connect) if args.connect else None
     link = Link(
         args.connect or endpoint_of(Path(args.runtime_dir), WORKER_SOCKET),

@@ -35,6 +35,8 @@ class StartedRow:
     prompt_logprobs_from: int
     # The hash of its constraint; empty without one.
     constraint: bytes = b""
+    # Kind and hash of what it needs besides a constraint.
+    other_needs: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
     prompt = _array(message.num_prompt_tokens, "<i4", "num_prompt_tokens", n)
     until = _array(message.banned_until, "<i4", "banned_until", n)
     settings = _settings(message, n)
-    constraints = _constraints(message.constraints, n)
+    constraints, needs = _constraints(message.constraints, n), _needs(message, n)
     num_logprobs = _rare(message.num_logprobs, "<i4", "num_logprobs", n, 0)
     logprobs_from = _rare(message.prompt_logprobs_from, "<i4", "prompt_logprobs_from", n, 0)
     return [
@@ -114,9 +116,19 @@ def _started(message: pb.StartedRows) -> list[StartedRow]:
             num_logprobs=int(num_logprobs[i]),
             prompt_logprobs_from=int(logprobs_from[i]),
             constraint=constraints[i],
+            other_needs=needs[i],
         )
         for i in range(n)
     ]
+
+
+def _needs(message: pb.StartedRows, n: int) -> list[tuple[tuple[str, bytes], ...]]:
+    needs: list[tuple[tuple[str, bytes], ...]] = [()] * n
+    for need in message.other_needs:
+        if need.start >= n or not need.kind or len(need.hash) != _HASH_BYTES:
+            raise PlanError(f"other_needs: row {need.start} of {n}, kind {need.kind!r}, {len(need.hash)} bytes")
+        needs[need.start] = (*needs[need.start], (need.kind, need.hash))
+    return needs
 
 
 def _constraints(data: bytes, n: int) -> list[bytes]:

@@ -185,6 +185,8 @@ def main() -> None:
     control.send(b"+")
     while received := _receive(control):
         if (pid := _fork_orphan(received[1])) is None:
+            # Frozen, it is in no list of objects: at the end of the program it would close a number of the program's.
+            control.detach()
             _begin(*received)
         control.send(str(pid).encode())
 

@@ -235,20 +235,28 @@ class Rig:
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
     def launch_scheduler(
-        self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
+        self,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        program: Sequence[str] = ("scheduler_svc",),
+        within: Sequence[str] = (),
     ) -> SchedulerProcess:
         """Starts a scheduler without waiting for it. `program` is the module that runs it, with its arguments."""
         number = sum(isinstance(child, SchedulerProcess) for child in self.children)
         arguments = [*program, "--runtime-dir", str(self.runtime_dir), "--listen", listen, *flags]
-        child = SchedulerProcess(f"scheduler {number}", arguments)
+        child = SchedulerProcess(f"scheduler {number}", arguments, within=within)
         self.children.append(child)
         return child
 
     def scheduler(
-        self, *flags: str, listen: str = "127.0.0.1:0", program: Sequence[str] = ("scheduler_svc",)
+        self,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        program: Sequence[str] = ("scheduler_svc",),
+        within: Sequence[str] = (),
     ) -> SchedulerProcess:
         """Starts a scheduler and waits until its front end listens."""
-        child = self.launch_scheduler(*flags, listen=listen, program=program)
+        child = self.launch_scheduler(*flags, listen=listen, program=program, within=within)
         child.wait_line(_LISTENING.pattern)
         return child
 

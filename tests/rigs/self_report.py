@@ -1,5 +1,6 @@
 """A program that prints what its start gave it, as JSON, and then ends as its first argument says."""
 
+import atexit
 import json
 import os
 import random
@@ -37,6 +38,12 @@ def report() -> dict[str, Any]:
     }
 
 
+def print_lost(numbers: list[int]) -> None:
+    """Prints those of these descriptors that somebody else has closed."""
+    listed = set(map(int, os.listdir("/proc/self/fd")))
+    print([number for number in numbers if number not in listed])
+
+
 if __name__ == "__main__":
     print(json.dumps({"same": report(), "other": [os.getpid(), random.random()]}))
     match sys.argv[1]:
@@ -47,5 +54,7 @@ if __name__ == "__main__":
         case "waits":
             print("waits")
             signal.pause()
+        case "keeps files":
+            atexit.register(print_lost, [os.dup(0) for _ in range(200)])
         case code:
             sys.exit(int(code))

@@ -22,6 +22,7 @@ from scheduler_svc.recording import event_log
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire.arrays import packed
+from scheduler_svc.wire.resources import fill_resources, name_of
 from scheduler_svc.wire.worker import fill_labels
 
 
@@ -94,6 +95,7 @@ def _submit(event: ev.Submit) -> tuple[str, Any]:
         request_id=own_id(event.request_id, event.tenant),
         bypass_read=not event.cache_read, bypass_write=not event.cache_write,
     )  # fmt: skip
+    fill_resources(message, event.resources)
     return "frontend", frontend_pb2.FrontendToCore(submit=message)
 
 
@@ -174,8 +176,8 @@ _MESSAGES: dict[type[Any], Callable[[Any], tuple[str, Any]]] = {
     ev.WorkerStops: lambda event: ("worker", worker_pb2.WorkerToCore(stops=worker_pb2.Stops())),
     ev.WorkerAlive: _alive,
     ev.StepDone: _result,
-    ev.ConstraintReady: lambda event: ("worker", worker_pb2.WorkerToCore(
-        constraint_ready=_same(event, worker_pb2.ConstraintReady))),
+    ev.ResourceReady: lambda event: ("worker", worker_pb2.WorkerToCore(
+        constraint_ready=_same(event, worker_pb2.ConstraintReady, kind=name_of(event.kind)))),
     ev.WeightsLoaded: lambda event: ("worker", worker_pb2.WorkerToCore(
         weights_loaded=_same(event, worker_pb2.WeightsLoaded))),
     ev.TenantsChanged: lambda event: ("tenants_changed", tenants_wire.entry_of(event)),

@@ -1,9 +1,11 @@
-"""A disk of a few kilobytes: a tmpfs in a mount namespace of its own, which only one process sees."""
+"""A disk of a few kilobytes: a tmpfs, in a mount namespace of its own, which only one process sees, or for all."""
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,28 @@ def _can_mount() -> bool:
         return subprocess.run(probe, check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def small_disk(disk: Path, size: str, *, num_files: int = 1000) -> Iterator[None]:
+    """Mounts it at this folder, for every process. Skips where this user may not."""
+    options = f"size={size},nr_inodes={num_files},mode=0700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(disk)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this user may mount nothing here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leaves no room on a disk. Returns the file that has it all."""
+    path = disk / "fill"
+    with path.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return path
 
 
 def argv_on_small_disk(disk: Path, size: str, argv: list[str]) -> list[str]:

@@ -80,6 +80,12 @@ def test_it_ends_with_the_code_and_the_last_lines_of_a_start(starts: list[Start]
         assert ("Traceback" in output) == (how == "raises")
 
 
+def test_nobody_else_closes_its_files_at_its_end(starts: list[Start]) -> None:
+    for start in starts:
+        output, _ = start("keeps files", env=child_environment()).communicate()
+        assert output.splitlines()[1] == "[]"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
 def test_it_ends_by_a_signal_as_a_start_does(starts: list[Start], number: signal.Signals) -> None:
     codes = []

@@ -210,7 +210,7 @@ class UpdatedFleet:
         while True:
             self.tick()
             for name, lane in self.core.lanes.items():
-                if lane.weights.loading is not None:
+                if lane.phases.is_loading:
                     return name
             for name in self.workers:
                 self.work(name)

@@ -76,7 +76,7 @@ class WorkerSession:
         self._queued: deque[_Queued] = deque()
         self._held: deque[_Held] = deque()
         # Constraints that are not answered yet, and when they will be.
-        self._preparing: list[tuple[float, bytes]] = []
+        self._preparing: list[tuple[float, pb.PrepareConstraint]] = []
         self._join_at = 0.0
         self._heartbeat_at = 0.0
         # Results since the last Joined; the first one answers the plan that proves the worker.
@@ -123,7 +123,7 @@ class WorkerSession:
             case "prepare_constraint":
                 seconds = self._executor.prepare(message.prepare_constraint)
                 ready_at = now + seconds + self._lateness.before_answer()
-                self._preparing.append((ready_at, message.prepare_constraint.hash))
+                self._preparing.append((ready_at, message.prepare_constraint))
             case "drop_constraint":
                 self._executor.drop(message.drop_constraint)
             case "plan":
@@ -196,10 +196,10 @@ class WorkerSession:
         self._preparing.clear()
 
     def _answer_constraints(self, now: float) -> None:
-        ready = [name for at, name in self._preparing if now >= at]
-        self._preparing = [(at, name) for at, name in self._preparing if now < at]
-        for name in ready:
-            self.outgoing.append(pb.WorkerToCore(constraint_ready=self._executor.constraint_ready(name)))
+        ready = [order for at, order in self._preparing if now >= at]
+        self._preparing = [(at, order) for at, order in self._preparing if now < at]
+        for order in ready:
+            self.outgoing.append(pb.WorkerToCore(constraint_ready=self._executor.constraint_ready(order)))
 
     def _queue(self, plan: pb.StepPlan, now: float) -> None:
         if self.phase != Phase.JOINED:

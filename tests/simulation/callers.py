@@ -12,6 +12,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.oracle import Reason
+from tests.rigs.resources import ADAPTER, source_of
 from tests.scheduler_svc.core.world import OWN_ENDS, Stream, streams_in
 
 
@@ -149,6 +150,8 @@ class Callers:
         if end.failure is not None and "while it ran alone" in end.failure.message:
             deaths = caller.lone_deaths[len(caller.tokens)]
             assert deaths >= 2, f"stream {end.stream} was convicted after {deaths} deaths: {end.failure.message}"
+        elif end.failure is not None and "the adapter cannot be used" in end.failure.message:
+            assert b"toy_refuse" in source_of(caller.submit, ADAPTER) and not caller.tokens, end.failure.message
         elif end.failure is not None and "the constraint" in end.failure.message:
             self._check_constraint(caller, end.failure.message)
         elif end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL:
@@ -156,7 +159,7 @@ class Callers:
 
     def _check_constraint(self, caller: Caller, message: str) -> None:
         """A constraint fails at the token that its source names, or when it is prepared."""
-        expected, source = caller.expected(self._shape), caller.submit.constraint
+        expected, source = caller.expected(self._shape), source_of(caller.submit)
         if "cannot be used" in message:
             assert b"toy_refuse" in source and not caller.tokens, message
         else:

@@ -4,12 +4,14 @@ Owns the moves. `lives.py` has the service and its callers. What a caller got mu
 and equal the oracle's; a request that lingers is lost only if the scheduler died while it could not write its journal.
 """
 
+import random
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running
+from tests.rigs.resources import are_known
 from tests.rigs.session_log import SessionLog
 from tests.simulation.lives import FRONTEND, Died, Lives
 
@@ -33,7 +35,8 @@ class Deaths:
             try:
                 self._run(lives)
             except Exception as error:
-                what = f"Deaths({self.seed}, operations={self.operations}) of tests.simulation.deaths"
+                within = " within tests.rigs.resources.adapters()" if are_known() else ""
+                what = f"Deaths({self.seed}, operations={self.operations}) of tests.simulation.deaths{within}"
                 error.add_note(f"seed {self.seed}, life {lives.num_lives}; replay: {what}")
                 raise
             finally:
@@ -57,10 +60,13 @@ class Deaths:
         chance = rng.random()
         if chance < 0.12 and len(live) < _MAX_LIVE:
             prompt = [rng.randrange(2) for _ in range(rng.randint(1, 20))]
+            own = random.Random(f"adapter of {self.seed}, {len(lives.callers)}")
+            adapter = own.choice([b"", b"an adapter", b"another adapter"]) if are_known() else b""
             lives.submit(
                 prompt, max_new_tokens=rng.randint(1, 30), num_samples=rng.choice([1, 1, 2, 3]),
                 linger=rng.choice([0.0, 30.0, 60.0]), seed=rng.randrange(100),
                 constraint=rng.choice([b"", b"", b"a toy", b"another, toy_complete=4"]),
+                adapter=adapter,
             )  # fmt: skip
         elif chance < 0.16 and live:
             self._lose_reader(lives)

@@ -22,7 +22,8 @@ from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state.lane import holds
+from scheduler_svc.core.state.lane import holds, may_sample
+from scheduler_svc.core.state.lane_phase import LanePhase
 from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
@@ -106,7 +107,7 @@ class Episode:
             drains_at = self.operations * (_DRAINS_AFTER if self.rng.random() < _DRAIN_SHARE else 2)
             while self.num_handled < self.operations:
                 self.rng.choices(moves, weights)[0]()
-                if self.num_handled > drains_at and not self.core.drains.is_stopping:
+                if self.num_handled > drains_at and not self.core.is_stopping:
                     self.load.drain()
             self._finale()
             if self._replays:
@@ -122,7 +123,7 @@ class Episode:
             (lambda: load.submit(self.now), 14), (load.end_from_outside, 4),
             (fleet.execute_plans, 18), (fleet.deliver_results, 18), (self._tick, 24), (self._progress, 13),
             (fleet.standby_worker_joins, 0.4),
-            (fleet.constraints_ready, 8),
+            (fleet.resources_ready, 8),
             (fleet.heartbeats, 2), (fleet.rejoin, 1.5), (fleet.worker_joins, 1.2), (fleet.worker_dies, 0.5),
             (fleet.join_twice, 0.2), (fleet.late_result_arrives, 0.5), (fleet.other_model_joins, 0.1),
             (self._long_silence, 0.2), (self._pause, 0.2), (fleet.worker_hangs, 1.0), (fleet.workers_wake, 0.2),
@@ -185,13 +186,9 @@ class Episode:
     def _check_health(self, status: fx.CoreStatus) -> None:
         """Asserts that front ends say that the service serves exactly while a worker may start a new request."""
         core = self.core
-        takers = [
-            lane
-            for lane in core.lanes.values()
-            if lane.serves and lane.weights.admits and lane.worker not in core.drains.leaving
-        ]
+        takers = [lane for lane in core.lanes.values() if lane.phases.may_start]
         assert status.workers == len(takers)
-        is_refused = status.refuses or core.drains.is_stopping
+        is_refused = status.refuses or core.is_stopping
         assert (status.not_serving == "") == (bool(takers) and not is_refused), status.not_serving
         assert (status.reason is None) == (status.not_serving == "")
         if status.reason is not None:
@@ -225,8 +222,8 @@ class Episode:
             known = self.core.lanes[request.worker].rows if request.row else None
             end = count * page_size
             tokens = known.tokens_between(request.row, 0, end) if known else request.tokens_between(0, end)
-            assert b"".join(request.page_hashes) == hash_pages(request.prefix_root, tokens, page_size), (
-                f"{request.request_id}: its page hashes belong to other tokens or another tenant's root"
+            assert b"".join(request.page_hashes) == hash_pages(request.submit.prefix_root, tokens, page_size), (
+                f"{request.submit.request_id}: its page hashes belong to other tokens or another tenant's root"
             )
 
     def _check_host_pages(self, effects: list[fx.Effect]) -> None:
@@ -243,25 +240,26 @@ class Episode:
 
     def _check_busy(self) -> None:
         """Asserts that a lane has a step in flight if a waiting request fits any worker."""
-        lanes = [lane for lane in self.core.lanes.values() if lane.is_seated]
+        lanes = [lane for lane in self.core.lanes.values() if lane.phases.counts]
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            leaving, turns = self.core.drains.leaving, self.core.queue.turns
-            may_start = [lane for lane in lanes if lane.worker not in leaving and lane.weights.admits]
+            turns = self.core.queue.turns
+            may_start = [lane for lane in lanes if lane.phases.may_start]
             # Rows that must not sample yet may have all rows or pages.
-            self.seen["row awaits its constraint"] += sum(lane.rows.num_awaiting for lane in may_start)
+            self.seen["row awaits a resource"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
-            stops = bool(leaving) or any(lane.weights.is_held for lane in lanes)
-            waiting = [one for one in self.core.queue.waiting() if not (stops and turns.of(one.tenant).is_parked)]
-            if any(one.constraint for one in self.core.suspects.members()):
-                # A trial may wait for its constraint, and the next trials for it.
+            is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
+            stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
+            waiting = [
+                one for one in self.core.queue.waiting() if not (stops and turns.of(one.submit.tenant).is_parked)
+            ]
+            if any(one.needs for one in self.core.suspects.members()):
+                # A trial may wait for what it needs, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]
             assert not any(
-                holds(lane, request) and (not request.constraint or lane.constraints.is_ready(request.constraint))
-                for request in waiting
-                for lane in may_start
+                holds(lane, request) and may_sample(lane, request) for request in waiting for lane in may_start
             ), "requests that fit a worker wait, and no step was planned"
 
     def _check_seats(self, any_seated: bool) -> None:
@@ -269,7 +267,7 @@ class Episode:
         waiting = [
             lane.proven_at
             for lane in self.core.lanes.values()
-            if not lane.is_seated and lane.proven_at is not None and lane.worker not in self.core.drains.leaving
+            if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
         ]
         if waiting and not any_seated:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"
@@ -284,8 +282,8 @@ class Episode:
                 | fx.KillWorker()
                 | fx.DismissWorker()
                 | fx.LoadWeights()
-                | fx.PrepareConstraint()
-                | fx.DropConstraint()
+                | fx.PrepareResource()
+                | fx.DropResource()
             ):
                 self.fleet.take(effect, self._submit_at)
                 if isinstance(effect, fx.SendPlan):

@@ -14,6 +14,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, Weights
 from scheduler_svc.core.messages.plan import Plan, TakeOver
+from scheduler_svc.core.messages.resources import CONSTRAINT, takes
 from scheduler_svc.wire.worker import load_frame
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
@@ -23,6 +24,8 @@ from tests.simulation.worker import Joined, Worker
 
 # Share of workers that refuse an update of weights.
 _REFUSAL_SHARE = 0.1
+# Share of the smaller workers that take no adapters, where adapters are known.
+_WITHOUT_ADAPTERS_SHARE = 0.3
 Handle = Callable[[ev.Event], list[fx.Effect]]
 # Share of lost workers whose shared pool is gone when another worker wants it.
 _LOST_POOL_SHARE = 0.1
@@ -70,6 +73,8 @@ class Fleet:
         )
         if self._rng.random() < self._setting.without_constraints_share and shape != self._setting.shape:
             worker.constraint_refusal = "this worker takes no constraints"
+        if random.Random(f"adapters of {name}").random() < _WITHOUT_ADAPTERS_SHARE and shape != self._setting.shape:
+            worker.adapter_refusal = "this worker takes no adapters"
         self._join(worker)
 
     def full_size_worker_joins(self) -> None:
@@ -227,23 +232,24 @@ class Fleet:
             for _ in range(self._rng.randint(1, 3)):
                 self._deliver(worker, corrupt_share=self._setting.corrupt_share)
 
-    def constraints_ready(self) -> None:
-        """One worker answers one of the constraints that it was sent, in any order."""
+    def resources_ready(self) -> None:
+        """One worker answers one of the orders to prepare a resource, in any order."""
         if self.workers:
-            self._answer_constraint(self._any())
+            self._answer_order(self._any())
 
-    def _answer_constraint(self, worker: Worker) -> bool:
+    def _answer_order(self, worker: Worker) -> bool:
         if worker.is_hung or worker.is_poisoned or not worker.preparing:
             return False
-        self._seen["constraint answered"] += 1
-        self._handle(worker.constraint_ready(self._rng.randrange(len(worker.preparing))))
+        idx = self._rng.randrange(len(worker.preparing))
+        self._seen[f"{worker.preparing[idx].kind or CONSTRAINT} answered"] += 1
+        self._handle(worker.constraint_ready(idx))
         return True
 
     def step_all(self) -> bool:
         """Each worker handles one message, the core receives one result of each. Returns False if nothing was left."""
         self.dismissed_leave()
         busy = [
-            worker.work() | self._deliver(worker, corrupt_share=0.0) | self._answer_constraint(worker)
+            worker.work() | self._deliver(worker, corrupt_share=0.0) | self._answer_order(worker)
             for worker in list(self.workers.values())
         ]
         self._bury_poisoned()
@@ -284,8 +290,8 @@ class Fleet:
             | fx.KillWorker
             | fx.DismissWorker
             | fx.LoadWeights
-            | fx.PrepareConstraint
-            | fx.DropConstraint
+            | fx.PrepareResource
+            | fx.DropResource
         ),
         submit_at: SubmitAt,
     ) -> None:
@@ -302,6 +308,11 @@ class Fleet:
             case fx.SendPlan():
                 assert not worker.is_standby or effect.plan.step == 1, "a worker on standby gets a request"
                 worker.inbox.append(effect.plan)
+                for start in effect.plan.starts:
+                    needs = [one.need for one in submit_at(effect, start.row).resources]
+                    assert start.other_needs == tuple(need for need in needs if need.kind != CONSTRAINT)
+                    assert takes(worker.info, needs), f"{worker.name} starts a row that needs what it refuses"
+                    self._seen["started with an adapter"] += bool(start.other_needs)
                 if effect.plan.take_over is not None:
                     self._take_over(worker, effect.plan, effect.plan.take_over)
                 worker.provenance.follow(effect.plan, lambda row: submit_at(effect, row), self._seen)
@@ -312,8 +323,8 @@ class Fleet:
                 worker.joined_with, worker.done = worker.executor.pool_id, (0, 0)
                 self._writers[worker.joined_with].append((effect.generation, worker.provenance.writers))
                 worker.inbox.append(Joined(effect=effect))
-            case fx.PrepareConstraint() | fx.DropConstraint():
-                self._seen["constraint dropped"] += isinstance(effect, fx.DropConstraint)
+            case fx.PrepareResource() | fx.DropResource():
+                self._seen[f"{effect.kind} dropped"] += isinstance(effect, fx.DropResource)
                 worker.inbox.append(effect)
             case fx.LoadWeights():
                 worker.inbox.append(pb.CoreToWorker.FromString(load_frame(effect)).load_weights)

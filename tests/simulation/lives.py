@@ -31,6 +31,7 @@ from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.worker import load_frame, order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
+from tests.rigs.resources import resources_of, source_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
 from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
@@ -89,11 +90,11 @@ class Caller:
                 eos_token_ids=shape.eos_token_ids,
                 settings=settings_of(self.submit, i),
                 ignore_eos=self.submit.ignore_eos,
-                constraint=self.submit.constraint,
+                constraint=source_of(self.submit),
                 version_of=partial(_version, () if end is None else end.stats.weights),
             )
             assert tokens == list(expected.tokens[: len(tokens)])
-            if end is not None and end.reason is not fx.EndReason.STOP_STRING:
+            if end is not None and end.reason not in (fx.EndReason.STOP_STRING, fx.EndReason.CONTEXT_FULL):
                 if end.failure is not None:
                     # Random deaths of workers may convict an innocent request.
                     assert "its worker died or hung" in end.failure.message, end.failure
@@ -110,7 +111,7 @@ def _version(spans: tuple[WeightsSpan, ...], token: int) -> str:
 class _Worker:
     executor: Executor
     plans: deque[pb.StepPlan] = field(default_factory=deque[pb.StepPlan])
-    preparing: deque[bytes] = field(default_factory=deque[bytes])
+    preparing: deque[pb.PrepareConstraint] = field(default_factory=deque[pb.PrepareConstraint])
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
     loads: deque[pb.LoadWeights] = field(default_factory=deque[pb.LoadWeights])
 
@@ -178,7 +179,10 @@ class Lives:
             for name in self.workers:
                 self.join(name)
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, shape: Shape | None = None) -> None:
+        """`shape` is that of a new worker."""
+        if shape is not None:
+            self.workers[name] = _Worker(Executor(shape))
         worker = self.workers[name]
         worker.plans.clear()
         worker.results.clear()
@@ -186,7 +190,7 @@ class Lives:
         worker.loads.clear()
         version, folder = worker.executor.version, worker.executor.weights_folder
         info = replace(
-            info_of(self.shape), identity=self.identity, weights_version=version, weights_folder=folder
+            info_of(worker.executor.shape), identity=self.identity, weights_version=version, weights_folder=folder
         )  # fmt: skip
         self.turn(ev.WorkerJoined(worker=name, info=info, kept=reported_pages(worker.executor)))
 
@@ -230,13 +234,13 @@ class Lives:
                 case fx.LoadWeights():
                     order = pb.CoreToWorker.FromString(load_frame(effect)).load_weights
                     self.workers[effect.worker].loads.append(order)
-                case fx.PrepareConstraint() | fx.DropConstraint():
+                case fx.PrepareResource() | fx.DropResource():
                     order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
-                    if isinstance(effect, fx.DropConstraint):
+                    if isinstance(effect, fx.DropResource):
                         worker.executor.drop(order.drop_constraint)
                     else:
                         worker.executor.prepare(order.prepare_constraint)
-                        worker.preparing.append(effect.hash)
+                        worker.preparing.append(order.prepare_constraint)
                 case fx.WorkerAccepted():
                     self.generations.append(effect.generation)
                     reported = len(self.workers[effect.worker].executor.labels.by_page)
@@ -267,6 +271,8 @@ class Lives:
         linger: float = 60.0,
         seed: int = 0,
         constraint: bytes = b"",
+        adapter: bytes = b"",
+        **fields: Any,
     ) -> Caller:
         stream, self._next_stream = self._next_stream, self._next_stream + 64
         event = ev.Submit(
@@ -274,10 +280,10 @@ class Lives:
             sampling=Settings(temperature=1.0, seed=seed).encoded(), max_new_tokens=max_new_tokens, min_new_tokens=0,
             stop_token_ids=(), ignore_eos=False, priority=0, max_time_seconds=0.0, deadline_seconds=0.0,
             num_samples=num_samples, linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"",
-            constraint=constraint, constraint_hash=sha256(constraint).digest() if constraint else b"",
-            description=b"text options", **hashes_of(prompt, self.shape.page_size),
+            description=b"text options", resources=resources_of(constraint, adapter),
+            **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
-        event = over_the_wire(event)
+        event = over_the_wire(replace(event, **fields))
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
         self.callers.append(caller)
         self.turn(event)

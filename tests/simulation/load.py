@@ -10,6 +10,7 @@ from collections.abc import Callable
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import WorkerState
+from scheduler_svc.core.messages.resources import KINDS
 from tests.simulation.callers import Caller, Callers, poisoned
 from tests.simulation.lingering import Lingering
 from tests.simulation.requests import random_submit
@@ -152,6 +153,8 @@ class Load:
             return
         assert effect.frontend in self.frontends or isinstance(effect, fx.StepOutput)
         self.callers.take(effect, now)
+        if isinstance(effect, fx.Rejected) and effect.field in KINDS:
+            self._seen[f"{effect.field} refused"] += 1
         if isinstance(effect, fx.Admitted):
             self.lingering.admitted(self.callers.by_key[effect.frontend, effect.stream].submit)
         if isinstance(effect, fx.StepOutput):

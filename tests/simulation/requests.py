@@ -6,7 +6,6 @@ Owns nothing; draws from the caller's generator.
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,14 @@ import numpy as np
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.names import core_id
 from tests.rigs.executor import Shape
+from tests.rigs.resources import are_known, resources_of, source_of
 from tests.rigs.sampling import MINUS_INFINITY, Settings
 from tests.rigs.session_log import over_the_wire
 from tests.scheduler_svc.core.world import hashes_of
 from tests.simulation.lingering import SECRET_HASH
 from tests.simulation.setting import KILLER, LETHAL, POISON, Setting
+
+_ADAPTED_SHARE = 0.3
 
 
 def random_prompt(rng: random.Random, setting: Setting, histories: Sequence[Sequence[int]]) -> list[int]:
@@ -94,11 +96,10 @@ def random_submit(
         max_queue_seconds=rng.choice([0, 0, 0, 0.5, 3.0]) if tenant else 0.0,
         tenant=tenant,
         secret_hash=SECRET_HASH if linger_seconds else b"",
-        constraint=constraint,
-        constraint_hash=sha256(constraint).digest() if constraint else b"",
+        resources=resources_of(constraint),
         **hashes,
     )
-    return over_the_wire(without_maximum(event, setting))
+    return over_the_wire(with_adapter(without_maximum(event, setting)))
 
 
 def without_maximum(event: ev.Submit, setting: Setting) -> ev.Submit:
@@ -112,6 +113,19 @@ def without_maximum(event: ev.Submit, setting: Setting) -> ev.Submit:
     rest = max(1, setting.shape.max_length - len(event.prompt))
     default = event.max_new_tokens if rng.random() < 0.2 else rest
     return replace(event, is_max_unset=True, max_new_tokens=max(default, event.min_new_tokens, 1))
+
+
+def with_adapter(event: ev.Submit) -> ev.Submit:
+    """Returns some requests with an adapter, where adapters are known; few different ones, as many as have room.
+
+    Draws from the stream's own generator, so that the other requests of a seed stay as they are.
+    """
+    rng = random.Random(f"adapter of {event.stream}")
+    if not are_known() or rng.random() >= _ADAPTED_SHARE:
+        return event
+    refused = " toy_refuse" if rng.random() < 0.05 else ""
+    source = f"adapter {rng.randrange(4)}{refused}".ljust(60).encode()
+    return replace(event, resources=resources_of(source_of(event), source))
 
 
 def random_constraint(rng: random.Random) -> bytes:

@@ -7,10 +7,11 @@ import multiprocessing
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from tests.rigs.resources import adapters
 from tests.simulation.deaths import Deaths
 from tests.simulation.episode import Episode
 
@@ -18,6 +19,9 @@ UPDATES_EVERY = 6
 """Every such seed also runs with updates of weights."""
 DEATHS_EVERY = 4
 """Every such seed also runs over several lives of the scheduler, with this part of its operations."""
+
+SEEDS_WITH_ADAPTERS = (0, 1)
+"""Of every four seeds: their requests need a second kind of resource, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,11 @@ class Run:
 
 
 def _run(operations: int, seed: int) -> Run:
+    with adapters() if seed % 4 in SEEDS_WITH_ADAPTERS else nullcontext():
+        return _run_seed(operations, seed)
+
+
+def _run_seed(operations: int, seed: int) -> Run:
     episode, failure = Episode(seed, operations=operations), ""
     try:
         episode.run()

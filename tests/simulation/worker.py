@@ -17,6 +17,7 @@ from scheduler_svc.wire.worker import kept_pages_of, order_frame
 from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
+from tests.rigs.resources import WithAdapters, are_known
 from tests.scheduler_svc.core.world import info_of
 from tests.simulation.provenance import Provenance
 
@@ -40,7 +41,7 @@ class Joined:
         return pb.CoreToWorker.FromString(worker_wire.joined_frame(self.effect, "")).joined
 
 
-Message = Plan | Joined | pb.LoadWeights | fx.PrepareConstraint | fx.DropConstraint
+Message = Plan | Joined | pb.LoadWeights | fx.PrepareResource | fx.DropResource
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,10 +66,12 @@ class Worker:
     inbox: deque[Message] = field(default_factory=deque[Message])
     # Answers to orders to load weights.
     answers: deque[pb.WeightsLoaded] = field(default_factory=deque[pb.WeightsLoaded])
-    # Constraints that it has not answered.
-    preparing: list[bytes] = field(default_factory=list[bytes])
+    # Orders to prepare resources that it has not answered.
+    preparing: list[pb.PrepareConstraint] = field(default_factory=list[pb.PrepareConstraint])
     # Why it takes no constraints.
     constraint_refusal: str = ""
+    # Why it takes no adapters, where they are known.
+    adapter_refusal: str = ""
     # Why it refuses the next weights; empty: it loads.
     refusal: str = ""
     results: deque[pb.StepResult] = field(default_factory=deque[pb.StepResult])
@@ -87,7 +90,7 @@ class Worker:
     def info(self) -> WorkerInfo:
         """The info that its Join carries."""
         pool_id = self.executor.pool_id
-        return replace(
+        info = replace(
             info_of(self.shape),
             is_standby=self.is_standby,
             constraint_refusal=self.constraint_refusal,
@@ -96,6 +99,7 @@ class Worker:
             weights_version=self.executor.version,
             weights_folder=self.executor.weights_folder,
         )
+        return WithAdapters.of(info, self.adapter_refusal) if are_known() else info
 
     def joining(self) -> ev.WorkerJoined:
         """The event of its Join. It carries out no plan that comes before the answer."""
@@ -120,11 +124,11 @@ class Worker:
         if isinstance(message, pb.LoadWeights):
             self.answers.append(self.executor.load_weights(message, refusal=self.refusal))
             return True
-        if isinstance(message, fx.PrepareConstraint | fx.DropConstraint):
+        if isinstance(message, fx.PrepareResource | fx.DropResource):
             order = pb.CoreToWorker.FromString(order_frame(message))
-            if isinstance(message, fx.PrepareConstraint):
+            if isinstance(message, fx.PrepareResource):
                 self.executor.prepare(order.prepare_constraint)
-                self.preparing.append(message.hash)
+                self.preparing.append(order.prepare_constraint)
             else:
                 self.executor.drop(order.drop_constraint)
             assert not self.executor.violations, f"{self.name}: {self.executor.violations[0]}"
@@ -139,7 +143,7 @@ class Worker:
         return True
 
     def constraint_ready(self, idx: int = 0) -> ev.Event:
-        """The event that the core receives for one of the constraints that are not answered."""
+        """The event that the core receives for one of the resources that are not answered."""
         message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.pop(idx)))
         return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
 

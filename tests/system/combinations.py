@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -20,17 +22,23 @@ from typing import Self
 import httpx2 as httpx
 import psutil
 
-from tandem_client import Client
+from tandem_client import Client, TlsSettings
 from tandem_client.errors import NotFound, Unavailable
 from tandem_client.sync_client import GenerateStream
+from tandem_client.types import FinishReason
 from tests.rigs import byte_tokenizer
+from tests.rigs.authorities import MountedCertificate
 from tests.rigs.oracle import complete
-from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.waiting import LINGER_SECONDS, until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
 PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
-_SHAPE = f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128"
+# A stream without a maximum ends here, with some tokens more than the others.
+MAX_LENGTH = 224
+_SHAPE = (
+    f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length {MAX_LENGTH} --token-budget 128"
+)
 _REAL, _CHECKING = "--threads 1 --device cpu", "--step-ms 3"
 
 
@@ -42,7 +50,9 @@ class Feature(StrEnum):
     STANDBY = "standby"
     FRONT_ENDS = "two front ends"
     TENANTS = "tenants"
+    # Beside several front ends it has several processes.
     GATEWAY = "gateway"
+    TLS = "TLS"
     RANKS = "ranks 2"
 
 
@@ -63,12 +73,15 @@ class Event(StrEnum):
     SECOND_START = "kill scheduler"
     THIRD_START = "kill scheduler again"
     FRONT_END = "kill front end"
+    FRONT_ENDS = "kill all front ends"
     WORKER = "kill worker of a later start"
     RANK = "kill rank"
     HOLDER = "kill holder"
     GATEWAY = "kill gateway"
     STANDBY = "kill standby"
     SCHEDULER_AND_WORKER = "kill scheduler and worker"
+    CERTIFICATE = "replace certificate"
+    STOP = "SIGTERM to every process"
     # The service is whole after the last death.
     NOTHING = "nothing"
 
@@ -78,6 +91,8 @@ _NEEDS = {
     Event.HOLDER: Feature.SHARED_POOL,
     Event.GATEWAY: Feature.GATEWAY,
     Event.STANDBY: Feature.STANDBY,
+    Event.FRONT_ENDS: Feature.FRONT_ENDS,
+    Event.CERTIFICATE: Feature.TLS,
 }
 # A standby worker must be there; else it may still start.
 _WITH_STANDBY = (Event.FIRST_WORKER, Event.WORKER, Event.STANDBY, Event.NOTHING)
@@ -116,17 +131,22 @@ class Kind(StrEnum):
     """How a stream is read."""
 
     RESUMING = "resuming"
+    # Resuming, and without a maximum of tokens.
+    UNSET = "unset maximum"
     PLAIN = "plain"
     HTTP = "HTTP"
+
+
+_RESUMING = (Kind.RESUMING, Kind.UNSET)
 
 
 def survives(kind: Kind, event: Event, features: Features) -> bool:
     """Whether a stream must go on to its end."""
     match event:
         case Event.SECOND_START | Event.THIRD_START | Event.SCHEDULER_AND_WORKER:
-            return kind is Kind.RESUMING and Feature.JOURNAL in features
-        case Event.FRONT_END:
-            return kind is Kind.RESUMING
+            return kind in _RESUMING and Feature.JOURNAL in features
+        case Event.FRONT_END | Event.FRONT_ENDS:
+            return kind in _RESUMING
         case Event.GATEWAY:
             return kind is not Kind.HTTP
         case _:
@@ -158,9 +178,10 @@ class Service:
         with self._stack:
             self.rig = self._stack.enter_context(Rig())
             self._start()
-            self._truth = [reader.tokens for reader in self._read(lambda: None)]
+            readers = self._read(self._check_list)
+            self._truth = [reader.tokens for reader in readers]
             if not self.is_real:
-                assert self._truth == list(map(_oracle, self._texts))
+                assert self._truth == list(map(_oracle, readers))
             self._stack = self._stack.pop_all()
         return self
 
@@ -170,13 +191,9 @@ class Service:
     # Processes ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if Feature.SHARED_POOL in self.features:
-            self._holder = self._start_holder()
-        self._workers = [self._start_worker()]
-        if Feature.STANDBY in self.features:
-            self._workers.append(self._start_worker("--standby"))
-        for worker in self._workers:
-            worker.wait_line("wait(s|ing) for a scheduler", TIMEOUT_SECONDS)
+        if Feature.TLS in self.features:
+            self._certificate = MountedCertificate(self.rig.runtime_dir)
+        self._start_workers()
         tokens: list[str | None] = [None]
         if Feature.TENANTS in self.features:
             tokens = ["tandem_first", "tandem_second"]
@@ -184,13 +201,24 @@ class Service:
             path.write_text("".join(map(_tenant, filter(None, tokens))))
             path.chmod(0o600)
         self._scheduler = self._start_scheduler("127.0.0.1:0")
+        tls = TlsSettings(ca=self._certificate.authority) if Feature.TLS in self.features else None
         self._clients = [
-            self._stack.enter_context(Client(self._scheduler.address, token=token, max_retries=20)) for token in tokens
+            self._stack.enter_context(Client(self._scheduler.address, token=token, tls=tls, max_retries=20))
+            for token in tokens
         ]
         self._token = tokens[0] or "none"
         if Feature.GATEWAY in self.features:
             self._gateway, self._url = self._start_gateway("127.0.0.1:0")
         self._wait_restored()
+
+    def _start_workers(self) -> None:
+        if Feature.SHARED_POOL in self.features:
+            self._holder = self._start_holder()
+        self._workers = [self._start_worker()]
+        if Feature.STANDBY in self.features:
+            self._workers.append(self._start_worker(on_standby=True))
+        for worker in self._workers:
+            worker.wait_line("wait(s|ing) for a scheduler", TIMEOUT_SECONDS)
 
     def _start_holder(self) -> Child:
         arguments = ["gpu_worker.holder", "--runtime-dir", str(self.rig.runtime_dir), "--exit-with-parent"]
@@ -199,11 +227,12 @@ class Service:
         holder.wait_line("holds pools", TIMEOUT_SECONDS)
         return holder
 
-    def _start_worker(self, *flags: str) -> Child:
+    def _start_worker(self, *, on_standby: bool = False) -> Child:
+        flags = ["--standby"] if on_standby else []
         if not self.is_real:
             return self.rig.worker(*_SHAPE.split(), *_CHECKING.split(), *flags)
-        flags += ("--shared-pool", "on") if Feature.SHARED_POOL in self.features else ()
-        flags += ("--ranks", "2") if Feature.RANKS in self.features else ()
+        flags += ["--shared-pool", "on"] if Feature.SHARED_POOL in self.features else []
+        flags += ["--ranks", "2"] if Feature.RANKS in self.features else []
         arguments = ["gpu_worker", "--runtime-dir", str(self.rig.runtime_dir), *_SHAPE.split(), *_REAL.split(), *flags]
         child = Child("worker", [*arguments, "--exit-with-parent"], environment={"OMP_NUM_THREADS": "1"})
         self.rig.children.append(child)
@@ -213,14 +242,19 @@ class Service:
         flags = list[str]()
         if Feature.JOURNAL in self.features:
             flags += ["--journal", str(self.rig.runtime_dir / "journal")]
-        if Feature.FRONT_ENDS in self.features:
-            flags += ["--frontends", "2"]
+        self._num_front_ends = 2 if Feature.FRONT_ENDS in self.features else 1
+        flags += [f"--frontends={self._num_front_ends}"]
         if Feature.TENANTS in self.features:
             flags += ["--tokens", str(self.rig.runtime_dir / "tokens.toml")]
+        if Feature.TLS in self.features:
+            flags += [f"--tls-cert={self._certificate.pair.certificate}"]
+            flags += [f"--tls-key={self._certificate.pair.key}"]
         return self.rig.scheduler(*flags, listen=address)
 
     def _start_gateway(self, address: str) -> tuple[Child, str]:
         flags = ["--listen", address, "--address", self._scheduler.address, "--exit-with-parent"]
+        flags += [f"--processes={2 if Feature.FRONT_ENDS in self.features else 1}"]
+        flags += [f"--service-ca={self._certificate.authority}"] if Feature.TLS in self.features else []
         child = Child("gateway", ["tandem_client.gateway", *flags])
         self.rig.children.append(child)
         return child, child.wait_line(r"gateway listening on (http\S+)$", TIMEOUT_SECONDS).group(1)
@@ -229,6 +263,8 @@ class Service:
         """Waits until the service serves again, and no request is left."""
         for client in self._clients:
             client.wait_ready(TIMEOUT_SECONDS)
+        # A front end that listens and has no tokenizer yet refuses calls, and not every caller tries again.
+        until(lambda: sum("tokens a sequence" in line for line in self._scheduler.lines) >= self._num_front_ends)
         caller = self._clients[0]
         until(lambda: (load := caller.load()).running == load.waiting == 0)
         load = caller.load()
@@ -245,6 +281,25 @@ class Service:
     def _listed(self) -> int:
         """Counts the requests in the list that wait or run."""
         return len(list(self._clients[0].all_requests(states=["waiting", "running"])))
+
+    def _check_list(self) -> None:
+        """The list holds what the load counts, of all front ends and tenants."""
+        before, listed, after = self._unfinished(), self._listed(), self._unfinished()
+        assert after <= listed <= before, (before, listed, after)
+
+    def _list_by_command(self) -> None:
+        """`tandem requests` has each stream that can be resumed, also one that has just ended."""
+        self._check_list()
+        states = [f"--state={state}" for state in ("waiting", "running", "kept")]
+        environment = child_environment() | {"TANDEM_ADDRESS": self._scheduler.address, "TANDEM_TOKEN": self._token}
+        if Feature.TLS in self.features:
+            environment["TANDEM_TLS_CA"] = str(self._certificate.authority)
+        command = [sys.executable, "-m", "tandem_client.cli", "requests", "--json", *states]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        streams = [reader.stream for reader in self._readers if reader.kind in _RESUMING]
+        ids = {stream.accepted.request_id for stream in streams if stream is not None and stream.accepted is not None}
+        assert len(ids) == len(streams) and ids <= {each["request_id"] for each in json.loads(done.stdout)}
 
     def _http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -263,28 +318,33 @@ class Service:
             if survives(reader.kind, event, self.features) or reader.error is None:
                 assert reader.error is None, f"{what}: {reader.error!r}"
                 assert reader.tokens == truth, what
+                if reader.kind is Kind.UNSET and reader.stream is not None:
+                    finished = reader.stream.finished
+                    assert finished is not None and finished.reason is FinishReason.CONTEXT_FULL, what
             else:
                 assert isinstance(reader.error, _LOSSES), f"{what}: {reader.error!r}"
                 assert reader.tokens == truth[: len(reader.tokens)], what
         self._wait_restored()
         if event in (Event.FIRST_WORKER, Event.WORKER) and Feature.SHARED_POOL in self.features:
-            held = self._clients[0].load().held_pools
-            assert held.taken_over + held.pools == 1 and not held.damaged_pages, held
-        if event is Event.CLEAN_RESTART and Feature.JOURNAL in self.features:
+            # If no request waits for it, the next worker looks at the pool a moment later.
+            until(lambda: (held := self._clients[0].load().held_pools).taken_over + held.pools == 1)
+            assert not self._clients[0].load().held_pools.damaged_pages
+        if event in (Event.CLEAN_RESTART, Event.STOP) and Feature.JOURNAL in self.features:
             self._resume_ended(readers)
 
     def _resume_ended(self, readers: list[_Reader]) -> None:
         """What has ended before a restart can be read after it."""
         for number, reader in enumerate(readers):
-            if reader.stream is not None and reader.stream.accepted is not None and reader.kind is Kind.RESUMING:
+            if reader.stream is not None and reader.stream.accepted is not None and reader.kind in _RESUMING:
                 accepted = reader.stream.accepted
                 again = self._client(number).resume(accepted.request_id, accepted.resume_secret)
                 assert [token for delta in again for token in delta.token_ids] == reader.tokens
 
     def _read(self, happens: Callable[[], object]) -> list[_Reader]:
         """Reads a stream of each text at once; all have begun when `happens` is called."""
-        kinds = [Kind.RESUMING, Kind.PLAIN, *([Kind.HTTP] if Feature.GATEWAY in self.features else [])]
+        kinds = [Kind.RESUMING, Kind.PLAIN, *([Kind.HTTP] if Feature.GATEWAY in self.features else []), Kind.UNSET]
         readers = [_Reader(kind=kinds[i % len(kinds)], text=text) for i, text in enumerate(self._texts)]
+        self._readers = readers
         with ThreadPoolExecutor(len(readers)) as threads:
             tasks = [threads.submit(self._follow, number, reader) for number, reader in enumerate(readers)]
             with self._changed:
@@ -292,9 +352,6 @@ class Service:
                     lambda: all(len(reader.tokens) > PAGE_SIZE or reader.error for reader in readers), TIMEOUT_SECONDS
                 )
             assert begun, "not all streams begin"
-            # The list holds what the load counts, of all front ends and tenants.
-            before, listed, after = self._unfinished(), self._listed(), self._unfinished()
-            assert after <= listed <= before, (before, listed, after)
             num_met = sum(not task.done() for task in tasks)
             happens()
             for task in tasks:
@@ -319,9 +376,9 @@ class Service:
         return self._clients[number % len(self._clients)]
 
     def _client_tokens(self, number: int, reader: _Reader) -> Iterator[Sequence[int]]:
-        resumes = reader.kind is Kind.RESUMING
+        resumes, maximum = reader.kind in _RESUMING, None if reader.kind is Kind.UNSET else NEW_TOKENS
         reader.stream = self._client(number).generate(
-            reader.text, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS,
+            reader.text, temperature=0.0, max_new_tokens=maximum, ignore_eos=True, timeout=TIMEOUT_SECONDS,
             resume=resumes, linger_seconds=LINGER_SECONDS if resumes else None,
         )  # fmt: skip
         for delta in reader.stream:
@@ -354,13 +411,16 @@ class Service:
             Event.SECOND_START: self._kill_scheduler,
             Event.THIRD_START: self._kill_scheduler,
             Event.FRONT_END: self._kill_front_end,
+            Event.FRONT_ENDS: self._kill_front_ends,
             Event.WORKER: self._kill_worker,
             Event.RANK: self._kill_rank,
             Event.HOLDER: self._kill_holder,
             Event.GATEWAY: self._kill_gateway,
             Event.STANDBY: self._kill_standby,
             Event.SCHEDULER_AND_WORKER: self._kill_scheduler_and_worker,
-            Event.NOTHING: lambda: None,
+            Event.CERTIFICATE: self._replace_certificate,
+            Event.STOP: self._stop_all,
+            Event.NOTHING: self._list_by_command,
         }
 
     def _restart(self) -> None:
@@ -376,35 +436,75 @@ class Service:
     def _kill_scheduler_and_worker(self) -> None:
         self._kill_worker(after=self._kill_scheduler)
 
-    def _kill_front_end(self) -> None:
-        num_lines = len(self._scheduler.lines)
+    def _front_ends(self) -> list[psutil.Process]:
         children = psutil.Process(self._scheduler.pid).children()
-        frontends = [each for each in children if "scheduler_svc.frontend" in each.cmdline()]
-        # The one with the most callers.
-        os.kill(max(frontends, key=lambda each: len(each.net_connections("tcp"))).pid, signal.SIGKILL)
+        return [each for each in children if "scheduler_svc.frontend" in each.cmdline()]
+
+    def _kill_front_end(self) -> None:
+        """The one with the most callers."""
+        self._lose([max(self._front_ends(), key=lambda each: len(each.net_connections("tcp")))])
+
+    def _kill_front_ends(self) -> None:
+        """All at once: each next one gets the settings anew, in a pipe of its own."""
+        front_ends = self._front_ends()
+        self._lose(front_ends)
+        now = self._front_ends()
+        assert len(now) == len(front_ends) and not {each.pid for each in now} & {each.pid for each in front_ends}
+
+    def _lose(self, front_ends: Sequence[psutil.Process]) -> None:
+        num_lines = len(self._scheduler.lines)
+        self._num_front_ends += len(front_ends)
+        for each in front_ends:
+            each.kill()
         self._scheduler.wait_line("frontend listening on", TIMEOUT_SECONDS, after=num_lines)
 
     def _kill_worker(self, after: Callable[[], object] = int) -> None:
-        self._replace(lambda worker, serving: worker.pid == serving, after)
+        self._replace(self._clients[0].load().worker_pid, after)
 
     def _kill_standby(self) -> None:
-        self._replace(lambda worker, serving: worker.pid != serving)
+        [standby] = [worker for worker in self._clients[0].load().per_worker if worker.is_standby]
+        self._replace(standby.pid)
 
-    def _replace(self, is_meant: Callable[[Child, int], bool], after: Callable[[], object] = int) -> None:
+    def _replace(self, pid: int, after: Callable[[], object] = int) -> None:
         """Kills a worker, and starts another one when `after` has returned."""
-        serving = self._clients[0].load().worker_pid
-        [worker] = [worker for worker in self._workers if is_meant(worker, serving)]
+        [worker] = [worker for worker in self._workers if worker.pid == pid]
         self._workers.remove(worker)
         worker.kill()
         after()
-        self._workers.append(self._start_worker(*(["--standby"] if Feature.STANDBY in self.features else [])))
+        self._workers.append(self._start_worker(on_standby=Feature.STANDBY in self.features))
 
     def _kill_rank(self) -> None:
         [launcher] = self._workers
-        num_lines = len(launcher.lines)
         ranks = [each for each in psutil.Process(launcher.pid).children() if "--ranks" in each.cmdline()]
+        num_lines = len(launcher.lines)
         os.kill(max(ranks, key=lambda each: int(each.environ()["RANK"])).pid, signal.SIGKILL)
         launcher.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
+
+    def _replace_certificate(self) -> None:
+        """New connections get the new one; those that are open go on."""
+        self._certificate.replace()
+        # Of several front ends, each looks by itself.
+        address, newest = self._scheduler.address, self._certificate.newest
+        until(lambda: {self._certificate.shown_at(address) for _ in range(8)} == {newest})
+
+    def _stop_all(self) -> None:
+        """As a supervisor of the system does; then everything starts again."""
+        children = [self._scheduler, *self._workers]
+        children += [self._holder] if Feature.SHARED_POOL in self.features else []
+        children += [self._gateway] if Feature.GATEWAY in self.features else []
+        every = [psutil.Process(child.pid) for child in children]
+        every += [each for process in every for each in process.children(recursive=True)]
+        for process in every:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+        for child in children:
+            assert child.wait(TIMEOUT_SECONDS) == 0, child.output()
+        _, left = psutil.wait_procs(every, timeout=TIMEOUT_SECONDS)
+        assert not left, left
+        self._start_workers()
+        self._scheduler = self._start_scheduler(self._scheduler.address)
+        if Feature.GATEWAY in self.features:
+            self._gateway, self._url = self._start_gateway(self._url.removeprefix("http://"))
 
     def _kill_holder(self) -> None:
         self._holder.kill()
@@ -432,7 +532,8 @@ def _tenant(token: str) -> str:
     )
 
 
-def _oracle(text: str) -> list[int]:
+def _oracle(reader: _Reader) -> list[int]:
     """The content-checking worker's tokens."""
-    prompt = tuple(text.encode())
-    return list(complete(prompt, max_new_tokens=NEW_TOKENS, vocab=byte_tokenizer.NUM_DRAWN, ignore_eos=True).tokens)
+    prompt = tuple(reader.text.encode())
+    count = MAX_LENGTH - len(prompt) if reader.kind is Kind.UNSET else NEW_TOKENS
+    return list(complete(prompt, max_new_tokens=count, vocab=byte_tokenizer.NUM_DRAWN, ignore_eos=True).tokens)

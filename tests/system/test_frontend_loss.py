@@ -1,6 +1,7 @@
 """The front end dies alone: its streams fail, its requests are freed, and a new one starts on the same address."""
 
 import os
+import re
 import signal
 
 import grpc
@@ -33,6 +34,23 @@ def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: 
     for ask, stream in zip(asks, streams, strict=True):
         ask.check(stream.result())
     caller.wait_idle()
+
+
+def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
+    asks = random_asks(4, seed=13, prompts=(1, 30), outputs=(100, 200))
+    streams = [caller.generate(ask.request()) for ask in asks]
+    for stream in streams:
+        stream.wait_tokens(5)
+    number, old = len(scheduler.lines), scheduler.frontend_pid()
+    os.kill(old, signal.SIGTERM)
+    for ask, stream in zip(asks, streams, strict=True):
+        ask.check(stream.result())
+    scheduler.wait_line("the front end ended with code 0 and is restarted", after=number)
+    scheduler.wait_line(f"frontend listening on {scheduler.address}", after=number)
+    said = scheduler.lines[number:]
+    assert [line for line in said if re.search(r" (WARNING|ERROR) ", line)] == []
+    assert len([line for line in said if f"front end f-{old}-" in line and "was asked to stop" in line]) == 1
 
 
 def test_a_paused_front_end_keeps_its_streams(rig: Rig) -> None:

@@ -15,10 +15,11 @@ from tests.system.conftest import Served
 
 PAGE = (REPOSITORY / "protos/README.md").read_text().split("## Other languages", 1)[1].split("\n## ")[0]
 ADDRESS = "127.0.0.1:50051"
-LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+BLOCKS = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
 BUF = REPOSITORY / ".buf/node_modules/.bin/buf"
 NPM = REPOSITORY / ".clients/npm/node_modules"
-RPCS = ("Generate", "Resume", "Tokenize", "Detokenize", "RenderChat", "GetLoad", "UpdateWeights")
+RPCS_OF_INFERENCE = ("Generate", "Resume", "Tokenize", "Detokenize", "RenderChat")
+RPCS = (*RPCS_OF_INFERENCE, "GetLoad", "UpdateWeights")
 # What the stubs made by protoc can do alone.
 CALL = """
 import sys
@@ -52,25 +53,32 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def lines_of(tool: str) -> list[str]:
-    found = [line for line in LINES if line.startswith(f"{tool} ")]
-    assert found, tool
+def block_of(tool: str) -> list[str]:
+    """The commands of the page around those of a tool."""
+    (found,) = [block for block in BLOCKS if any(line.startswith(f"{tool} ") for line in block)]
     return found
 
 
 def test_every_command_of_the_page_is_run_here() -> None:
-    assert {line.split()[0] for line in LINES} == {"buf", "mkdir", "python"}
+    assert {line.split()[0] for block in BLOCKS for line in block} == {
+        *("buf", "grpcurl", "mkdir", "python", "grpc_tools_ruby_protoc", "ruby", "protoc", "javac", "java"),
+    }
 
 
-def test_buf_calls_a_service_by_reflection(served: Served, folder: Path) -> None:
-    if not BUF.exists():
-        pytest.skip("buf is not installed; `make .buf/node_modules/.bin/buf` installs it")
+@pytest.mark.parametrize(
+    ("tool", "path", "rpcs"), [("buf", BUF, RPCS), ("grpcurl", shutil.which("grpcurl"), RPCS_OF_INFERENCE)]
+)
+def test_a_tool_calls_a_service_by_reflection(
+    served: Served, folder: Path, tool: str, path: Path | str | None, rpcs: tuple[str, ...]
+) -> None:
+    if path is None or not Path(path).exists():
+        pytest.skip(f"{tool} is not installed; `make .buf/node_modules/.bin/buf` installs buf")
     shutil.rmtree(folder / "protos")
     listed, info, generated = (
-        run(folder, "bash", "-c", line.replace("buf ", f"{BUF} ", 1).replace(ADDRESS, served.scheduler.address))
-        for line in lines_of("buf")
+        run(folder, "bash", "-c", line.replace(f"{tool} ", f"{path} ", 1).replace(ADDRESS, served.scheduler.address))
+        for line in block_of(tool)
     )
-    assert {line.rpartition("/")[2] for line in listed.splitlines()} >= {*RPCS}
+    assert {re.split(r"[/.]", line)[-1] for line in listed.splitlines()} >= {*rpcs}
     assert json.loads(info)["model"] == served.caller.model_info().model
     decoder, answers, rest = json.JSONDecoder(), [], generated.strip()
     while rest:
@@ -78,11 +86,13 @@ def test_buf_calls_a_service_by_reflection(served: Served, folder: Path) -> None
         answers.append(answer)
         rest = rest[end:].strip()
     assert "accepted" in answers[0]
-    assert answers[-1]["summary"]["usage"]["outputTokens"] == 8
+    # grpcurl prints the names in the files, buf those of JSON.
+    usage = answers[-1]["summary"]["usage"]
+    assert usage.get("outputTokens", usage.get("output_tokens")) == 8
 
 
 def test_protoc_makes_stubs_that_call_a_service(served: Served, folder: Path) -> None:
-    for line in (*lines_of("mkdir"), *lines_of("python")):
+    for line in block_of("python"):
         run(folder, "bash", "-c", line.replace("python ", f"{sys.executable} ", 1))
     assert run(folder, sys.executable, "-c", CALL, served.scheduler.address).strip() == served.caller.model_info().model
     assert b"tandem.v1" in (folder / "tandem.binpb").read_bytes()
@@ -99,3 +109,36 @@ def test_node_streams_a_completion(served: Served, folder: Path) -> None:
     (folder / "node_modules").symlink_to(NPM)
     text = run(folder, node, "program.mjs")
     assert text
+
+
+# What each is made of, and the package of Debian that has it.
+COMPILED = {
+    "ruby": ("program.rb", {"grpc_tools_ruby_protoc": "ruby-grpc-tools", "ruby": "ruby-grpc"}),
+    "java": (
+        "Program.java",
+        {
+            "javac": "default-jdk-headless",
+            "protoc": "protobuf-compiler",
+            "grpc_java_plugin": "protobuf-compiler-grpc-java-plugin",
+            "/usr/share/java/grpc-netty.jar": "libgrpc-java",
+            "/usr/share/java/netty-codec-http2.jar": "libnetty-java",
+            "/usr/share/java/protobuf.jar": "libprotobuf-java",
+            "/usr/share/java/perfmark-api.jar": "libperfmark-java",
+        },
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", COMPILED)
+def test_a_program_of_another_language_streams_a_completion(served: Served, folder: Path, language: str) -> None:
+    file, needs = COMPILED[language]
+    missing = [package for tool, package in needs.items() if shutil.which(tool) is None and not Path(tool).exists()]
+    if missing:
+        pytest.skip(f"apt-get install {' '.join(missing)}")
+    (program,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    (folder / file).write_text(program.replace(ADDRESS, served.scheduler.address))
+    *making, running = block_of(language)
+    for line in making:
+        run(folder, "bash", "-c", line)
+    assert run(folder, "bash", "-c", running).strip()

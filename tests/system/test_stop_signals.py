@@ -18,21 +18,24 @@ import pytest
 
 from tandem_client import Client
 from tandem_client.errors import Unavailable
+from tandem_client.types import UpdateState
 from tests.rigs.processes import child_environment
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
-# In place of the real worker, which takes seconds to start: the real link, and steps of 20 ms.
+# In place of the real worker, which takes seconds to start: the real link, and steps of 20 ms. It loads new weights
+# while the folder has a file `slow`.
 WORKER = """\
 import runpy, sys
 [folder] = [word.partition("=")[2] for word in sys.argv if word.startswith("--runtime-dir=")]
 own = [word for word in sys.argv if word == "--exit-with-parent"]
 shape = ["--max-length", "4096", "--page-size", "16", "--num-pages", "1100"]
-sys.argv = ["worker", "--runtime-dir", folder, "--step-ms", "20", *shape, *own]
+sys.argv = ["worker", "--runtime-dir", folder, "--step-ms", "20", "--slow-file", folder + "/slow", *shape, *own]
 runpy.run_module("tests.rigs.linked_worker", run_name="__main__")
 """
 # Of each stream: long enough for what is looked at meanwhile, or for a signal alone.
 MANY_TOKENS, FEW_TOKENS = 250, 50
 _LEVEL = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback|Error:")
+_WRONG_END = re.compile(r": the \w+( \d+)? (ended|was ended|did not end)")
 _READY = r"ready: tandem generate"
 _GRPC, _HTTP = r"frontend listening on (\S+)$", r"gateway listening on (\S+)$"
 
@@ -77,15 +80,16 @@ class Stage:
         # The rest of the package is the repository's.
         (package / "__init__.py").write_text("import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n")
         (package / "__main__.py").write_text(WORKER)
-        (folder / "run").mkdir(mode=0o700)
-        self.sockets = f"--runtime-dir={folder / 'run'}"
+        self.run = folder / "run"
+        self.run.mkdir(mode=0o700)
+        self.sockets = f"--runtime-dir={self.run}"
         self._environment = child_environment()
         # The folder comes before the repository, which has a real worker.
         self._environment["PYTHONPATH"] = os.pathsep.join([str(folder), self._environment["PYTHONPATH"]])
 
-    def start(self, *command: str, group: int | None = None) -> Program:
+    def start(self, *command: str, group: int | None = None, within: Sequence[str] = ()) -> Program:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*within, sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             cwd=self.folder, env=self._environment, process_group=group,
         )  # fmt: skip
         program = Program(process)
@@ -179,15 +183,19 @@ def check_ends(programs: Sequence[Program], others: Sequence[psutil.Process] = (
     _, alive = psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)
     assert alive == []
     said = [line for program in programs for line in program.lines]
-    assert [line for line in said if _LEVEL.search(line) or "ended with status" in line] == []
+    assert [line for line in said if _LEVEL.search(line) or _WRONG_END.search(line)] == []
 
 
-def start_serve(stage: Stage) -> tuple[Program, str, str, psutil.Process, list[psutil.Process]]:
+def start_serve(
+    stage: Stage, *more: str, within: Sequence[str] = ()
+) -> tuple[Program, str, str, psutil.Process, list[psutil.Process]]:
     """Returns it, its two addresses, its process, and those that it started."""
     flags = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--shared-pool", "on", stage.sockets]
-    serve = stage.start("tandem_client.cli", "serve", *flags)
+    serve = stage.start("tandem_client.cli", "serve", *flags, *more, within=within)
     serve.wait_line(_READY)
     own = psutil.Process(serve.process.pid)
+    if within:
+        [own] = own.children()
     others = own.children(recursive=True)
     assert len(others) >= 5  # scheduler, front end, worker, holder, gateway
     return serve, serve.wait_line(_GRPC), serve.wait_line(_HTTP), own, others
@@ -205,6 +213,84 @@ def test_a_signal_to_every_process_of_serve_drains_it(stage: Stage) -> None:
         assert kept.get(f"{http}/v1/models").status_code == 503
         check_refusals(grpc, http)
     check_ends([serve], others)
+
+
+def test_a_signal_to_every_process_while_a_worker_loads_new_weights(stage: Stage) -> None:
+    """The streams and the operator get what they would have got, after the loading."""
+    weights, states = stage.folder / "weights" / "v1", list[UpdateState]()
+    weights.mkdir(parents=True)
+    serve, grpc, http, own, others = start_serve(stage, "--scheduler", f"--weights-folders {weights.parent}")
+
+    def update() -> None:
+        with Client(grpc, max_retries=0) as client:
+            states.extend(each.state for each in client.update_weights(weights, version="v1"))
+
+    operator = threading.Thread(target=update)
+    with streams(grpc, http):
+        (stage.run / "slow").touch()
+        operator.start()
+        serve.wait_line("loading v1")
+        for process in (*others[::2], own, *others[1::2]):
+            process.send_signal(signal.SIGTERM)
+        serve.wait_line("core.*stopping: new requests are refused")
+        serve.wait_line("worker.*stopping: ")
+        check_refusals(grpc, http)
+        (stage.run / "slow").unlink()
+        operator.join(TIMEOUT_SECONDS)
+    assert states[-1:] == [UpdateState.DONE]
+    # What is said of each update.
+    serve.lines = [line for line in serve.lines if "has weights 'v1'; 2 requests go back to the queue" not in line]
+    check_ends([serve], others)
+
+
+def of_module(processes: Sequence[psutil.Process], module: str) -> psutil.Process:
+    [found] = [each for each in processes if module in each.cmdline()]
+    return found
+
+
+def test_frozen_processes_are_killed_and_named(stage: Stage) -> None:
+    """A worker by the scheduler that hears nothing of it, a front end with its scheduler at the second signal."""
+    serve, _, _, own, others = start_serve(stage)
+    for module in ("gpu_worker", "scheduler_svc.frontend"):
+        of_module(others, module).send_signal(signal.SIGSTOP)
+    own.send_signal(signal.SIGTERM)
+    serve.wait_line("core.*stopping: new requests are refused")
+    serve.wait_line("core.*killed the hung worker")
+    own.send_signal(signal.SIGTERM)
+    serve.wait_line("serve.*the scheduler was ended by SIGKILL")
+    assert serve.process.wait(TIMEOUT_SECONDS) == 0
+    assert psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)[1] == []
+
+
+_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def test_serve_as_process_1_leaves_neither_zombies_nor_orphans(stage: Stage) -> None:
+    """As in a container without an init. The death of the scheduler leaves its front end to process 1."""
+    if sys.platform != "linux" or subprocess.run([*_PROCESS_1, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not be process 1 of others")
+    serve, _, _, own, before = start_serve(stage, within=_PROCESS_1)
+    num_lines = len(serve.lines)
+    lost = [each for each in before if "tandem_client.gateway" not in each.cmdline()]
+    for killed in [of_module(before, module) for module in ("gpu_worker", "scheduler_svc")]:
+        killed.kill()
+    # A zombie runs, as psutil sees it.
+    until(lambda: sum(each.is_running() for each in lost) == 1, "nobody but the holder is left of them")
+
+    def newest(pattern: str) -> str:
+        """The system chose the ports anew, and so the gateway is another one too."""
+        return until(lambda: [match for line in serve.lines[num_lines:] if (match := re.search(pattern, line))])[-1][1]
+
+    grpc, http = newest(_GRPC), newest(_HTTP)
+    with Client(grpc) as client, httpx.Client(base_url=http, verify=False) as caller:
+        client.wait_ready(TIMEOUT_SECONDS)
+        until(lambda: caller.get("/v1/models").status_code == 200)
+    after = own.children(recursive=True)
+    assert len(after) == len(before) and all(each.status() != psutil.STATUS_ZOMBIE for each in after)
+    with streams(grpc, http, FEW_TOKENS):
+        own.send_signal(signal.SIGTERM)
+    assert serve.process.wait(TIMEOUT_SECONDS) == 0, "\n".join(serve.lines)
+    assert psutil.wait_procs({*before, *after}, timeout=TIMEOUT_SECONDS)[1] == []
 
 
 def test_a_signal_to_serve_alone_drains_it(stage: Stage) -> None:

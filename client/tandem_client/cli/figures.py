@@ -187,10 +187,15 @@ def of_model(model: types.ModelInfo) -> Iterator[str]:
     most = model.default_max_new_tokens
     rest = "the rest of the context" if most is None else counted(most, "token")
     yield f"output      {rest} without --max-new-tokens"
-    yield f"limits      {counted(model.max_num_samples, 'sample')} and {model.max_logprobs:,} logprobs a request"
+    yield (
+        f"limits      {counted(model.max_num_samples, 'sample')} and {counted(model.max_logprobs, 'logprob')} a request"
+    )
     if (limits := model.limits) is not None:
         yield f"stops       {counted(limits.max_stop_strings, 'string')}, {counted(limits.max_stop_token_ids, 'token')}"
-        yield f"message     {limits.max_message_bytes:,} bytes; priority {limits.min_priority} to {limits.max_priority}"
+        yield (
+            f"message     {counted(limits.max_message_bytes, 'byte')}; "
+            f"priority {limits.min_priority} to {limits.max_priority}"
+        )
     yield f"defaults    {_defaults(model.sampling_defaults)}"
     yield f"batch       {counted(model.max_rows, 'sequence')} at once, {counted(model.token_budget, 'token')} a step"
     yield f"memory      {counted(model.num_pages, 'page')} of {counted(model.page_size, 'token')}"
@@ -200,23 +205,16 @@ def of_model(model: types.ModelInfo) -> Iterator[str]:
         yield f"attention   the last {counted(model.window, 'token')}{sinks}"
 
 
-def of_drain(progress: types.DrainProgress) -> str:
-    """Returns one line: time, state, what is left, what happens."""
-    parts = [f"{progress.seconds:7.2f} s  {progress.state.replace('_', ' '):11}"]
-    if progress.worker:
-        parts.append(f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved")
-    else:
-        parts.append(f"{progress.running:,} running, {progress.waiting:,} waiting")
-    parts.append(f"about {counted(progress.tokens_left, 'token')} left")
-    return "  ".join([*parts, progress.detail])
-
-
-def of_update(progress: types.UpdateProgress) -> str:
-    """Returns one line: time, state, workers, requests, what happens."""
-    workers = f"{progress.workers_updated} of {counted(progress.workers, 'worker')} updated"
+def of_progress(progress: types.DrainProgress | types.UpdateProgress) -> str:
+    """Returns one line: time, state, what is done and left, what happens."""
     requests = f"{progress.running:,} running, {progress.waiting:,} waiting"
+    if isinstance(progress, types.UpdateProgress):
+        parts = [f"{progress.workers_updated} of {counted(progress.workers, 'worker')} updated", requests]
+    else:
+        here = f"{counted(progress.worker_running, 'request')} here, {progress.moved:,} moved"
+        parts = [here if progress.worker else requests, f"about {counted(progress.tokens_left, 'token')} left"]
     state = progress.state.replace("_", " ")
-    return "  ".join([f"{progress.seconds:7.2f} s  {state:10}", workers, requests, progress.detail])
+    return "  ".join([f"{progress.seconds:7.2f} s  {state:11}", *parts, progress.detail])
 
 
 # The states of workers that take no requests, and have none or keep them paused.

@@ -21,7 +21,7 @@ from tandem_client.cli.plain import plain
 from tandem_client.rates import rate_of
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, Summary, TokenLogprob, Waiting
-from tandem_contract.plural import counted
+from tandem_contract.plural import counted, numbered
 
 
 def closing_line(
@@ -48,7 +48,7 @@ def _events(summary: Summary) -> list[str]:
     if usage.reasoning_tokens:
         found.append(f"{counted(usage.reasoning_tokens, 'token')} of reasoning")
     if usage.cached_prompt_tokens:
-        found.append(f"{usage.cached_prompt_tokens} of {usage.prompt_tokens} prompt tokens cached")
+        found.append(f"{usage.cached_prompt_tokens} of {numbered(usage.prompt_tokens, 'prompt token')} cached")
     if timing.preemptions:
         found.append(counted(timing.preemptions, "preemption"))
     if timing.worker_changes:

@@ -30,6 +30,8 @@ from tandem_client.services.pair import TOY_NOTICE, flags, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
 from tandem_client.services.settings import SCHEDULER, WORKER, SettingsReader, SettingsRefused
 from tandem_client.types import Delta
+from tandem_contract.needed import ends_with_needed
+from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
 
 _FRAMES_PER_SECOND = 12
@@ -103,7 +105,10 @@ class Board:
         """Notes the end of a stream."""
         self._ended[index] = completion.ended_by
         if self._live is None:
-            what = f"{index + 1} of {len(self._asked)}: {len(completion.token_ids)} tokens, {completion.ended_by}"
+            what = (
+                f"{index + 1} of {len(self._asked)}: {numbered(len(completion.token_ids), 'token')}, "
+                f"{completion.ended_by}"
+            )
             self._teller.say("stream", what)
 
     def _table(self) -> Table:
@@ -130,9 +135,11 @@ def round_line(name: str, result: Round) -> str:
     """Returns the measurements of a round as one line."""
     firsts = sorted(completion.first_token_seconds for completion in result.completions)
     return (
-        f"{name}: {len(result.completions)} completions, {result.num_tokens} tokens in {result.seconds:.2f} s "
+        f"{name}: {numbered(len(result.completions), 'completion')}, "
+        f"{numbered(result.num_tokens, 'token')} in {result.seconds:.2f} s "
         f"({result.num_tokens / result.seconds:.0f} tokens/s), first token after {firsts[len(firsts) // 2]:.3f} s "
-        f"(median), {result.steps} steps, at most {result.pages_used} of {result.pages_total} pages used"
+        f"(median), {numbered(result.steps, 'step')}, at most {result.pages_used} "
+        f"of {numbered(result.pages_total, 'page')} used"
     )
 
 
@@ -156,6 +163,7 @@ def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int])
     return table
 
 
+@ends_with_needed("demo")
 def main(
     listen: Annotated[str | None, typer.Option(help="Default: a free port.")] = None,
     runtime_dir: Annotated[Path | None, typer.Option(help="Default: a temporary folder.")] = None,
@@ -210,17 +218,21 @@ async def _demo(services: Services, address: str, teller: Teller, asked: list[Qu
     for problem in problems:
         teller.say("demo", f"FAILED: {problem}")
     if not problems:
-        teller.say("demo", f"all {len(asked)} completions are equal, with and without the kill")
+        teller.say("demo", f"all {numbered(len(asked), 'completion', 'are')} equal, with and without the kill")
     return 1 if problems else 0
 
 
 async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, asked: list[Question]) -> list[str]:
     info = await client.model_info()
     services.quiet = True
-    teller.say("demo", f"serving {info.model}: {info.num_pages} pages of {info.page_size} tokens, {info.max_rows} rows")
+    teller.say(
+        "demo",
+        f"serving {info.model}: {numbered(info.num_pages, 'page')} of {numbered(info.page_size, 'token')}, "
+        f"{numbered(info.max_rows, 'row')}",
+    )
     if is_toy(info):
         teller.say("demo", TOY_NOTICE)
-    teller.say("demo", f"round 1, undisturbed: {len(asked)} prompts at once")
+    teller.say("demo", f"round 1, undisturbed: {numbered(len(asked), 'prompt')} at once")
     undisturbed = await services.guard(_round(client, teller, asked, Arrivals()))
     teller.say("demo", round_line("round 1", undisturbed))
 
@@ -253,7 +265,8 @@ async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arri
     await arrivals.wait_for(num_tokens)
     killed_at = teller.seconds
     teller.say(
-        "demo", f"kill -9 {services.worker.pid}, the worker, after {arrivals.num_tokens} tokens; the streams wait"
+        "demo",
+        f"kill -9 {services.worker.pid}, the worker, after {numbered(arrivals.num_tokens, 'token')}; the streams wait",
     )
     await services.kill_worker()
     teller.say("demo", f"another worker starts from nothing, process {services.worker.pid}")

@@ -11,11 +11,13 @@ from importlib.util import find_spec
 
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
+from tandem_contract.needed import ends_with_needed
 from tandem_contract.version import how_to_install
 
 log = logging.getLogger("tandem.gateway")
 
 
+@ends_with_needed("gateway")
 def main() -> int:
     """Runs the gateway."""
     stopping.begin()

@@ -13,6 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.exchange import Answer, too_large
+from tandem_client.gateway.settings import ANY_ORIGIN
+
+
+def early_headers(origins: Collection[str], origin: str) -> dict[str, str]:
+    """Returns the headers for an answer to a head that is not complete.
+
+    If its `origin` has not come and is empty, only pages of every site (`*`) can read the answer.
+    """
+    if not origins:
+        return {}
+    allowed = ANY_ORIGIN if ANY_ORIGIN in origins else origin if origin in origins else ""
+    read = {"access-control-allow-origin": allowed, "access-control-expose-headers": "*"} if allowed else {}
+    return {**read, "vary": "Origin"}
 
 
 class Cors(CORSMiddleware):

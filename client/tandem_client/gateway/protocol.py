@@ -7,7 +7,7 @@ Owns a class for each of uvicorn's HTTP parsers; both keep the state of a reques
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from tandem_client.gateway.accepting import SEAT, Seat, Seats
@@ -44,6 +44,8 @@ class BoundedConnection:
     seats: Seats
     readers: Readers
     head_seconds: float
+    # The headers of CORS for an answer to a head that is not complete, of which the origin may have come.
+    cors: Callable[[str], Mapping[str, str]]
     transport: Any
     flow: Any
     cycle: Any
@@ -131,9 +133,19 @@ class BoundedConnection:
         if self.transport.is_closing():
             return
         body = HttpError(status, message, code="connection").body()
-        head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        headers = {
+            "content-type": "application/json",
+            "connection": "close",
+            "content-length": str(len(body)),
+            **self.cors(self._early_origin()),
+        }
+        lines = [f"HTTP/1.1 {status} {_PHRASES[status]}", *(f"{name}: {value}" for name, value in headers.items())]
+        self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + body)
         self.transport.close()
+
+    def _early_origin(self) -> str:
+        """The origin in the part of a head that has come; empty without one, and with h11, which tells only a whole."""
+        return ""
 
 
 class _UntilClose(int):
@@ -189,7 +201,8 @@ class EagerConnection(BoundedConnection):
     pipeline: Any
     parser: Any
     url: bytes
-    headers: list[tuple[bytes, bytes]]
+    # Of the head that comes; None before the first.
+    headers: list[tuple[bytes, bytes]] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to count."""
@@ -247,22 +260,33 @@ class EagerConnection(BoundedConnection):
         """The head of the request, which was parsed, without the wish for another protocol."""
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
-        for name, value in self.headers:
+        for name, value in self.headers or ():
             if name == b"connection":
                 value = b",".join(each for each in value.split(b",") if each.strip().lower() not in _OF_UPGRADE)
             if name not in _OF_UPGRADE:
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"\r\n"])
 
+    def _early_origin(self) -> str:
+        found = [value for name, value in self.headers or () if name == b"origin"]
+        return found[0].decode("latin-1") if len(found) == 1 else ""
+
     def _read(self, callback: str, *arguments: bytes) -> None:
         self._num_unread = 0
         getattr(super(), callback)(*arguments)
 
 
-def bounded(parser: type[Any], seats: Seats, readers: Readers, head_seconds: float) -> type[Any]:
+def bounded(
+    parser: type[Any],
+    seats: Seats,
+    readers: Readers,
+    head_seconds: float,
+    cors: Callable[[str], Mapping[str, str]],
+) -> type[Any]:
     """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
     connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
-    return type("Bounded", (connection, parser), {"seats": seats, "readers": readers, "head_seconds": head_seconds})
+    own = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
+    return type("Bounded", (connection, parser), own)
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:

@@ -23,6 +23,7 @@ import uvicorn
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
 from tandem_client.gateway.app import App
 from tandem_client.gateway.certificates import follow, load
+from tandem_client.gateway.cors import early_headers
 from tandem_client.gateway.draining import Drain
 from tandem_client.gateway.metrics import Meter, table_bytes
 from tandem_client.gateway.protocol import Readers, bounded, parser_class
@@ -222,9 +223,10 @@ class _Server(uvicorn.Server):
 
 
 def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
+    cors = partial(early_headers, settings.origins)
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http=bounded(parser_class(find_spec), seats, readers, settings.head_seconds),
+        http=bounded(parser_class(find_spec), seats, readers, settings.head_seconds, cors),
         loop="none",
         ws="none",
         lifespan="off",
@@ -295,7 +297,7 @@ def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[S
 
     def on_change(one: Supervisor) -> None:
         nonlocal num_listening
-        if one.state == State.PAUSED:
+        if one.state == State.PAUSED or (one.ended is not None and one.ended.is_overdue):
             log.warning("%s", one.ended)
         elif one.state == State.SERVING:
             num_listening += 1

@@ -2,15 +2,17 @@
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem_client.address import DEFAULT_ADDRESS, dialled, is_local
-from tandem_client.connection import TlsSettings
 from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
+
+if TYPE_CHECKING:
+    from tandem_client.connection import TlsSettings
 
 ANY_ORIGIN = "*"
 # Browsers leave out these ports.
@@ -126,10 +128,13 @@ class Settings(BaseModel):
         return self.address_connections or connections, self.address_handshakes or handshakes
 
     @property
-    def service_tls_settings(self) -> TlsSettings | None:
+    def service_tls_settings(self) -> "TlsSettings | None":
         """TLS of the connection to the service; None without."""
         if not (self.service_tls or self.service_ca or self.service_cert):
             return None
+        # `tandem serve`, which reads the settings first, waits for no gRPC.
+        from tandem_client.connection import TlsSettings
+
         return TlsSettings(
             ca=self.service_ca, cert=self.service_cert, key=self.service_key, server_name=self.service_name or None
         )

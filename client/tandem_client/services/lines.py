@@ -14,6 +14,7 @@ from typing import TextIO
 
 from tandem_contract import private_file
 from tandem_contract.logs import LogLine, parse
+from tandem_contract.plural import numbered
 
 _MAX_LINES = 4096
 # Of the file; the one before it is kept, too.
@@ -80,7 +81,9 @@ class LineWriter:
             texts = list(self._texts)
             self._texts.clear()
             if self._num_dropped:
-                dropped = f"{self._num_dropped} lines were dropped because the output was not read in time"
+                dropped = (
+                    f"{numbered(self._num_dropped, 'line', 'were')} dropped because the output was not read in time"
+                )
                 texts.append(f"{self._own_line(dropped)}\n")
                 self._num_dropped = 0
         return "".join(texts)
@@ -180,4 +183,4 @@ class Repeats:
         read, count, since = self._last.get(name, (None, 0, 0.0))
         if read is not None and count:
             self._last[name] = read, 0, since
-            self._show(name, f"repeated {count} {'time' if count == 1 else 'times'}: {read.message}")
+            self._show(name, f"repeated {numbered(count, 'time')}: {read.message}")

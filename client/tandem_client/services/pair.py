@@ -44,7 +44,7 @@ _WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
 _AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
 _ANSWER_SECONDS = 5.0
 # How long a drain of the scheduler takes at most, as it says at the begin; and what a program may need after it.
-_DRAIN = re.compile(r"\bstopping: .* have at most (\S+) s to end")
+_DRAIN = re.compile(r"\bstopping: .* ha(?:s|ve) at most (\S+) s to end")
 _SPARE_SECONDS = 15.0
 # A line of the service, which it prints at every log level.
 _LISTENING = re.compile(r"\bfrontend listening on ([^\s\"]+)")
@@ -287,9 +287,9 @@ class ServicePair:
                 each.stop(self._stops_within if group is self._services else grace_seconds)
             tasks = [self._supervising[each] for each in group if each in self._supervising]
             await asyncio.gather(*tasks, return_exceptions=True)
-            ended = [(each.name, each.ended.status) for each in running if each.ended is not None]
+            ended = [each.ended for each in running if each.ended is not None]
             # During its start a program is ended by the order itself.
-            wrong += [f"the {name} ended with status {code}" for name, code in ended if code and not is_stop(code)]
+            wrong += [f"the {one.name} {one.how}" for one in ended if one.status and not is_stop(one.status)]
         return wrong
 
     def stop_now(self) -> None:

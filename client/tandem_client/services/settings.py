@@ -1,15 +1,17 @@
 """What the programs read of their flags, variables and files, before any of them starts.
 
-Their own reader answers, in processes beside this one, which imports neither the programs nor pydantic.
+Their own reader answers, in a fork of this process, which does not import the programs itself. A new process would
+import once more what this one has imported by then: pydantic, for the flags of its own command.
 """
 
+import importlib
 import json
-import subprocess
-import sys
+import os
+import signal
+import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-
-from tandem_contract.logs import last_line
+from contextlib import suppress
+from typing import Any, NoReturn, Self, TextIO
 
 SCHEDULER, WORKER, GATEWAY = "scheduler", "worker", "gateway"
 _MODULES = {
@@ -17,7 +19,7 @@ _MODULES = {
     WORKER: "gpu_worker.settings",
     GATEWAY: "tandem_client.gateway.settings",
 }
-_CODE = "from tandem_contract.settings_check import main; main()"
+_CHECK = "tandem_contract.settings_check"
 
 Settings = Mapping[str, Any]
 """By name, as JSON has them: a path is a string, a setting without a value None."""
@@ -32,25 +34,33 @@ class HelpAsked(Exception):
 
 
 class SettingsReader:
-    """A process that reads the settings of programs. It gets ready while this one does something else."""
+    """A fork that reads the settings of programs, and gets ready while this process does something else.
+
+    Make it before this process has other threads.
+    """
 
     def __init__(self, *names: str) -> None:
-        # A session of its own: Ctrl-C reaches this process alone.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CODE, *(f"{name}={_MODULES[name]}" for name in names)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            ours.close()
+            _answer({name: _MODULES[name] for name in names}, theirs.makefile("rw"))
+        theirs.close()
+        with ours:
+            self._stream = ours.makefile("rw")
 
     def read(self, flags: Mapping[str, Sequence[str]]) -> dict[str, Settings]:
         """Returns the settings of each program with these flags. Raises SettingsRefused, HelpAsked."""
-        out, errors = self._process.communicate(json.dumps({name: list(each) for name, each in flags.items()}))
-        if self._process.returncode:
-            raise SettingsRefused(f"the settings cannot be read: {last_line(errors.splitlines())}")
-        answers: dict[str, dict[str, Any]] = json.loads(out)
+        line = ""
+        # If it has ended, it may have said why.
+        with suppress(BrokenPipeError):
+            self._stream.write(f"{json.dumps({name: list(each) for name, each in flags.items()})}\n")
+            self._stream.flush()
+        with suppress(ConnectionError):
+            line = self._stream.readline()
+        answers: dict[str, dict[str, Any]] | str = json.loads(line) if line else "their reader was killed"
+        if isinstance(answers, str):
+            raise SettingsRefused(f"the settings cannot be read: {answers}")
         for answer in answers.values():
             if "says" in answer:
                 raise HelpAsked(answer["says"].rstrip("\n"))
@@ -61,8 +71,24 @@ class SettingsReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        with suppress(BrokenPipeError):
+            self._stream.close()
+
+
+def _answer(modules: Mapping[str, str], stream: TextIO) -> NoReturn:
+    """What the fork does."""
+    try:
+        # Ctrl-C reaches the other process alone.
+        os.setsid()
+        importlib.import_module(_CHECK).answer(modules, stream)
+    except BaseException as error:
+        with suppress(OSError):
+            stream.write(f"{json.dumps(f'{type(error).__name__}: {error}')}\n")
+            stream.flush()
+    finally:
+        os._exit(0)
 
 
 def _refuse(problems: Mapping[str, Sequence[str]]) -> None:

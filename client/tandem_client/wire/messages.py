@@ -16,6 +16,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import types
 from tandem_client.errors import ProtocolError
+from tandem_contract.plural import numbered
 
 _Value = TypeVar("_Value")
 _Word = TypeVar("_Word", bound=StrEnum)
@@ -125,15 +126,17 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
     count, top_k = len(message.logprobs), message.top_k
     if not len(message.top_token_ids) == len(message.top_logprobs) == count * top_k:
         raise ProtocolError(
-            f"{count} logprobs with {top_k} alternatives each need {count * top_k} alternatives; the message has"
-            f" {len(message.top_token_ids)} token ids and {len(message.top_logprobs)} logprobs of alternatives"
+            f"{numbered(count, 'logprob')} and {numbered(top_k, 'alternative')} of each need"
+            f" {numbered(count * top_k, 'alternative')}; the message has"
+            f" {numbered(len(message.top_token_ids), 'token id')} and "
+            f"{numbered(len(message.top_logprobs), 'logprob')} of alternatives"
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
     pieces, others = (tuple(map(_piece, each)) for each in (message.pieces, message.top_pieces))
     if pieces and (len(pieces), len(others)) != (count, len(top)):
         raise ProtocolError(
-            f"{count} logprobs with {top_k} alternatives each have {len(pieces)} pieces of text, and {len(others)} of"
-            " alternatives"
+            f"{numbered(count, 'logprob')} and {numbered(top_k, 'alternative')} of each have"
+            f" {numbered(len(pieces), 'piece')} of text, and {len(others)} of alternatives"
         )
     return tuple(
         types.TokenLogprob(

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
 
 from tandem_client import errors
+from tandem_contract.plural import counted
 
 _INDEX = re.compile(r"\[\d+\]")
 # A field that would help: "set force to let its requests end there".
@@ -206,12 +207,12 @@ def _of_connection(status: grpc.StatusCode, said: str) -> tuple[type[errors.Tand
 
 
 def _size_message(found: re.Match[str]) -> str:
-    size, limit = (f"{int(number):,}" for number in found.group(3, 4))
+    size, limit = counted(int(found.group(3)), "byte"), f"{int(found.group(4)):,}"
     if found["side"] == "SERVER":
-        return f"the request has {size} bytes; the service takes {limit} (max_message_bytes)"
+        return f"the request has {size}; the service takes {limit} (max_message_bytes)"
     if found["way"] == "Sent":
-        return f"the request has {size} bytes; the client sends at most {limit}"
-    return f"the answer has {size} bytes; the client takes at most {limit}"
+        return f"the request has {size}; the client sends at most {limit}"
+    return f"the answer has {size}; the client takes at most {limit}"
 
 
 def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:

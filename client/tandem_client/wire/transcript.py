@@ -233,7 +233,8 @@ class Transcript:
             num_logprobs = len(delta.token_ids) if self._with_logprobs else 0
             if len(delta.logprobs) != num_logprobs:
                 raise ProtocolError(
-                    f"a delta of {numbered(len(delta.token_ids), 'token')} has {len(delta.logprobs)} logprobs;"
+                    f"a delta of {numbered(len(delta.token_ids), 'token')} has "
+                    f"{numbered(len(delta.logprobs), 'logprob')};"
                     f" expected {num_logprobs}"
                 )
         sample.add(delta)

@@ -6,6 +6,7 @@ at 1,024 rows an object per row would cost more time than the step itself.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.messages.reports import DrainReport, Load, StepReport, WaitReason, WeightsReport
+from scheduler_svc.core.messages.reports import DrainReport, Exchange, Load, StepReport, WaitReason, WeightsReport
+from scheduler_svc.core.messages.resources import DropResource, PrepareResource
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 
@@ -205,23 +207,6 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareConstraint:
-    """The worker is to prepare a constraint, and to answer with ConstraintReady."""
-
-    worker: str
-    hash: bytes
-    source: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropConstraint:
-    """No plan in flight uses the constraint, and none will before the next PrepareConstraint."""
-
-    worker: str
-    hash: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWeights:
     """The worker, which has no plan in flight, is to load these weights."""
 
@@ -356,29 +341,23 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbortReply:
+class AbortReply(Exchange):
     """The answer to an Abort: each id in the order of the event, and whether it was live."""
 
-    frontend: str
-    query: int
     outcomes: tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReply:
+class LoadReply(Exchange):
     """The answer to a LoadQuery."""
 
-    frontend: str
-    query: int
     load: Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushReply:
+class FlushReply(Exchange):
     """The answer to a FlushCache. `pages` counts the pages that were cached, on devices and in host memory."""
 
-    frontend: str
-    query: int
     pages: int
 
 
@@ -427,23 +406,24 @@ class AnnounceDrain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRefused:
-    """A Drain does not begin. This is the only answer."""
+class OperationRefused(Exchange):
+    """What an operator asks for does not begin. This is the only answer."""
 
-    frontend: str
-    query: int
     code: RejectCode
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRefused:
-    """An UpdateWeights does not begin. This is the only answer."""
+class DrainRefused(OperationRefused):
+    """A Drain does not begin."""
 
-    frontend: str
-    query: int
-    code: RejectCode
-    message: str
+    field: ClassVar[str] = "worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRefused(OperationRefused):
+    """An UpdateWeights does not begin. `field` is the one at fault, or empty."""
+
     field: str = ""
 
 
@@ -480,8 +460,8 @@ Effect = (
     | DismissWorker
     | KillWorker
     | SendPlan
-    | PrepareConstraint
-    | DropConstraint
+    | PrepareResource
+    | DropResource
     | LoadWeights
     | WeightsChanged
     | WeightsReport

@@ -25,6 +25,8 @@ from scheduler_svc.core.messages.operators import (
     WeightsRestored,
 )
 from scheduler_svc.core.messages.plan import KeptPages
+from scheduler_svc.core.messages.reports import Exchange
+from scheduler_svc.core.messages.resources import CONSTRAINT, Resource
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 # The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
@@ -32,9 +34,6 @@ MAX_SAMPLING_BYTES = 96 << 10
 # The largest `Submit.description`: stop strings and stop tokens make 20 kB at most.
 MAX_DESCRIPTION_BYTES = 32 << 10
 SECRET_HASH_BYTES = 32
-# The largest `Submit.constraint`.
-MAX_CONSTRAINT_BYTES = 64 << 10
-CONSTRAINT_HASH_BYTES = 32
 
 # Sampling, stop tokens in any order, limits.
 Options = tuple[bytes, tuple[int, ...], tuple[int, ...]]
@@ -88,10 +87,8 @@ class Submit:
     """Who pays; empty without a token file."""
     traceparent: str = ""
     """The caller's trace, for the flight recorder; the core does not read it."""
-    constraint: bytes = b""
-    """A grammar that the output matches; empty without one. The core passes it to workers and does not parse it."""
-    constraint_hash: bytes = b""
-    """SHA-256 of `constraint`: 32 bytes, or empty."""
+    resources: tuple[Resource, ...] = ()
+    """What a worker must prepare for the request, at most one of each kind."""
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
     is_max_unset: bool = False
@@ -104,11 +101,17 @@ class Submit:
 
     @property
     def options(self) -> Options:
-        """What identifies the request besides tenant and prompt: sampling and constraint, stop tokens, limits."""
+        """What identifies the request besides tenant and prompt: sampling and resources, stop tokens, limits."""
         # An unset maximum depends on the workers.
         most = 0 if self.is_max_unset else self.max_new_tokens
         limits = (self.ignore_eos, most, self.min_new_tokens, self.num_logprobs)
-        return (self.sampling_key or self.sampling) + self.constraint_hash, self.stop_token_ids, limits
+        keys = b"".join(resource.key for resource in self.resources)
+        return (self.sampling_key or self.sampling) + keys, self.stop_token_ids, limits
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
+        return self.linger_seconds > 0
 
     def ends_at(self, arrived_at: float) -> float | None:
         """Returns the earlier end of the request's time limit and its deadline; None without one."""
@@ -185,30 +188,22 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class Abort(Exchange):
     """A caller asks to end the live requests with these ids. `query` identifies the AbortReply."""
 
-    frontend: str
-    query: int
     request_ids: tuple[str, ...]
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By id: other ids that the caller may mean (`names.meant`), the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadQuery:
+class LoadQuery(Exchange):
     """A front end asks for the core's load. `query` identifies the LoadReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlushCache:
+class FlushCache(Exchange):
     """A caller asks to empty the prefix cache, also in host memory. `query` identifies the FlushReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +215,10 @@ class FrontendJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLost:
-    """A front end is gone, so the core frees its requests."""
+    """A front end is gone, so the core frees its requests. `is_orderly` is True if it announced its stop."""
 
     frontend: str
+    is_orderly: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,13 +325,14 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstraintReady:
-    """A worker has prepared a constraint, or cannot."""
+class ResourceReady:
+    """A worker has prepared a resource, or cannot."""
 
     worker: str
     hash: bytes
     error: str = ""
-    """Why the constraint cannot be used, in one sentence; empty if it can."""
+    """Why the resource cannot be used, in one sentence; empty if it can."""
+    kind: str = CONSTRAINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +367,7 @@ Event = (
     | WorkerStops
     | WorkerAlive
     | StepDone
-    | ConstraintReady
+    | ResourceReady
     | TenantsChanged
     | Tick
     | Paused

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduler_svc.core.messages.reports import RequestEntry, RequestState
+from scheduler_svc.core.messages.reports import Exchange, RequestEntry, RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,30 @@ class TenantsChanged:
     limits: Mapping[str, TenantLimits]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """An operator drains a worker, or the service if `worker` is empty. `query` identifies the answers."""
+MAX_OPERATION_SECONDS = 86_400
+"""The longest time that an operator gives a drain, or an update of weights."""
+MAX_WORKER_NAME_CHARS = 256
+MAX_VERSION_CHARS, MAX_FOLDER_CHARS = 128, 4096
 
-    frontend: str
-    query: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOperation(Exchange):
+    """An operator starts something that goes on for a while. `query` identifies the answers."""
+
+    stop_replies: bool = False
+    """The operator has left, so there are no further answers. The operation goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(StartOperation):
+    """An operator drains a worker, or the service if `worker` is empty."""
+
     worker: str
     """The name of a worker, or its process id."""
     max_seconds: float
     """0 means no limit for a worker, and that of the shell for the service."""
     force: bool = False
     """Also the last worker that serves."""
-    stop_replies: bool = False
-    """The operator has left, so there are no further answers. The drain goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +86,15 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateWeights:
-    """An operator lets all workers load new weights. `query` identifies the answers."""
+class UpdateWeights(StartOperation):
+    """An operator lets all workers load new weights."""
 
-    frontend: str
-    query: int
     weights: Weights
     running: Running = Running.RECOMPUTE
     in_turn: bool = False
     """One worker after the other."""
     max_seconds: float = 600.0
     """Workers that have not begun to load by then keep their weights."""
-    stop_replies: bool = False
-    """The operator has left, so there are no further answers. The update goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +115,14 @@ class WeightsRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineQuery:
+class QuarantineQuery(Exchange):
     """An operator asks for the quarantined requests. `query` identifies the QuarantineReply."""
-
-    frontend: str
-    query: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClearQuarantine:
+class ClearQuarantine(Exchange):
     """An operator asks to end the quarantine of the requests with these keys, of all requests without keys."""
 
-    frontend: str
-    query: int
     keys: tuple[str, ...]
 
 
@@ -149,11 +150,9 @@ class QuarantineRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantineReply:
+class QuarantineReply(Exchange):
     """The entries, oldest first, and for a ClearQuarantine how many were removed."""
 
-    frontend: str
-    query: int
     entries: tuple[QuarantineEntry, ...]
     removed: int = 0
 
@@ -173,11 +172,9 @@ class RequestsMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsQuery:
+class RequestsQuery(Exchange):
     """A caller asks for a page of the list of requests. `query` identifies the RequestsReply."""
 
-    frontend: str
-    query: int
     page_size: int
     tenant: str | None = None
     """None: those of all tenants."""
@@ -189,11 +186,9 @@ class RequestsQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsReply:
+class RequestsReply(Exchange):
     """A page of the list, in the order of acceptance."""
 
-    frontend: str
-    query: int
     requests: tuple[RequestEntry, ...]
     next: RequestsMark | None
     """None if no others follow."""

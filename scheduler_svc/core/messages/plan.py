@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
+from scheduler_svc.core.messages.resources import Need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +82,8 @@ class RowStart:
     """The request wants prompt logprobs from this position on. 0 for none."""
     constraint: bytes = b""
     """Hash of the row's constraint; empty without one. The worker replays the output tokens that come with the row."""
+    other_needs: tuple[Need, ...] = ()
+    """What the row needs besides a constraint. The worker has prepared it, unless it blocks sampling only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

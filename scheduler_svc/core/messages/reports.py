@@ -4,6 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A query of a front end to the core, or an answer to it, which has the same number."""
+
+    frontend: str
+    query: int
+
+
 class WaitReason(StrEnum):
     """Why no request can be computed now (the first nine), or why one request waits. Names as in inference.proto."""
 
@@ -189,8 +197,17 @@ class RequestEntry:
     """None without a limit."""
 
 
-class DrainState(StrEnum):
-    """The state of a drain; the last three are final."""
+class OperationState(StrEnum):
+    """The state of what an operator has started."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is over."""
+        return self.name not in ("DRAINING", "LEAVING", "UPDATING")
+
+
+class DrainState(OperationState):
+    """The state of a drain; all but the first two are final."""
 
     DRAINING = "draining"
     LEAVING = "leaving"
@@ -200,11 +217,9 @@ class DrainState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainReport:
+class DrainReport(Exchange):
     """The progress of a drain, for one operator. The fields are those of DrainResponse in control.proto."""
 
-    frontend: str
-    query: int
     worker: str
     state: DrainState
     running: int
@@ -216,7 +231,7 @@ class DrainReport:
     detail: str
 
 
-class UpdateState(StrEnum):
+class UpdateState(OperationState):
     """The state of an update of weights; all but the first are final."""
 
     UPDATING = "updating"
@@ -227,11 +242,9 @@ class UpdateState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsReport:
+class WeightsReport(Exchange):
     """The progress of an update, for one operator. The fields are those of UpdateWeightsResponse in control.proto."""
 
-    frontend: str
-    query: int
     version: str
     state: UpdateState
     workers: int

@@ -51,7 +51,7 @@ class HostPool:
         self._pages.move_to_end(page_hash)
 
     def store(self, page_hash: bytes, tokens: bytes, *, unverified: bool) -> int | None:
-        """Returns the slot to swap the page out to. Evicts the least recently used page if no slot is free.
+        """Stores a page, and returns the slot to swap it out to. Evicts the least recently used page if none is free.
 
         Returns None if the page is in host memory already, or if the worker has no host pages.
         """

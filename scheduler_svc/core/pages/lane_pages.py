@@ -1,12 +1,12 @@
 """The pages of one lane's worker: page pool, host pool, labels, and the pool that the worker may take over.
 
-A worker may be told to take over the pool of a lost worker (`held_pools.py`). The lane has that pool's pages at once;
-its next plan names the pool. If the worker answers that it could not, all pages are evicted.
+A worker may be told to take over the pool of a lost worker (`recovery/held_pools.py`). The lane has that pool's pages
+at once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
 
 **Labels** are what the worker is told of its pages, in case this core dies and another one continues. A page is
 labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed. The label
 goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When the worker
-joins a later core, it reports its labels (`held_pools.py`).
+joins a later core, it reports its labels (`recovery/held_pools.py`).
 """
 
 from collections import deque
@@ -38,10 +38,6 @@ class LabelQueue:
         self._sent: deque[tuple[int, list[int]]] = deque()
         self._forget = False
 
-    def turn_on(self) -> None:
-        """The worker gets labels from now on."""
-        self.is_on = True
-
     def add(self, page: int) -> None:
         """Queues a page that has become verified."""
         self._pages[page] = None
@@ -53,7 +49,7 @@ class LabelQueue:
         self._pages.update(dict.fromkeys(page for page in pool.cached_pages() if not pool.is_unverified(page)))
 
     def take(self, pool: PagePool, in_flight: deque[SentPlan]) -> PageLabels | None:
-        """Returns the labels that go with the newest plan in flight, None without any."""
+        """Takes the labels that go with the newest plan in flight, None without any."""
         if not self._pages and not self._forget:
             return None
         forget, self._forget = self._forget, False
@@ -102,7 +98,7 @@ class LanePages:
         self.own_pool_id = info.pool_id
         """Names the memory of the worker's own pool if it outlives the worker. Empty otherwise."""
         self.pool_id = info.pool_id
-        """The same for the pool that the worker uses. Empty also if that is unknown."""
+        """Names the memory of the pool that the worker uses, as `own_pool_id`; empty if nobody may take it."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.labels = LabelQueue()
@@ -133,7 +129,7 @@ class LanePages:
         return pages
 
     def take_zero_pages(self) -> list[int]:
-        """Returns the pages that the next plan must zero, and clears the list."""
+        """Takes the pages that the next plan must zero."""
         pages, self._zero_pages = self._zero_pages, []
         return pages
 
@@ -156,9 +152,13 @@ class LanePages:
         self._enter_index()
 
     def told(self) -> TakeOver | None:
-        """Returns the pool that the plan being made tells the worker to take over, and clears it."""
+        """Takes the pool that the plan being made tells the worker to take over, None without one."""
         take_over, self.pending = self.pending, None
         return take_over
+
+    def forget_pool(self) -> None:
+        """Records that nobody knows which pool the worker uses, so that no later worker can take it over."""
+        self.pool_id = b""
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""

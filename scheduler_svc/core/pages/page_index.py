@@ -46,7 +46,7 @@ class PageIndex:
         return len(self._masks)
 
     def open(self) -> int:
-        """Returns the bit of a new lane."""
+        """Opens a lane, and returns its bit."""
         bit = 1
         while self._used_slots & bit:
             bit <<= 2

@@ -93,7 +93,7 @@ class PagePool:
         return pages
 
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
-        """Returns those of the newly allocated `pages` that must be zeroed, and marks all `pages` as unverified."""
+        """Marks newly allocated `pages` as unverified, and returns those of them that must be zeroed."""
         unverified = self._unverified
         found = [page for page in pages if unverified[page]]
         for page in pages:

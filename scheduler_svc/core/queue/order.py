@@ -22,7 +22,7 @@ Entry = tuple[QueueKey, Request]
 
 def queue_key(request: Request) -> QueueKey:
     """Returns the request's sort key among the requests of its tenant. The smallest key goes first."""
-    return (request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
+    return (request.virtual_start - request.submit.priority * AGEING_TOKENS, request.handle)
 
 
 def running_key(request: Request) -> tuple[int, int, int]:
@@ -30,8 +30,8 @@ def running_key(request: Request) -> tuple[int, int, int]:
 
     Without a token file there is one tenant, so its queue keys alone give the order.
     """
-    turn = request.turn if request.tenant else 0
-    return (turn, request.virtual_start - request.priority * AGEING_TOKENS, request.arrival)
+    turn = request.turn if request.submit.tenant else 0
+    return (turn, request.virtual_start - request.submit.priority * AGEING_TOKENS, request.handle)
 
 
 def trial_key(request: Request) -> QueueKey:
@@ -39,7 +39,7 @@ def trial_key(request: Request) -> QueueKey:
 
     The queue keys of two tenants say nothing about each other, so with a token file the order of arrival counts.
     """
-    return (request.arrival, 0) if request.tenant else queue_key(request)
+    return (request.handle, 0) if request.submit.tenant else queue_key(request)
 
 
 WINDOW = 32
@@ -92,7 +92,7 @@ class WaitingList:
         """Removes one of the requests that `first` returned. Raises AssertionError for another one."""
         i = bisect_left(self._front, (queue_key(request),))
         found = i < len(self._front) and self._front[i][1] is request
-        assert found, f"request {request.request_id} is not among the first that wait"
+        assert found, f"request {request.submit.request_id} is not among the first that wait"
         del self._front[i]
         self._count -= 1
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.operators import TenantLimits
+from tandem_contract.plural import numbered
 
 
 class Bucket:
@@ -49,7 +50,7 @@ class Bucket:
         self._level, self._at = self._level_at(now) - amount, now
 
     def give_back(self, amount: float, now: float) -> None:
-        """Returns what was taken and not used."""
+        """Gives back what was taken and not used."""
         self._level, self._at = min(float(self.per_minute), self._level_at(now) + amount), now
 
     def resized(self, per_minute: int, now: float) -> "Bucket":
@@ -107,7 +108,7 @@ class Account:
             self.tokens.take(tokens, now)
 
     def give_back(self, tokens: int, now: float) -> None:
-        """Returns the tokens of an ended request that were not made."""
+        """Gives back the tokens of an ended request that were not made."""
         if self.tokens is not None:
             self.tokens.give_back(tokens, now)
 
@@ -120,7 +121,7 @@ class Account:
             if bucket is not None and (seconds := bucket.wait(amount, now)) > 0:
                 limit = f"the limit of this tenant is {bucket.per_minute} {unit} per minute ({unit}_per_minute)"
                 some = "an expected" if is_expected else "up to"
-                needs = "" if bucket is self.requests else f" of {some} {tokens} tokens"
+                needs = "" if bucket is self.requests else f" of {some} {numbered(tokens, 'token')}"
                 return f"a request{needs} is accepted in {seconds:.3f} s; {limit}", seconds
         return None
 
@@ -132,10 +133,14 @@ class Account:
         # One request always fits an empty share: a small one must not exclude its tenant.
         most, most_tokens = max(1, int(share * max_waiting)), int(share * max_waiting_tokens)
         if self.waiting and self.waiting + count > most:
-            return f"{self.waiting} requests of this tenant are waiting; its limit is {most} (queue_share {share:g})"
+            return (
+                f"{numbered(self.waiting, 'request of this tenant', 'are')} waiting; "
+                f"its limit is {most} (queue_share {share:g})"
+            )
         if self.waiting and self.waiting_tokens + tokens > most_tokens:
             return (
-                f"{self.waiting_tokens} tokens of this tenant are waiting and the request has {tokens}; its limit is "
+                f"{numbered(self.waiting_tokens, 'token of this tenant', 'are')} waiting "
+                f"and the request has {tokens}; its limit is "
                 f"{most_tokens} (queue_share {share:g})"
             )
         return ""
@@ -148,9 +153,15 @@ class Account:
         """
         limit = f"a tenant may have {FREE_FACTOR} times what is free, so that others find room"
         if self.waiting + count > FREE_FACTOR * free:
-            return f"{self.waiting} requests of this tenant are waiting and {free} places are free; {limit}"
+            return (
+                f"{numbered(self.waiting, 'request of this tenant', 'are')} waiting and "
+                f"{numbered(free, 'place', 'are')} free; {limit}"
+            )
         if self.waiting_tokens + tokens > FREE_FACTOR * free_tokens:
-            return f"{self.waiting_tokens} tokens of this tenant are waiting and {free_tokens} are free; {limit}"
+            return (
+                f"{numbered(self.waiting_tokens, 'token of this tenant', 'are')} waiting and "
+                f"{free_tokens} are free; {limit}"
+            )
         return ""
 
 
@@ -199,10 +210,13 @@ class Accounts:
             account.change(limits.get(tenant, _NO_LIMITS), now)
 
     def of(self, tenant: str, now: float = 0.0) -> Account:
-        """Returns the account of a tenant with a name; a new one has full buckets."""
-        account = self._by_tenant.get(tenant)
-        if account is None:
-            account = Account(self._limits.get(tenant, _NO_LIMITS), now, len(self._all) + 1)
+        """Returns the account of a tenant with a name. One that had no request has full buckets, and is not kept."""
+        return self._by_tenant.get(tenant) or Account(self._limits.get(tenant, _NO_LIMITS), now, len(self._all) + 1)
+
+    def open(self, tenant: str, now: float) -> Account:
+        """Keeps the account of a tenant with a name from its first request on. Returns it."""
+        account = self.of(tenant, now)
+        if tenant not in self._by_tenant:
             self._by_tenant[tenant] = account
             self._all.append(account)
         return account

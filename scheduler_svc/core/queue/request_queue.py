@@ -7,7 +7,7 @@ behind it. It goes back when another worker is proven, or when the last worker i
 
 **Parked.** A tenant with all rows of its `row_share` is left out of the queue until one of them is free.
 
-**Held.** A suspect (`suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
+**Held.** A suspect (`suspicion/suspects.py`) is taken out of the queue until it is cleared. Only its trial admits it.
 """
 
 import heapq
@@ -102,9 +102,12 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Adds a new request and queues it."""
+        self.turns.open(request.submit.tenant)
+        if request.submit.tenant:
+            self.accounts.open(request.submit.tenant, request.arrived_at)
         self._by_handle[request.handle] = request
         self._by_stream[request.frontend, request.stream] = request
-        self._by_id.setdefault(request.request_id, []).append(request)
+        self._by_id.setdefault(request.submit.request_id, []).append(request)
         self.enqueue(request)
 
     def attach(self, request: Request, frontend: str, stream: int) -> None:
@@ -119,17 +122,17 @@ class RequestQueue:
         self.turns.ended(request)
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
-        samples = self._by_id[request.request_id]
+        samples = self._by_id[request.submit.request_id]
         samples.remove(request)
         if not samples:
-            del self._by_id[request.request_id]
-        self.turns.of(request.tenant).fair_share.prune(len(self))
+            del self._by_id[request.submit.request_id]
+        self.turns.of(request.submit.tenant).fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 
-    def virtual_start(self, tenant: str, share: bytes, cost: int) -> int:
-        """Returns the virtual start time of a new request among its tenant's: `share` is its part, by salt."""
-        return self.turns.of(tenant).fair_share.enter(share, cost)
+    def enter(self, tenant: str, share: bytes, cost: int) -> int:
+        """Places a new request among its tenant's: `share` is its part, by salt. Returns its virtual start time."""
+        return self.turns.open(tenant).fair_share.enter(share, cost)
 
     def enqueue(self, request: Request) -> None:
         """Inserts a waiting request at its place in the order, unless it is held."""
@@ -144,8 +147,8 @@ class RequestQueue:
     def _count(self, request: Request, count: int, tokens: int) -> None:
         self.num_waiting += count
         self.waiting_tokens += tokens
-        if request.tenant:
-            self.accounts.of(request.tenant).queues(count, tokens)
+        if request.submit.tenant:
+            self.accounts.of(request.submit.tenant).queues(count, tokens)
 
     def first(self, count: int = WINDOW) -> list[Entry]:
         """Returns the first `count` waiting requests in order. The list is valid until the queue changes."""
@@ -163,12 +166,12 @@ class RequestQueue:
             self.turns.take(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
-        fair_share = self.turns.of(request.tenant).fair_share
+        fair_share = self.turns.of(request.submit.tenant).fair_share
         fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
         self.turns.seated(request)
         self.drain.record(now, request.known)
-        if request.tenant:
-            self.accounts.of(request.tenant).drain.record(now, request.known)
+        if request.submit.tenant:
+            self.accounts.of(request.submit.tenant).drain.record(now, request.known)
         self._count(request, -1, -request.known)
 
     def park(self, tenant: str) -> None:
@@ -182,11 +185,12 @@ class RequestQueue:
 
     def account_of(self, request: Request) -> Account | None:
         """Returns the account of the request's tenant; None without a token file."""
-        return self.accounts.of(request.tenant) if request.tenant else None
+        return self.accounts.of(request.submit.tenant) if request.submit.tenant else None
 
     def num_running(self, tenant: str) -> int:
         """Returns the number of rows that the tenant has on all lanes."""
-        return len(self.turns.of(tenant).running)
+        queue = self.turns.queues.get(tenant)
+        return 0 if queue is None else len(queue.running)
 
     def withdraw(self, request: Request) -> None:
         """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
@@ -258,13 +262,13 @@ def audit_tenants(queue: RequestQueue) -> None:
     waiting, tokens, reserved = Counter[str](), Counter[str](), Counter[str]()
     running: dict[str, set[int]] = {}
     for request in queue:
-        reserved[request.tenant] += request.expected_length if request.turn >= 0 else 0
+        reserved[request.submit.tenant] += request.expected_length if request.turn >= 0 else 0
         if request.phase is Phase.WAITING:
-            waiting[request.tenant] += 1
-            tokens[request.tenant] += request.known
+            waiting[request.submit.tenant] += 1
+            tokens[request.submit.tenant] += request.known
         else:
-            assert request.turn >= 0, f"{request.request_id} runs without a turn"
-            running.setdefault(request.tenant, set()).add(request.handle)
+            assert request.turn >= 0, f"{request.submit.request_id} runs without a turn"
+            running.setdefault(request.submit.tenant, set()).add(request.handle)
     for name, account in queue.accounts.items():
         counted, found = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
         assert counted == found, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {found}"

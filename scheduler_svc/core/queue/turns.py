@@ -49,7 +49,7 @@ class FairShare:
         self._last_finish: dict[str | bytes, int] = {}
 
     def enter(self, tenant: str | bytes, cost: int) -> int:
-        """Returns the virtual start time of a new request that is expected to cost `cost` tokens."""
+        """Places a new request that is expected to cost `cost` tokens. Returns its virtual start time."""
         start = max(self._virtual_time, self._last_finish.get(tenant, 0))
         self._last_finish[tenant] = start + cost
         return start
@@ -150,7 +150,7 @@ class TenantQueue:
 
     def _leave_order(self, request: Request) -> None:
         at = bisect_left(self._order, (queue_key(request),))
-        assert self._order[at][1] is request, f"{request.request_id} is not in the order of its tenant's rows"
+        assert self._order[at][1] is request, f"{request.submit.request_id} is not in the order of its tenant's rows"
         del self._order[at]
 
     def ended(self, request: Request) -> None:
@@ -184,19 +184,22 @@ class Turns:
         return len(self.queues) > 1
 
     def of(self, tenant: str) -> TenantQueue:
-        """Returns the queue of a tenant. There are as many as tenants had requests."""
-        queue = self.queues.get(tenant)
-        if queue is None:
-            queue = self.queues[tenant] = TenantQueue()
-        return queue
+        """Returns the queue of a tenant that had a request."""
+        return self.queues[tenant]
+
+    def open(self, tenant: str) -> TenantQueue:
+        """Makes the queue of a tenant at its first request. Returns it."""
+        if tenant not in self.queues:
+            self.queues[tenant] = TenantQueue()
+        return self.queues[tenant]
 
     def insert(self, request: Request) -> None:
         """Queues a waiting request."""
-        queue = self.of(request.tenant)
+        queue = self.of(request.submit.tenant)
         if not queue.waiting:
             self._advance()
             queue.began_to_wait(self._virtual_time)
-            self._active[request.tenant] = queue
+            self._active[request.submit.tenant] = queue
         queue.waiting.insert(request)
         self._merged = None
 
@@ -228,22 +231,22 @@ class Turns:
     def take(self, request: Request) -> None:
         """Removes one of the first requests, which goes on waiting elsewhere or gets a row."""
         self._advance()
-        self.of(request.tenant).waiting.take(request)
+        self.of(request.submit.tenant).waiting.take(request)
         self._merged = None
 
     def left(self, request: Request) -> None:
         """Counts a request as gone that stopped waiting in the queue."""
-        self.of(request.tenant).waiting.left()
+        self.of(request.submit.tenant).waiting.left()
         self._merged = None
 
     def discard(self, request: Request) -> None:
         """Removes any waiting request. It takes O(n)."""
-        self.of(request.tenant).waiting.discard(request)
+        self.of(request.submit.tenant).waiting.discard(request)
         self._merged = None
 
     def seated(self, request: Request) -> None:
         """Gives the request, which gets a row, a turn of its tenant."""
-        self.of(request.tenant).seated(request)
+        self.of(request.submit.tenant).seated(request)
         self._merged = None
 
     def _advance(self) -> None:
@@ -252,14 +255,14 @@ class Turns:
 
     def left_row(self, request: Request) -> None:
         """Frees the turn of a request that may have had a row, and considers its tenant again."""
-        queue = self.of(request.tenant)
+        queue = self.of(request.submit.tenant)
         if queue.left_row(request):
             self.unpark(queue)
             self._merged = None
 
     def ended(self, request: Request) -> None:
         """Settles the turn of a request that has ended, and considers its tenant again."""
-        queue = self.of(request.tenant)
+        queue = self.of(request.submit.tenant)
         queue.ended(request)
         self.unpark(queue)
         self._merged = None
@@ -285,4 +288,4 @@ class Turns:
 
 def _by_turn(item: tuple[int, Entry]) -> tuple[int, int]:
     turn, (_, request) = item
-    return turn, request.arrival
+    return turn, request.handle

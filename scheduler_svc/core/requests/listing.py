@@ -1,69 +1,48 @@
 """The list of requests: those that wait or run, and the answers that are kept, one page for each query.
 
-Owns the order of acceptance, in which they are listed. A page costs the same whatever the number of requests is: it
+They are listed in the order of acceptance. A page costs the same whatever the number of requests is: it
 looks at no more than `MAX_EXAMINED` of them. Changes no request.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.messages.effects import Effect
+from scheduler_svc.core.messages.events import Restored
 from scheduler_svc.core.messages.names import forms, own_id
 from scheduler_svc.core.messages.operators import RequestsMark, RequestsQuery, RequestsReply
 from scheduler_svc.core.messages.reports import RequestEntry, RequestState, WaitReason
-from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.requests.kept_requests import KeptRequest
-from scheduler_svc.core.requests.lingering import Lingering
+from scheduler_svc.core.queue.kept_requests import KeptRequest
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.status import NOBODY, Availability
-from scheduler_svc.core.waits import Waits
+from scheduler_svc.core.status import NOBODY
 
 MAX_EXAMINED = 1024
 """Accepted requests that one page looks at, so that a filter which few requests pass does not hold up the core."""
 
 
-class Listing:
-    """Reads the queue, the lanes, the waits and the kept requests."""
-
-    def __init__(
-        self, queue: RequestQueue, lanes: Lanes, availability: Availability, waits: Waits, lingering: Lingering
-    ) -> None:
-        self._queue, self._lanes, self._availability = queue, lanes, availability
-        self._waits, self._lingering, self._kept = waits, lingering, lingering.kept
-        # The first handle and the id of each accepted request, ascending. Those that are gone are dropped now and then.
-        self._order: list[tuple[int, str]] = []
-        # When the first request was accepted: no other core has the same.
-        self._epoch = -1.0
-
-    def accepted(self, first_handle: int, request_id: str, now: float) -> None:
-        """Adds a request that was accepted, or restored."""
-        if self._epoch < 0:
-            self._epoch = now
-        self._order.append((first_handle, request_id))
-        if len(self._order) > 2 * (len(self._queue) + len(self._kept)) + 64:
-            self._order = [each for each in self._order if any(self._of(*each))]
-
+class Listing(Organ):
+    @handles(RequestsQuery)
     def answer(self, query: RequestsQuery, now: float) -> list[Effect]:
         """Returns the page after `query.after`."""
-        after = query.after
-        if after is not None and after.epoch != self._epoch:
+        after, order, epoch = query.after, self._core.accepted.order, self._core.accepted.epoch
+        if after is not None and after.epoch != epoch:
             return [RequestsReply(frontend=query.frontend, query=query.query, requests=(), next=None, is_stale=True)]
         last = 0 if after is None else after.number
         # The samples of a request may be on two pages.
-        start = max(0, bisect_right(self._order, last, key=itemgetter(0)) - 1)
+        start = max(0, bisect_right(order, last, key=itemgetter(0)) - 1)
         end = start + MAX_EXAMINED
         found: list[RequestEntry] = []
         is_full = False
-        for number, entry in self._matching(self._order[start:end], query, last, now):
+        for number, entry in self._matching(order[start:end], query, last, now):
             if is_full := len(found) == query.page_size:
                 break
             found.append(entry)
             last = number
         if not is_full:
-            last = max(last, self._order[end - 1][0]) if end < len(self._order) else 0
-        mark = RequestsMark(number=last, epoch=self._epoch) if last else None
+            last = max(last, order[end - 1][0]) if end < len(order) else 0
+        mark = RequestsMark(number=last, epoch=epoch) if last else None
         return [RequestsReply(frontend=query.frontend, query=query.query, requests=tuple(found), next=mark)]
 
     def _matching(
@@ -72,10 +51,10 @@ class Listing:
         """Yields the number and the entry of each sample after `last` that the query wants."""
         prefixes, states = forms(query.id_prefix), query.states
         for first, name in accepted:
-            live, kept = self._of(first, name)
+            live, kept = self._core.accepted.of(first, name)
             if not (live or kept):
                 continue
-            tenant = live[0].tenant if live else kept.tenant if kept else ""
+            tenant = live[0].submit.tenant if live else kept.tenant if kept else ""
             if query.tenant is not None and tenant != query.tenant:
                 continue
             if query.id_prefix and not own_id(name, tenant).startswith(prefixes):
@@ -85,37 +64,29 @@ class Listing:
                     if request.handle > last and (not states or _state(request) in states):
                         yield request.handle, self._live(request, None, now)
                 continue
-            by_idx = {request.sample_idx: request for request in live}
-            for idx in range(kept.num_samples):
-                request = by_idx.get(idx)
-                state = RequestState.KEPT if idx in kept.answers else _state(request)
-                is_gone = request is None and state is not RequestState.KEPT and not kept.awaits_worker
-                if is_gone or first + idx <= last or (states and state not in states):
-                    continue
-                if request is not None:
-                    yield first + idx, self._live(request, kept, now)
-                elif state is RequestState.KEPT:
-                    yield first + idx, _answer(kept, idx, now)
-                else:
-                    yield first + idx, self._restored(kept, idx, now)
+            for idx, request, state in _samples(live, kept):
+                if first + idx > last and (not states or state in states):
+                    yield first + idx, self._entry(request, kept, idx, now)
 
-    def _of(self, first: int, name: str) -> tuple[tuple[Request, ...], KeptRequest | None]:
-        """Returns the live samples and the kept answers of a request. A later one may have the id of one that ended."""
-        live, kept = self._queue.by_request_id(name), self._kept.by_id(name)
-        if live and live[0].handle - live[0].sample_idx != first:
-            live = ()
-        return live, None if kept is None or kept.first_handle != first else kept
+    def _entry(self, request: Request | None, kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
+        """Returns the entry of a sample of a kept request; `request` is the sample if it is live."""
+        if request is not None:
+            return self._live(request, kept, now)
+        if sample_idx in kept.answers:
+            return _answer(kept, sample_idx, now)
+        assert kept.restored is not None, "a sample that is neither live nor ended waits for a worker"
+        return self._restored(kept, kept.restored, sample_idx, now)
 
     def _live(self, request: Request, kept: KeptRequest | None, now: float) -> RequestEntry:
-        why, spans = self._waits.why(request, now), request.weights.spans
+        why, spans = self._core.waits.why(request, now), request.weights.spans
         output, version = request.num_outputs, spans[-1].version if spans else ""
         if request.row:
-            lane = self._lanes.by_worker[request.worker]
+            lane = self._lanes[request.worker]
             output = int(lane.rows.known[request.row]) - request.prompt_tokens
             version = lane.info.weights_version
         return RequestEntry(
-            request_id=own_id(request.request_id, request.tenant),
-            tenant=request.tenant,
+            request_id=own_id(request.submit.request_id, request.submit.tenant),
+            tenant=request.submit.tenant,
             state=_state(request),
             wait_reason=why and why[0],
             wait_message=why[1] if why else "",
@@ -123,18 +94,18 @@ class Listing:
             prompt_tokens=request.prompt_tokens,
             output_tokens=output,
             max_new_tokens=request.total_length - request.prompt_tokens,
-            priority=request.priority,
+            priority=request.submit.priority,
             sample_idx=request.sample_idx,
-            num_samples=request.num_samples,
+            num_samples=request.submit.num_samples,
             worker=request.worker,
             weights_version=version,
             is_detached=not request.frontend,
-            seconds_left=_left(request.ends_at, kept and kept.expires_at, now),
+            seconds_left=_left(request.submit.ends_at(request.arrived_at), kept and kept.expires_at, now),
         )
 
-    def _restored(self, kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
+    def _restored(self, kept: KeptRequest, event: Restored, sample_idx: int, now: float) -> RequestEntry:
         """Returns the entry of a sample from the journal that is not queued yet."""
-        event, blocked = self._lingering.restored_of(kept), self._availability.blocked
+        blocked = self._core.availability.blocked
         spans, submit = event.weights[sample_idx] if event.weights else (), event.submit
         return RequestEntry(
             request_id=own_id(kept.request_id, kept.tenant),
@@ -153,6 +124,17 @@ class Listing:
             is_detached=True,
             seconds_left=_left(submit.ends_at(kept.accepted_at), kept.expires_at, now),
         )
+
+
+def _samples(live: Sequence[Request], kept: KeptRequest) -> Iterator[tuple[int, Request | None, RequestState]]:
+    """Yields the index, the live request and the state of each sample of a kept request that is not gone."""
+    by_idx = {request.sample_idx: request for request in live}
+    for idx in range(kept.num_samples):
+        request = by_idx.get(idx)
+        if idx in kept.answers:
+            yield idx, request, RequestState.KEPT
+        elif request is not None or kept.restored is not None:
+            yield idx, request, _state(request)
 
 
 def _state(request: Request | None) -> RequestState:

@@ -4,19 +4,15 @@ Nothing here changes state. A request that can never run is refused here, so an 
 or positions that cannot exist. A request is accepted with all its samples or not at all.
 """
 
-from dataclasses import dataclass
-
-from scheduler_svc.core.lanes import Lanes
+from scheduler_svc.core.core import Core
 from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
-from scheduler_svc.core.preparations import Sources
-from scheduler_svc.core.quarantine import Convictions
+from scheduler_svc.core.messages.resources import Resource
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
-from scheduler_svc.core.status import Availability
 from tandem_contract.plural import numbered
 
 # Code, field, message.
@@ -86,7 +82,7 @@ def _too_large(event: Submit, worker_infos: WorkerInfos) -> Refusal | None:
     pages = info.pages_at_once(prompt + new - 1)
     reason = (
         f"prompt ({numbered(prompt, 'token')}) and {f'{field} ({new})' if field else 'one output token'} take "
-        f"{numbered(pages, 'page')} of {info.page_size} tokens; the pool has {info.usable_pages}"
+        f"{numbered(pages, 'page')} of {numbered(info.page_size, 'token')}; the pool has {info.usable_pages}"
     )
     return RejectCode.INVALID, f"stop.{field}" if field else "token_ids", reason
 
@@ -124,7 +120,10 @@ def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refus
     limit = config.max_waiting_tokens
     if queue.waiting_tokens + samples * prompt > limit:
         each = f" for each of {samples} samples" if samples > 1 else ""
-        message = f"{queue.waiting_tokens} tokens are waiting and the prompt has {prompt}{each}; the limit is {limit}"
+        message = (
+            f"{numbered(queue.waiting_tokens, 'token', 'are')} waiting and the "
+            f"prompt has {prompt}{each}; the limit is {limit}"
+        )
         return RejectCode.QUEUE_FULL, "", message
     return None
 
@@ -156,79 +155,69 @@ def expected_tokens(event: Submit, worker_infos: WorkerInfos) -> int:
     return prompt + event.num_samples * maximum.expected(total_tokens(worker_infos, prompt, maximum) - prompt)
 
 
-@dataclass(slots=True)
-class Refusals:
-    """Decides whether a Submit is accepted. It changes nothing."""
+def rejected(core: Core, event: Submit, now: float) -> Rejected | None:
+    """Returns the answer to a request that is refused, None if it is accepted."""
+    refused = _refusal(core, event, now)
+    queue, retry_seconds = core.queue, 0.0
+    if refused is not None:
+        if refused[0] is RejectCode.QUEUE_FULL:
+            retry_seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now)
+    elif event.tenant:
+        refused, retry_seconds = _tenant_refusal(core, event, now)
+    if refused is None:
+        return None
+    code, field, message = refused
+    return Rejected(
+        frontend=event.frontend,
+        stream=event.stream,
+        code=code,
+        message=message,
+        field=field,
+        retry_seconds=retry_seconds,
+        tenant_is_full=code is RejectCode.QUEUE_FULL and _is_full(core, event.tenant),
+    )
 
-    _config: CoreConfig
-    _queue: RequestQueue
-    _lanes: Lanes
-    _availability: Availability
-    _convictions: Convictions
-    _sources: Sources
 
-    def rejected(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Rejected | None:
-        """Returns the answer to a request that is refused, None if it is accepted.
+def _tenant_refusal(core: Core, event: Submit, now: float) -> tuple[Refusal | None, float]:
+    """Returns the refusal for a limit of the tenant, and in how many seconds it may be accepted."""
+    account = core.queue.accounts.of(event.tenant, now)
+    count, tokens = event.num_samples, event.num_samples * len(event.prompt)
+    if message := tenant_queue_full(event.tenant, count, tokens, core.queue, core.config):
+        seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
+        return (RejectCode.QUEUE_FULL, "", message), seconds
+    expected, is_unset = expected_tokens(event, core.lanes.worker_infos), event.is_max_unset
+    if (over := account.rate_refusal(expected, now, is_expected=is_unset)) is not None:
+        return (RejectCode.RATE_LIMITED, "", over[0]), over[1]
+    return None, 0.0
 
-        `is_registered`: whether the core knows its front end.
-        """
-        refused = self._refusal(event, now, is_registered=is_registered, is_draining=is_draining)
-        queue, retry_seconds = self._queue, 0.0
-        if refused is not None:
-            if refused[0] is RejectCode.QUEUE_FULL:
-                retry_seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now)
-        elif event.tenant:
-            refused, retry_seconds = self._tenant_refusal(event, now)
-        if refused is None:
-            return None
-        code, field, message = refused
-        return Rejected(
-            frontend=event.frontend,
-            stream=event.stream,
-            code=code,
-            message=message,
-            field=field,
-            retry_seconds=retry_seconds,
-            tenant_is_full=code is RejectCode.QUEUE_FULL and self._is_full(event.tenant),
-        )
 
-    def _tenant_refusal(self, event: Submit, now: float) -> tuple[Refusal | None, float]:
-        """Returns the refusal for a limit of the tenant, and in how many seconds it may be accepted."""
-        account = self._queue.accounts.of(event.tenant, now)
-        count, tokens = event.num_samples, event.num_samples * len(event.prompt)
-        if message := tenant_queue_full(event.tenant, count, tokens, self._queue, self._config):
-            seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
-            return (RejectCode.QUEUE_FULL, "", message), seconds
-        expected, is_unset = expected_tokens(event, self._lanes.worker_infos), event.is_max_unset
-        if (over := account.rate_refusal(expected, now, is_expected=is_unset)) is not None:
-            return (RejectCode.RATE_LIMITED, "", over[0]), over[1]
-        return None, 0.0
+def _is_full(core: Core, tenant: str) -> bool:
+    """Returns whether the smallest request of the tenant would be refused for want of a place."""
+    return bool(tenant) and bool(tenant_queue_full(tenant, 1, 1, core.queue, core.config))
 
-    def _is_full(self, tenant: str) -> bool:
-        """Returns whether the smallest request of the tenant would be refused for want of a place."""
-        return bool(tenant) and bool(tenant_queue_full(tenant, 1, 1, self._queue, self._config))
 
-    def _refusal(self, event: Submit, now: float, *, is_registered: bool, is_draining: bool) -> Refusal | None:
-        """Returns code, field and message of the refusal, None if the request is accepted."""
-        if not is_registered:
-            message = "this front end is not registered with the core; it must send Hello first"
-            return RejectCode.NOT_READY, "", message
-        if self._lanes.worker_infos.served is None:
-            return RejectCode.NOT_READY, "", self._availability.why_no_model
-        if is_draining:
-            return RejectCode.NOT_READY, "", "the service is shutting down"
-        if cause := self._lanes.crash_loop.cause(now):
-            return RejectCode.NOT_READY, "", cause
-        if sentence := self._convictions.quarantine.refusal(event, now):
-            return RejectCode.QUARANTINED, "", sentence
-        refused = refusal(event, worker_infos=self._lanes.worker_infos, queue=self._queue, config=self._config)
-        return refused or (self._of_constraint(event) if event.constraint else None)
+def _refusal(core: Core, event: Submit, now: float) -> Refusal | None:
+    """Returns code, field and message of the refusal, None if the request is accepted."""
+    if event.frontend not in core.frontends:
+        message = "this front end is not registered with the core; it must send Hello first"
+        return RejectCode.NOT_READY, "", message
+    if core.lanes.worker_infos.served is None:
+        return RejectCode.NOT_READY, "", core.availability.why_no_model
+    if core.is_stopping:
+        return RejectCode.NOT_READY, "", "the service is shutting down"
+    if cause := core.lanes.crash_loop.cause(now):
+        return RejectCode.NOT_READY, "", cause
+    if sentence := core.quarantine.refusal(event, now):
+        return RejectCode.QUARANTINED, "", sentence
+    refused = refusal(event, worker_infos=core.lanes.worker_infos, queue=core.queue, config=core.config)
+    return refused or next(filter(None, (_of(core, resource, event) for resource in event.resources)), None)
 
-    def _of_constraint(self, event: Submit) -> Refusal | None:
-        served, name = self._lanes.worker_infos.served, event.constraint_hash
-        if served is not None and (why := served.constraint_refusal):
-            return RejectCode.INVALID, "constraint", why
-        if self._sources.is_other(name, event.constraint):
-            return RejectCode.INVALID, "constraint", "the constraint's hash is that of another constraint"
-        why = self._sources.refusal(name, event.constraint, event.tenant)
-        return (RejectCode.QUEUE_FULL, "constraint", why) if why else None
+
+def _of(core: Core, resource: Resource, event: Submit) -> Refusal | None:
+    served, kind = core.lanes.worker_infos.served, resource.kind
+    if served is not None and (why := served.refusals[kind]):
+        return RejectCode.INVALID, kind, why
+    if core.sources.is_other(resource):
+        return RejectCode.INVALID, kind, f"the {kind}'s hash is that of another {kind}"
+    why = core.sources.refusal(resource, event.tenant)
+    return (RejectCode.QUEUE_FULL, kind, why) if why else None

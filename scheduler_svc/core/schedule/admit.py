@@ -3,7 +3,7 @@
 A request is admitted only if there are pages for all of its known tokens. If only its first chunk had to fit, prompts
 would preempt each other half-way. In addition, `policy.headroom` pages must stay free. If a request does not fit, no
 later request is admitted. A request is skipped if it waits for something that later requests do not need: logit rows,
-the prompt of a sibling (another sample of the same request), another lane (`placement`), its constraint.
+the prompt of a sibling (another sample of the same request), another lane (`placement`), a resource.
 
 **Order.** Requests are considered in the order of the queue, with one exception, cache-aware order: of the queue's head
 and the requests right behind it that have the same tenant and priority, the request with the most cached pages goes
@@ -23,7 +23,7 @@ from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
 from scheduler_svc.core.schedule.trials import Turn
-from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.lane import Lane, holds, may_sample, may_start, want
 from scheduler_svc.core.state.request import Request
 
 
@@ -50,13 +50,18 @@ class AdmissionOrder:
         if not waiting:
             return None
         head = waiting[0]
-        if len(waiting) == 1 or not self._may_overtake or not head.prefix_root or head.passed_over >= MAX_PASSED_OVER:
+        if (
+            len(waiting) == 1
+            or not self._may_overtake
+            or not head.submit.prefix_root
+            or head.passed_over >= MAX_PASSED_OVER
+        ):
             return head
         if head.pending_plans:
             return head  # it is never overtaken
-        peer = head.priority, head.prefix_root
+        peer = head.submit.priority, head.submit.prefix_root
         candidates = takewhile(
-            lambda one: (one.priority, one.prefix_root) == peer and not one.pending_plans, waiting[1:]
+            lambda one: (one.submit.priority, one.submit.prefix_root) == peer and not one.pending_plans, waiting[1:]
         )
         return max([head, *candidates], key=self._num_cached_pages)  # the first of several with the most
 
@@ -70,7 +75,7 @@ class AdmissionOrder:
         self._first = None
 
     def stop_overtaking(self, request: Request) -> bool:
-        """Returns to the order of the queue for the rest of the plan, because the chosen request does not fit.
+        """Keeps to the order of the queue for the rest of the plan, because the chosen request does not fit.
 
         Returns whether another request is next in that order.
         """
@@ -83,8 +88,8 @@ class AdmissionOrder:
         for other in first:
             if other is request:
                 return
-            if other.prefix_root == request.prefix_root and other.handle not in self.skipped:
-                other.pass_over()
+            if other.submit.prefix_root == request.submit.prefix_root and other.handle not in self.skipped:
+                other.passed_over += 1
 
     def _num_cached_pages(self, request: Request) -> int:
         """Returns how many leading pages of the request the lane has cached."""
@@ -92,7 +97,7 @@ class AdmissionOrder:
         if count is None:
             request.hash_known(self._lane.info.page_size)
             count = 0
-            if request.cache_read:
+            if request.submit.cache_read:
                 for page_hash in request.page_hashes:
                     if not self._lane.pool.page_with_hash(page_hash):
                         break
@@ -131,13 +136,15 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
     order = AdmissionOrder(lane, queue, placement, cache_aware=policy.cache_aware)
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
-        if request is None or (tenant is not None and request.tenant != tenant):
+        if request is None or (tenant is not None and request.submit.tenant != tenant):
             return
         if turn.stops_at is not None and trial_key(request) > turn.stops_at:
             return
         account = queue.account_of(request)
-        if account is not None and not account.may_take_row(queue.num_running(request.tenant), placement.num_rows):
-            queue.park(request.tenant)
+        if account is not None and not account.may_take_row(
+            queue.num_running(request.submit.tenant), placement.num_rows
+        ):
+            queue.park(request.submit.tenant)
             order.queue_changed()
             continue
         verdict = _judge(builder, request, placement, turn, policy)
@@ -165,7 +172,7 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
 def _judge(
     builder: PlanBuilder, request: Request, placement: Placement, turn: Turn, policy: Policy
 ) -> _Start | _Refusal:
-    """Returns how the request would start in this plan, or why it cannot. The caller checks the free pages."""
+    """Decides how the request starts in this plan, or why it does not. The caller checks the free pages."""
     lane = builder.lane
     if request.pending_plans:
         # Its plans in flight may add tokens, so it waits for their results. Those of another lane may take long.
@@ -174,13 +181,15 @@ def _judge(
         return _Refusal.SKIP
     if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
         return _Refusal.SKIP
-    siblings = builder.queue.by_request_id(request.request_id)
+    siblings = builder.queue.by_request_id(request.submit.request_id)
     newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
     matched = match_prefix(lane, request, siblings, newly_seated)
     if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
         return _Refusal.SKIP
-    if request.constraint and not _may_begin(lane, request, matched):
-        return _Refusal.SKIP
+    if request.needs:
+        want(lane, request)
+        if not _may_begin(lane, request, matched):
+            return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
     count = _first_chunk(builder, request, matched, policy)
@@ -219,7 +228,7 @@ def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
             continue
         matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
         assert matched is not None, "match_prefix returns None only if siblings are passed"
-        if request.constraint and not _may_begin(lane, request, matched):
+        if request.needs and not _may_begin(lane, request, matched):
             continue
         if not builder.has_bytes_for(request, lane.pages_for(request.known)):
             return
@@ -238,20 +247,20 @@ def set_aside_misfits(queue: RequestQueue, lane: Lane, placement: Placement) -> 
         queue.set_aside(head)
 
 
-# Constraints -----------------------------------------------------------------------------------------------------
+# Resources -------------------------------------------------------------------------------------------------------
 
 
 def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
-    """Returns whether a request with a constraint has something to compute: it may sample, or has positions before."""
+    """Returns whether a request has something to compute: it may sample, or it may start and has positions before."""
     left = request.known - matched.first_position
-    return may_sample(lane, request) or before_sampling(left, lane.info.chunk_align) > 0
+    return may_sample(lane, request) or (may_start(lane, request) and before_sampling(left, lane.info.chunk_align) > 0)
 
 
 # Sizes -------------------------------------------------------------------------------------------------------------
 
 
 def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, policy: Policy) -> int:
-    """Returns how many positions the request would compute in this step; 0 if the token budget is too small."""
+    """Decides how many positions the request computes in this step; 0 if the token budget is too small."""
     lane = builder.lane
     if request.known - matched.first_position == 1:
         return 1

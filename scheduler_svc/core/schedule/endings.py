@@ -5,7 +5,6 @@ Also those of an earlier process, as its journal has them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +13,7 @@ from scheduler_svc.core.messages.effects import MAX_COUNT, EndReason, Failure, F
 from scheduler_svc.core.messages.events import StepDone
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.state.request import Request
-
-
-class End(Protocol):
-    """Ends a live request, with a reason or a failure."""
-
-    def __call__(
-        self, request: Request, now: float, *, reason: EndReason | None = None, failure: Failure | None = None
-    ) -> None: ...
+from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +35,7 @@ class Ending:
     @staticmethod
     def not_finite(request: Request) -> "Ending":
         """Returns the ending of a request whose logits contain NaN or infinite values."""
-        what = f"request {request.request_id}: the model's output was not finite; the request was ended"
+        what = f"request {request.submit.request_id}: the model's output was not finite; the request was ended"
         return Ending.failed(request, what)
 
 
@@ -81,8 +73,8 @@ def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_comp
 
     Stop tokens precede a complete constraint (`is_complete`), which precedes the length limit.
     """
-    if known > request.prompt_tokens + request.min_new_tokens:
-        if token in request.stop_token_ids:
+    if known > request.prompt_tokens + request.submit.min_new_tokens:
+        if token in request.stops:
             return Ending(request=request, reason=EndReason.STOP_TOKEN, stop_token_id=token)
         if is_eos:
             return Ending(request=request, reason=EndReason.EOS, stop_token_id=token)
@@ -121,12 +113,12 @@ def restored_ending(request: Request, infos: Sequence[WorkerInfo], identity: str
     `infos` are the known workers, which serve the same model, `identity` is the model of the request.
     """
     if identity not in ("", infos[0].identity):
-        return Ending.failed(request, f"request {request.request_id}: another model is served after the restart")
-    if request.known > request.total_length or int(request.prompt.max()) >= infos[0].vocab_size:
-        what = f"its {request.known} tokens do not fit the model that is served after the restart"
-        return Ending.failed(request, f"request {request.request_id}: {what}")
+        return Ending.failed(request, f"request {request.submit.request_id}: another model is served after the restart")
+    if request.known > request.total_length or int(request.submit.prompt.max()) >= infos[0].vocab_size:
+        what = f"its {numbered(request.known, 'token', 'do')} not fit the model that is served after the restart"
+        return Ending.failed(request, f"request {request.submit.request_id}: {what}")
     if not request.num_outputs:
         return None
     token = int(request.tokens_between(request.known - 1, request.known)[0])
-    is_eos = not request.ignore_eos and token in infos[0].eos_token_ids
+    is_eos = not request.submit.ignore_eos and token in infos[0].eos_token_ids
     return ending_of(request, token, request.known, is_eos)

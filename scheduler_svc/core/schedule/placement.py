@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
-from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -39,6 +39,13 @@ class _Load:
         """Counts `count` requests (-1: takes one back) that the lane starts with `tokens` left to compute."""
         self.free_rows -= count
         self.backlog += count * (tokens + ROW_TOKENS)
+
+    def takes(self, request: Request, *, prepared: bool) -> bool:
+        """Returns whether the lane has a row for the request; if `prepared`, also what it needs."""
+        lane = self.lane
+        if self.free_rows <= 0 or lane.schedule.is_blocked or not holds(lane, request):
+            return False
+        return not prepared or may_sample(lane, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class Placement:
             self._charge(self._loads[lane.number], tokens)
 
     def starts_elsewhere(self, lane: Lane, request: Request, matched: PrefixMatch, closed: Lane | None) -> bool:
-        """Returns whether another lane with room would start the request sooner; if so, leaves it to that lane.
+        """Leaves the request to another lane with room that would start it sooner. Returns whether there is one.
 
         `closed` is no alternative. If lanes are equally fast, the one with the lowest number starts the request.
         """
@@ -133,19 +140,17 @@ class Placement:
         known = request.known
         best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
         chosen: _Load | None = None
-        # Then it does not wait for a lane that must prepare its constraint first.
-        is_ready = bool(request.constraint) and lane.constraints.is_ready(request.constraint)
+        # Then it does not wait for a lane that must prepare what it needs first.
+        is_ready = bool(request.needs) and may_sample(lane, request)
         depths = self._depths(request)
         least = max(1, known - (depths[0][1] * lane.info.page_size if depths else 0))
         for load in self._order:
             other = load.lane
             if (load.backlog + least, other.number) >= best:
                 break
-            if load.free_rows <= 0 or other is lane or other is closed or other.schedule.is_blocked:
+            if other is lane or other is closed or not load.takes(request, prepared=is_ready):
                 continue
-            if not holds(other, request) or (is_ready and not other.constraints.is_ready(request.constraint)):
-                continue
-            depth = next((pages for lanes, pages in depths if lanes & other.pages.bit), 0)
+            depth = _depth(depths, other)
             if other.info.pages_at_once(known) - depth > other.pool.num_unused:
                 continue
             key = load.backlog + known - depth * lane.info.page_size, other.number
@@ -185,6 +190,10 @@ class Placement:
         load.charge(tokens, count)
         if is_rival:
             insort(self._order, load, key=_standing)
+
+
+def _depth(depths: list[tuple[int, int]], lane: Lane) -> int:
+    return next((pages for lanes, pages in depths if lanes & lane.pages.bit), 0)
 
 
 def _standing(load: _Load) -> tuple[int, int]:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
 from scheduler_svc.core.messages.plan import RowStart, WantedPromptLogprobs
+from scheduler_svc.core.messages.resources import KINDS
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPage
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -31,6 +31,8 @@ from scheduler_svc.core.state.request import Move, Request
 
 # Bytes of the scalars of one started row, and of the tags and lengths of its fields.
 _ROW_BYTES = 176
+# Bytes of what a row needs besides a constraint: its hash, and the name of its kind.
+_NEED_BYTES = 128
 # Bytes of a plan without its rows and pages.
 _PLAN_BYTES = 4096
 # Bytes that a row may have besides its tokens: its sampling, and the token ids banned before min_new_tokens.
@@ -45,12 +47,16 @@ _BYTES_PER_ROW = 4 * (4 + 3)
 
 def start_bytes(request: Request, num_pages: int) -> int:
     """Returns an upper bound on the bytes that a plan needs to start the request with `num_pages` pages."""
-    return _ROW_BYTES + 4 * (request.known + num_pages + len(request.banned)) + len(request.sampling)
+    of_needs = _NEED_BYTES * len(request.other_needs) if request.needs else 0
+    return _ROW_BYTES + of_needs + 4 * (request.known + num_pages + len(request.banned)) + len(request.submit.sampling)
 
 
 def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
     """Returns an upper bound on the bytes of any plan for the worker if plans start rows up to `max_plan_bytes`."""
-    longest_row = _ROW_BYTES + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    of_needs = _NEED_BYTES * (len(KINDS) - 1)
+    longest_row = (
+        _ROW_BYTES + of_needs + _MAX_EXTRA_BYTES + 4 * (info.max_length + -(-info.max_length // info.page_size))
+    )
     pages = _BYTES_PER_PAGE * info.num_pages + _BYTES_PER_HOST_PAGE * min(info.num_pages, info.host_pages)
     return _PLAN_BYTES + max(max_plan_bytes, longest_row) + _BYTES_PER_ROW * info.max_rows + pages
 
@@ -67,7 +73,8 @@ def wanted_by_chunk(request: Request, first: int, start: int, end: int) -> Wante
     wanted = wanted_positions(first, request.prompt_tokens, start, end)
     if not wanted:
         return None
-    return WantedPromptLogprobs(handle=request.handle, start=wanted.start, count=len(wanted), top_k=request.top_k)
+    top_k = max(0, request.submit.num_logprobs - 1)
+    return WantedPromptLogprobs(handle=request.handle, start=wanted.start, count=len(wanted), top_k=top_k)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +91,7 @@ class PlanBuilder:
     bytes_left: int
     """Number of encoded bytes left for further started rows."""
     has_preempted: bool = False
+    """Whether a request was preempted because pages were missing, so that nothing is admitted."""
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, its next page."""
@@ -141,7 +149,7 @@ class PlanBuilder:
         for page in matched.shared:
             lane.pool.share(page)
         own = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
-        assert own is not None, f"request {request.request_id} was seated without pages"
+        assert own is not None, f"request {request.submit.request_id} was seated without pages"
         unused = iter(own)
         pages: list[int] = []
         for page_idx, page in enumerate(matched.pages):
@@ -202,7 +210,7 @@ class PlanBuilder:
     def preempt(self, victim: Request) -> None:
         """Takes the row from a running request and queues the request again. Swaps out its pages if `swapping_pays`."""
         lane = self.lane
-        self.counters.preempted()
+        self.counters.preemptions += 1
         lane.schedule.preempted()
         self.has_preempted = True
         # The worker swaps out first, so a swap-out could overwrite a host page that this plan swaps in. A plan with
@@ -211,10 +219,6 @@ class PlanBuilder:
             self.swap_outs += swap_out(lane, victim, len(self.swap_outs))
         lane.unseat(victim, Move.PREEMPT)
         self.queue.enqueue(victim)
-
-    def row_was_freed(self) -> None:
-        """Allows admission after a preemption that was made for it, not because pages were missing."""
-        self.has_preempted = False
 
     def restart(self, token_budget: int) -> None:
         """Resets the budgets after a preemption freed pages. Until now the plan contains only preemptions."""
@@ -238,7 +242,7 @@ class PlanBuilder:
             # What may still join this step is limited, because a prompt ends in it and its caller waits for a token.
             self.budget = min(self.budget, ending_budget(lane.info, self.prefill_tokens))
         request, page_size = lane.rows.request_at(row), lane.info.page_size
-        if not request.cache_write or request.weights.keeps_pages:
+        if not request.submit.cache_write or request.weights.keeps_pages:
             return
         pages, hashes, pool = lane.rows.pages[row], request.page_hashes, lane.pool
         for page_idx in range(start // page_size, min((start + count) // page_size, len(hashes))):
@@ -247,14 +251,6 @@ class PlanBuilder:
                 continue
             if pool.cache(page, page_hash, request.page_tokens(page_idx, page_size)):
                 self.cached.append((page, page_hash))
-
-    def charge_decode(self, rows: npt.NDArray[np.int64]) -> None:
-        """Takes one token of the budget for each of the decode rows."""
-        self.budget -= len(rows)
-
-    def admit_no_more(self) -> None:
-        """Sets the budget to 0, so that no further chunk and no waiting request enters this step."""
-        self.budget = 0
 
     def decode_at_once(self, row: int) -> None:
         """Plans a decode position for a row that this plan starts: only its last known token is left to compute."""
@@ -269,11 +265,12 @@ def _start(request: Request, row: int, pages: list[int], first_position: int) ->
         pages=np.array(pages, np.int32),
         first_position=first_position,
         num_prompt_tokens=request.prompt_tokens,
-        sampling=request.sampling,
+        sampling=request.submit.sampling,
         sample_idx=request.sample_idx,
-        banned_until=request.prompt_tokens + request.min_new_tokens,
+        banned_until=request.prompt_tokens + request.submit.min_new_tokens,
         banned=request.banned,
-        num_logprobs=request.num_logprobs,
+        num_logprobs=request.submit.num_logprobs,
         prompt_logprobs_from=request.prompt_logprobs_from,
         constraint=request.constraint,
+        other_needs=request.other_needs,
     )

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -58,7 +58,7 @@ def plan_step(
     now: float,
     turn: Turn = EVERYBODY,
 ) -> Plan | None:
-    """Returns the lane's next plan, or None if nothing can run. The lane already holds the record of the plan.
+    """Makes the lane's next plan, and its record in the lane. Returns None if nothing can run.
 
     `placement` assigns waiting requests to lanes. The rows that the plan starts have up to `max_bytes` encoded bytes.
     `turn` says whose plan it is while requests are suspected.
@@ -95,9 +95,9 @@ def plan_step(
 def _decide(
     builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
 ) -> tuple[npt.NDArray[np.int64], bool]:
-    """Returns the rows that decode, and whether a row in the middle of its prompt got no pages.
+    """Decides what the plan contains. The builder has it, but for the rows that decode, which are returned.
 
-    All other decisions are in the builder.
+    Also returns whether a row in the middle of its prompt got no pages.
     """
     rows = builder.lane.rows
     seated = rows.seated()
@@ -114,7 +114,7 @@ def _decide(
     if builder.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
-    builder.charge_decode(decode)
+    builder.budget -= len(decode)
     is_starved = False
     if len(decode) < len(seated):
         chunking = sorted(rows.requests_at(seated[remaining > 1]), key=running_key)
@@ -122,7 +122,7 @@ def _decide(
         is_starved = _continue_chunks(builder, before)
         if behind:
             if not builder.has_preempted and turn.admits and (head := builder.queue.head()) is not None:
-                admit(builder, turn, placement, policy, tenant=head.tenant)
+                admit(builder, turn, placement, policy, tenant=head.submit.tenant)
             is_starved |= _continue_chunks(builder, behind)
     if not builder.has_preempted and turn.is_trial:
         admit_suspects(builder, turn, policy)
@@ -138,7 +138,7 @@ def _decide(
 def _without_sampling(rows: Rows, seated: npt.NDArray[np.int64], remaining: Int32Array, align: int) -> Int32Array:
     """Returns `remaining`, where rows that must not sample have a chunk (`before_sampling`) or nothing left."""
     may_chunk = np.where(remaining > align, _A_CHUNK, 0).astype(np.int32)
-    return np.where(rows.awaits_constraint[seated], may_chunk, remaining)
+    return np.where(rows.awaits_needs[seated], may_chunk, remaining)
 
 
 def _grow_decoding(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -169,12 +169,12 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
     for request in chunking:
         row, planned = request.row, int(lane.rows.planned[request.row])
         remaining = int(lane.rows.known[row]) - planned
-        if lane.rows.num_awaiting and lane.rows.awaits_constraint[row]:
+        if lane.rows.num_awaiting and lane.rows.awaits_needs[row]:
             remaining = before_sampling(remaining, align)
         count = chunk_tokens(remaining=remaining, budget=builder.budget, align=align)
         if count == 0:
             # If a running row gets no chunk, no waiting request is admitted, so that it is not overtaken.
-            builder.admit_no_more()
+            builder.budget = 0
             return False
         if request.prompt_logprobs_from:
             count = builder.take_logit_rows(request, planned, count)
@@ -183,7 +183,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
             room = (int(lane.rows.num_pages[row]) + lane.pool.num_unused) * lane.info.page_size - planned
             count = min(count, room // align * align)
             if count <= 0 or not builder.grow(row, planned + count):
-                builder.admit_no_more()
+                builder.budget = 0
                 return True
         if count:  # if 0, it waits for logit rows, which other rows do not need
             builder.chunk(row, planned, count)
@@ -201,11 +201,11 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
     if lane.num_free_rows and not lane.schedule.still_blocks(head.handle, lane.pool.num_releases):
         return
     running = lane.rows.requests_at(lane.rows.seated())
-    rows = Counter(request.tenant for request in running)
-    rich = [request for request in running if rows[request.tenant] >= rows[head.tenant] + 2]
+    rows = Counter(request.submit.tenant for request in running)
+    rich = [request for request in running if rows[request.submit.tenant] >= rows[head.submit.tenant] + 2]
     if rich:
         builder.preempt(max(rich, key=running_key))
-        builder.row_was_freed()
+        builder.has_preempted = False  # it was made for an admission
 
 
 def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tuple[list[Request], list[Request]]:
@@ -214,8 +214,8 @@ def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tu
     head = None if not queue.turns.is_shared or turn.is_trial is not None else queue.head()
     if head is None:
         return requests, []
-    at = queue.turns.of(head.tenant).first_turn()
-    before = [request for request in requests if request.tenant == head.tenant or request.turn <= at]
+    at = queue.turns.of(head.submit.tenant).first_turn()
+    before = [request for request in requests if request.submit.tenant == head.submit.tenant or request.turn <= at]
     return before, [request for request in requests if request not in before]
 
 
@@ -223,7 +223,7 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 
 
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
-    """Returns the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
+    """Makes the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
     chunk_rows = chunk_starts = chunk_counts = NO_IDS
@@ -319,27 +319,27 @@ def _wanted_logprobs(
 
 
 def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
-    """Returns a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
+    """Makes a plan of one row and one token. Its request is removed at once, while the plan stays in flight.
 
     The handle is negative, so it does not belong to a live request and the token is dropped when the result arrives.
     """
-    request = Request(
-        handle=-lane.number,
+    submit = Submit(
         frontend="",
         stream=0,
         request_id="probation",
         prompt=np.zeros(1, np.int32),
         sampling=b"",
-        sample_idx=0,
-        total_length=2,
-        maximum=Maximum(tokens=1),
+        max_new_tokens=1,
         min_new_tokens=0,
-        stop_token_ids=frozenset(),
-        banned=(),
+        stop_token_ids=(),
         ignore_eos=True,
         priority=0,
-        arrival=0,
-        arrived_at=now,
+        max_time_seconds=0.0,
+        deadline_seconds=0.0,
+    )
+    handle = -lane.number
+    request = Request(
+        handle=handle, submit=submit, frontend="", stream=0, total_length=2, expected_length=2, arrived_at=now
     )
     queue = RequestQueue()
     queue.add(request)

@@ -81,7 +81,7 @@ def _forked(
 
 def cached_limit(request: Request, page_size: int) -> int:
     """Returns how many of its pages a request, whose hashes are known, may take from a cache."""
-    if not request.cache_read:
+    if not request.submit.cache_read:
         return 0
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
     if request.prompt_logprobs_from:

@@ -124,7 +124,7 @@ def read_result(
     # Live requests that lost their row after the plan was made have one pending plan less.
     for handle in () if all_mine else record.handles[~mine].tolist():
         if (request := queue.by_handle(handle)) is not None:
-            request.pending_plan_answered()
+            request.pending_plans -= 1
 
     is_usual = not len(event.nonfinite) and event.constraints is None
     if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
@@ -174,7 +174,7 @@ def _seated(
     offsets -= 1
     if np.count_nonzero(offsets) < len(offsets):
         for request in rows.requests_at(rows_s[offsets == 0]):
-            request.emitted_first_token(now)
+            request.first_token_at = now
     for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
         cache_full_pages(lane, row)
 
@@ -231,7 +231,7 @@ def _pending(
             continue
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
-            request.emitted_first_token(now)
+            request.first_token_at = now
         indices.append(frontend_idx.get(request.frontend, DETACHED))
         streams.append(request.stream)
         offsets.append(request.num_outputs)
@@ -240,7 +240,7 @@ def _pending(
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
-        is_eos = not request.ignore_eos and token in info.eos_token_ids
+        is_eos = not request.submit.ignore_eos and token in info.eos_token_ids
         is_complete = outcomes.is_complete is not None and bool(outcomes.is_complete[i])
         ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete)
         if ending is None and request.known >= info.longest_sequence:
@@ -260,7 +260,7 @@ def _pending(
 def _prompt_logprobs(
     queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """Returns the prompt logprobs of live requests, and the requests whose values are not finite."""
+    """Counts the prompt logprobs of live requests as sent, and returns them; and those whose values are not finite."""
     pieces: list[PromptLogprobs] = []
     not_finite: list[Request] = []
     line = 0
@@ -335,7 +335,7 @@ class OutputCollector:
         self._ends.setdefault(frontend, []).append(end)
 
     def deliver(self, step_tokens: StepTokens, frontends: Mapping[str, int], weights_version: str = "") -> list[Effect]:
-        """Returns the step's tokens and ends for each front end. `frontends` maps names to indices."""
+        """Takes the collected ends, and adds the step's tokens for each front end. `frontends` maps names to index."""
         effects: list[Effect] = []
         # Without a mask, which costs time, if all tokens are for the only front end.
         alone = len(frontends) == 1 and np.count_nonzero(step_tokens.frontend_idx) == len(step_tokens.frontend_idx)
@@ -365,7 +365,7 @@ class OutputCollector:
         return effects
 
     def flush(self, frontends: Mapping[str, int]) -> list[Effect]:
-        """Returns the collected ends that no step delivered. Ends without a connected front end are dropped."""
+        """Takes the collected ends that no step delivered. Ends without a connected front end are dropped."""
         if not self._ends:
             return []
         ends, self._ends = self._ends, {}

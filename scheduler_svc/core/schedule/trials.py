@@ -1,6 +1,6 @@
 """Chooses the lane of the current trial, and whose turn each plan is.
 
-At any time one group of suspects runs, on one lane (`suspects.py`). On that lane one plan is in flight at a
+At any time one group of suspects runs, on one lane (`suspicion/suspects.py`). On that lane one plan is in flight at a
 time: the trial's and those of other requests in turn, so that a death never leaves open whose plan it was.
 
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
@@ -19,7 +19,7 @@ from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.suspects import Suspects
+from scheduler_svc.core.suspicion.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,10 @@ PATIENCE_SECONDS = 10.0
 
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
-    """Returns the lane that must run the current trial, None if there is none or it must wait."""
-    proven = [lane for lane in serving if lane.weights.admits]
+    """Chooses the lane that must run the current trial, None if there is none or it must wait."""
+    if not len(suspects):
+        return None
+    proven = [lane for lane in serving if lane.phases.may_start]
     trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:
         return None
@@ -72,7 +74,7 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     is_short = len(proven) < loss.num_lanes and now < loss.at + PATIENCE_SECONDS
     if best.rows.num_seated and is_short and suspects.is_repeated():
         # The dead worker will soon be replaced. Until then the trial spares the remaining lanes.
-        suspects.wait(loss.at + PATIENCE_SECONDS)
+        suspects.waits_until = loss.at + PATIENCE_SECONDS
         return None
     suspects.begin_on(best)
     return best
@@ -93,23 +95,27 @@ def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], co
     for request in lane.rows.requests_at(lane.rows.seated()):
         known = int(lane.rows.known[request.row])
         if not queue.is_held(request) and any(holds(other, request, known) for other in other_lanes):
-            counters.preempted()
+            counters.preemptions += 1
             lane.unseat(request, Move.PREEMPT)
             queue.enqueue(request)
 
 
+def trial_starts(suspects: Suspects, lane: Lane) -> list[Request]:
+    """Returns the suspects of the current trial that may start on its lane, in order."""
+    members = suspects.members() if lane.phases.may_start else []
+    return [request for request in members if request.phase is Phase.WAITING and holds(lane, request)]
+
+
 def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[Turn]:
     """Returns the turns of the trial lane's next plan, in the order in which they are tried."""
-    trial = suspects.trial
-    if trial is None:
+    if suspects.trial is None:
         return [EVERYBODY]
-    may_start = suspects.members() if lane.weights.admits else []
-    waiting = [request for request in may_start if request.phase is Phase.WAITING and holds(lane, request)]
+    waiting = trial_starts(suspects, lane)
     own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
-        # Others may overtake a suspect whose constraint the lane prepares.
+        # Others may overtake a suspect for which the lane prepares something.
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():

@@ -4,16 +4,20 @@ The plan builder and the lanes count. Reports are made only if the config asks f
 result is read, before the requests that it ends leave their rows.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
+from statistics import median
 
 from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 
+_RECENT_STEPS = 64
+
 
 class Counters:
-    """All counters start at zero and only increase."""
+    """All counters start at zero and only increase; and the times of the last steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -29,31 +33,25 @@ class Counters:
         """Prompt tokens of all requests that have had a row."""
         self.cached_prompt_tokens = 0
         """Number of `prompt_tokens` that were found in the prefix cache."""
+        self.output_tokens = 0
+        """Tokens that steps have emitted."""
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
-    def step_confirmed(self) -> None:
-        """Counts a confirmed step."""
+    def step_confirmed(self, seconds: float, output_tokens: int) -> None:
+        """Counts a confirmed step, whose result was read `seconds` after its plan was sent."""
         self.steps += 1
+        self.output_tokens += output_tokens
+        self._step_seconds.append(seconds)
+
+    @property
+    def step_ms(self) -> float:
+        """Median time of the last steps from sending the plan to reading the result, in ms; 0 before the first."""
+        return 1e3 * median(self._step_seconds) if self._step_seconds else 0.0
 
     @property
     def resets(self) -> int:
         """Number of lane resets."""
         return sum(self.resets_by_cause.values())
-
-    def preempted(self) -> None:
-        """Counts a preemption."""
-        self.preemptions += 1
-
-    def lane_reset(self, cause: ResetCause) -> None:
-        """Counts a lane reset."""
-        self.resets_by_cause[cause] += 1
-
-    def worker_hung(self) -> None:
-        """Counts a worker that was given up."""
-        self.hung_workers += 1
-
-    def memory_reduced(self, reduction: Reduction) -> None:
-        """Counts what followed a step that ran out of memory."""
-        self.memory_reductions[reduction] += 1
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Counts a request that got its first row. `cached_tokens` of its prompt were in the prefix cache."""

@@ -27,12 +27,14 @@ import numpy as np
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.plan import SentPlan, TakeOver
+from scheduler_svc.core.messages.resources import Blocks, takes
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.pages.lane_pages import LanePages
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.pages.page_pool import PagePool
-from scheduler_svc.core.state.lane_constraints import LaneConstraints
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase, LanePhases
+from scheduler_svc.core.state.lane_resources import LaneResources
 from scheduler_svc.core.state.lane_schedule import LaneSchedule, LaneWeights
 from scheduler_svc.core.state.memory_limit import MemoryLimit
 from scheduler_svc.core.state.request import Move, Request
@@ -63,14 +65,14 @@ class Lane:
         self.info = info
         self.clock, self.memory = StepClock(info, now), MemoryLimit(info)
         self.failed_steps = 0
+        """Failed steps since the last confirmed step, without those that a request made fail."""
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
-        self.schedule, self.weights, self.constraints = LaneSchedule(), LaneWeights(), LaneConstraints()
-        self.proven_at: float | None = None
-        """When the worker's first step succeeded, or it joined with `prove_workers` off; None before."""
-        self.is_seated = not info.is_standby
-        """Whether requests may run on the worker once it is proven. A standby worker is seated when another is lost."""
+        self.schedule, self.weights, self.resources = LaneSchedule(), LaneWeights(), LaneResources()
+        self.proven_at = float("inf")
+        """When the worker's first step succeeded, or it joined with `prove_workers` off."""
+        self.phases = LanePhases(LanePhase.STANDBY_PROBATION if info.is_standby else LanePhase.PROBATION)
         self._open(generation)
 
     def _open(self, generation: int) -> None:
@@ -166,37 +168,20 @@ class Lane:
         self.schedule.clear_lookups()
         self.failed_steps = 0
 
-    def count_failed_step(self) -> int:
-        """Counts a failed step. Returns the number of failed steps since the last confirmed step."""
-        self.failed_steps += 1
-        return self.failed_steps
-
-    def forgive_failed_steps(self) -> None:
-        """Sets the count of failed steps to zero, because a request made them fail and not the worker."""
-        self.failed_steps = 0
-
     def prove(self, now: float) -> None:
         """Records that the worker's first step succeeded, or that `prove_workers` is off."""
+        self.phases.move(LaneMove.PROVE)
         self.proven_at = now
-
-    def take_seat(self) -> None:
-        """Records that requests may run on this standby worker."""
-        self.is_seated = True
 
     def take_weights(self, weights: Weights) -> None:
         """Records that the worker has loaded these weights."""
         self.info = replace(self.info, weights_version=weights.version, weights_folder=weights.folder)
 
-    @property
-    def serves(self) -> bool:
-        """Whether requests may run on the worker: it is proven and seated."""
-        return self.is_seated and self.proven_at is not None
-
     # Waiting for results -------------------------------------------------------------------------------------------
 
     def timeout(self, config: CoreConfig) -> float:
         """Returns the time at which the worker is given up, unless it is heard before."""
-        return self.weights.until if self.weights.loading else self.clock.timeout(self.in_flight, config)
+        return self.weights.until if self.phases.is_loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
         """Returns whether the worker has taken more than `OVERDUE_SECONDS` for its current step."""
@@ -244,12 +229,11 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                # Nobody knows which pool the worker uses, so a later worker cannot take it over.
-                self.pages.pool_id = b""
+                self.pages.forget_pool()
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
-        self.constraints.reset()
+        self.resources.reset()
         self._open(generation)
         return requests
 
@@ -314,29 +298,36 @@ def holds(lane: Lane, request: Request, known: int | None = None) -> bool:
     `known` are the known tokens of a request that runs on another lane.
     """
     info, length = lane.info, request.least_length(request.known if known is None else known)
-    return info.holds(length) and not (request.constraint and info.constraint_refusal)
+    return info.holds(length) and (not request.needs or takes(info, request.needs))
 
 
 def may_sample(lane: Lane, request: Request) -> bool:
-    """Returns whether a row with the request could sample now. If not, its constraint is wanted from now on."""
-    name = request.constraint
-    if not name or lane.constraints.is_ready(name):
-        return True
-    lane.constraints.want(name)
-    return False
+    """Returns whether a row with the request could sample now: the worker has prepared all that it needs."""
+    return not request.needs or all(lane.resources.is_ready(need) for need in request.needs)
+
+
+def may_start(lane: Lane, request: Request) -> bool:
+    """Returns whether the worker has prepared what the request needs before it gets a row."""
+    return all(lane.resources.is_ready(need) or need.of_kind.blocks is Blocks.SAMPLING for need in request.needs)
+
+
+def want(lane: Lane, request: Request) -> None:
+    """Lets the worker prepare what the request needs, unless it has or was told to."""
+    for need in request.needs:
+        lane.resources.want(need)
 
 
 def began(lane: Lane, request: Request) -> None:
-    """Lets the row of a request that was seated just now wait for its constraint, unless it is ready."""
+    """Lets the row of a request that was seated just now wait for what it needs, unless that is ready."""
     if not may_sample(lane, request):
-        lane.rows.await_constraint(request.row, True)
+        lane.rows.await_needs(request.row, True)
 
 
-def prepared(lane: Lane, name: bytes) -> None:
-    """Lets rows with the constraint, which the worker has prepared, sample."""
-    for request in lane.rows.requests_at(lane.rows.awaits_constraint.nonzero()[0]):
-        if request.constraint == name:
-            lane.rows.await_constraint(request.row, False)
+def prepared(lane: Lane) -> None:
+    """Lets rows sample for which the worker has prepared the last that they need."""
+    for request in lane.rows.requests_at(lane.rows.awaits_needs.nonzero()[0]):
+        if may_sample(lane, request):
+            lane.rows.await_needs(request.row, False)
 
 
 def cache_full_pages(lane: Lane, row: int) -> None:
@@ -351,7 +342,7 @@ def cache_full_pages(lane: Lane, row: int) -> None:
         rows.verified_from[row] = max(0, int(rows.verified[row]) - lane.info.window)
     verified_from = int(rows.verified_from[row])
     labels = lane.pages.labels
-    may_cache = bool(request.prefix_root) and request.cache_write and not request.weights.keeps_pages
+    may_cache = bool(request.submit.prefix_root) and request.submit.cache_write and not request.weights.keeps_pages
     for page_idx in range(first, full):
         is_held = lane.holds(row, page_idx)
         page = table[page_idx]

@@ -1,6 +1,7 @@
-"""What planning knows of one lane between plans, and while its worker loads new weights.
+"""What planning knows of one lane between plans, and what its worker was told to load.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` the marks of `weights.py`, which decides what loads.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py`, which decides what loads,
+has told.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 
 A higher share preempts less but admits fewer requests. core/README.md has the figures."""
 _MAX_LOOKUPS = 64
+_NOTHING = Weights(version="", folder="")
 
 
 class LaneSchedule:
@@ -91,30 +93,25 @@ class LaneSchedule:
 
 @dataclass(slots=True)
 class LaneWeights:
-    """The marks of one lane."""
+    """What the worker was told to load last. The phase of the lane says whether it has answered."""
 
-    admits: bool = True
-    """Whether requests may start on the lane."""
-    is_held: bool = False
-    """Whether the lane makes no plans at all."""
-    loading: Weights | None = None
-    """What the worker was told to load and has not answered."""
-    version: str = ""
-    """The version that it was told to load last."""
+    told: Weights = _NOTHING
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0
     """A worker that has not answered by then is given up."""
     retry_at: float = 0.0
-    """After a refusal: when the worker is asked again."""
+    """After a refusal: when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""
-    pool_id: bytes = b""
-    """The pool that the worker uses, kept here meanwhile: nobody may take it over if the worker dies."""
 
     def begin(self, weights: Weights, running: Running, until: float) -> None:
         """The worker is told to load."""
-        self.loading, self.version, self.running, self.until = weights, weights.version, running, until
+        self.told, self.running, self.until = weights, running, until
+
+    def due(self) -> None:
+        """The worker is asked again as soon as its lane is empty."""
+        self.retry_at = 0.0
 
     def paused(self, seconds: float) -> None:
         """The scheduler did not run, so the worker gets this time in addition."""

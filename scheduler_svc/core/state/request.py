@@ -1,4 +1,4 @@
-"""One live request: its parameters, its tokens, and its phase.
+"""One live request: its Submit, its tokens, and its phase.
 
 **Phases.** A request waits in the queue, runs in a row of a lane, or has ended. `TRANSITIONS` lists all transitions.
 While it runs, its counters, its page list and its newest tokens are in the lane's `Rows`. When it leaves the row, its
@@ -18,9 +18,9 @@ import numpy as np
 
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.events import Options
-from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import next_hash
+from scheduler_svc.core.messages.resources import CONSTRAINT, Need
 from tandem_contract.plural import numbered
 
 
@@ -89,55 +89,40 @@ class Request:
     """One sample of a submitted request. It is queued, runs and ends independently of the other samples."""
 
     handle: int
-    """Never used again, so the result of a plan cannot be applied to another request."""
+    """Also its number in the order of arrival. Never used again, so the result of a plan cannot be applied to another
+    request."""
+    submit: Submit
+    """What all samples of the request share, without the bytes that others keep (`acceptance`). Its reader is the first
+    one."""
+    sample_idx: int = 0
+    """Index of the sample in its submitted request. The random numbers of sampling depend on it."""
     frontend: str
     """The front end that reads the output. Empty if the request is detached; `stream` is then its handle."""
     stream: int
-    request_id: str
-    prompt: Int32Array
-    sampling: bytes
-    """A serialized SamplingParams, which the core does not parse."""
-    sample_idx: int
-    """Index of the sample in its submitted request. The random numbers of sampling depend on it."""
-    num_samples: int = 1
-    """Samples of the submitted request, those that have ended included."""
     total_length: int
     """Number of prompt and output tokens at which the request ends with LENGTH, or CONTEXT_FULL if `is_cut`."""
-    maximum: Maximum
+    expected_length: int
+    """Number of tokens that it is expected to have at its end, decided at its arrival."""
     meter: int = 0
     """Number of its tenant's account (`queue/quotas`) if that is charged for each token as it comes; otherwise 0."""
     is_cut: bool = False
     """Whether `total_length` is what the workers hold, not what the caller or the operator wants."""
-    min_new_tokens: int
-    stop_token_ids: frozenset[int]
-    banned: tuple[int, ...]
+    stops: frozenset[int] = frozenset()
+    """Its stop tokens, of which each new token may be one."""
+    banned: tuple[int, ...] = ()
     """Tokens that may not be sampled before the output has `min_new_tokens` tokens."""
-    ignore_eos: bool
-    priority: int
-    arrival: int
-    """Number in the order of arrival, unique."""
     arrived_at: float
-    ends_at: float | None = None
-    """The earlier end of its time limit and its deadline, which the queue keeps; None without one."""
     virtual_start: int = 0
     """Virtual start time among the tenant's requests, in tokens of service (`turns.FairShare`)."""
     turn: int = -1
     """Virtual start time of the tenant's service (`queue/turns`), from the first row on."""
     passed_over: int = 0
     """Number of requests behind this one that were admitted first because more of their prompt was cached."""
-    tenant: str = ""
-    prefix_root: bytes = b""
-    """The start of the page hashes, made of tenant and salt. Empty: the request shares no pages."""
-    constraint: bytes = b""
-    """Hash of the constraint that the output matches (`preparations`). Empty without one."""
-    options: Options = (b"", (), ())
+    needs: tuple[Need, ...] = ()
+    """What a worker must have prepared (`preparations`), at most one resource of each kind."""
     page_hashes: list[bytes] = field(default_factory=list[bytes])
     """Hashes of the leading full pages, as far as they were computed."""
-    cache_read: bool = True
-    cache_write: bool = True
     weights: OutputWeights = field(default_factory=OutputWeights)
-    lingers: bool = False
-    """Whether the request may be resumed (`kept_requests`), so that it outlives its reader."""
     phase: Phase = Phase.WAITING
     worker: str = ""
     """The worker of the lane that the request runs on. Empty unless it is running."""
@@ -150,8 +135,6 @@ class Request:
     """Output tokens in order. While the request runs, the newest ones are in its row (`Rows`)."""
     num_outputs: int = 0
     """Number of tokens in `outputs`."""
-    num_logprobs: int = 0
-    """0 for none, otherwise 1 + the number of alternatives for each output token."""
     prompt_logprobs_from: int = 0
     """The first prompt position with logprobs that must still be sent, or 0."""
     pending_plans: int = 0
@@ -172,21 +155,26 @@ class Request:
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
         to = TRANSITIONS.get((self.phase, move))
-        assert to is not None, f"request {self.request_id}: {move} while {self.phase}"
+        assert to is not None, f"request {self.submit.request_id}: {move} while {self.phase}"
         self.phase = to
         self.preemptions += move is Move.PREEMPT
         self.worker_changes += move is Move.RESET
         self.weights.keeps_pages = False
 
     @property
-    def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
-        return len(self.prompt)
+    def constraint(self) -> bytes:
+        """Hash of the constraint that the output matches. Empty without one."""
+        return next((need.hash for need in self.needs if need.kind == CONSTRAINT), b"") if self.needs else b""
 
     @property
-    def top_k(self) -> int:
-        """Number of alternatives that the request wants with each logprob."""
-        return max(0, self.num_logprobs - 1)
+    def other_needs(self) -> tuple[Need, ...]:
+        """What it needs besides a constraint."""
+        return tuple(need for need in self.needs if need.kind != CONSTRAINT) if self.needs else ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens in the prompt."""
+        return len(self.submit.prompt)
 
     def admitted(self, now: float, *, first_position: int) -> bool:
         """Records that the request gets a row and computes from `first_position` on. Returns True the first time."""
@@ -197,34 +185,14 @@ class Request:
         self.cached_prompt_tokens = min(first_position, self.prompt_tokens)
         return True
 
-    def pass_over(self) -> None:
-        """Counts a request behind this one that was admitted first."""
-        self.passed_over += 1
-
-    def emitted_first_token(self, now: float) -> None:
-        """Records the time of the first output token."""
-        self.first_token_at = now
-
-    def emitted_last_token(self, now: float) -> None:
-        """Records the time of the last output token."""
-        self.last_token_at = now
-
     def void_pending_plans(self) -> None:
         """Sets the counts of pending plans and tokens to zero, because the plans became void."""
         self.pending_plans = self.pending_tokens = 0
 
-    def pending_plan_answered(self) -> None:
-        """Counts down when the result of a pending plan arrives."""
-        self.pending_plans -= 1
-
     def take_pending_token(self) -> None:
         """Counts down when the result of a pending plan contains a token for the request."""
-        assert self.pending_tokens > 0, f"request {self.request_id}: a token arrived that was not in flight"
+        assert self.pending_tokens > 0, f"request {self.submit.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
-
-    def end_worker_wait(self) -> None:
-        """A present worker can hold the request."""
-        self.worker_wait_since = None
 
     def begin_worker_wait(self, now: float) -> bool:
         """Begins the wait for a worker that can hold the request, unless it waits already.
@@ -248,51 +216,47 @@ class Request:
 
         Raises AssertionError if `start` is not the next position.
         """
-        assert start == self.prompt_logprobs_from, f"request {self.request_id}: prompt logprobs out of order"
+        assert start == self.prompt_logprobs_from, f"request {self.submit.request_id}: prompt logprobs out of order"
         end = start + count
         self.prompt_logprobs_from = end if end < self.prompt_tokens else 0
 
     @property
     def known(self) -> int:
         """Number of tokens that the request has. While it runs, its row may have more (`Rows.known`)."""
-        return len(self.prompt) + self.num_outputs
-
-    @property
-    def expected_length(self) -> int:
-        """Number of tokens that the request is expected to have at its end, fixed at its arrival."""
-        return len(self.prompt) + self.maximum.expected(self.total_length - len(self.prompt))
+        return len(self.submit.prompt) + self.num_outputs
 
     @property
     def unmade(self) -> int:
         """Number of output tokens that its tenant was charged for in advance and that were not made."""
-        return self.total_length - self.known if self.maximum.is_set else 0
+        return 0 if self.submit.is_max_unset else self.total_length - self.known
 
     def least_length(self, known: int) -> int:
         """Returns the length that a worker must hold to run the request once it has `known` tokens.
 
         With an unset maximum that is one token more, but at least `min_new_tokens`.
         """
-        if self.maximum.is_set:
+        if not self.submit.is_max_unset:
             return self.total_length
-        return min(self.total_length, max(known + 1, len(self.prompt) + self.min_new_tokens))
+        return min(self.total_length, max(known + 1, len(self.submit.prompt) + self.submit.min_new_tokens))
 
     @property
     def size(self) -> str:
         """What a worker must hold to run the waiting request, in words."""
-        parts = "prompt and max_new_tokens" if self.maximum.is_set else "prompt, output so far and what must follow"
+        is_unset = self.submit.is_max_unset
+        parts = "prompt, output so far and what must follow" if is_unset else "prompt and max_new_tokens"
         return f"{numbered(self.least_length(self.known), 'token')} ({parts})"
 
     def known_tokens(self) -> Int32Array:
         """Returns the tokens of a request without a row: int32[known]. The caller must not change them."""
-        return np.concatenate([self.prompt, *self.outputs]) if self.outputs else self.prompt
+        return np.concatenate([self.submit.prompt, *self.outputs]) if self.outputs else self.submit.prompt
 
     def tokens_between(self, start: int, end: int) -> Int32Array:
         """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
-        prompt = len(self.prompt)
+        prompt = len(self.submit.prompt)
         if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
             return self.outputs[-1][start - end :]  # the common case: a page that became full just now
         if end <= prompt:
-            return self.prompt[start:end]
+            return self.submit.prompt[start:end]
         parts: list[Int32Array] = []
         following = self.known
         for part in reversed(self.outputs):
@@ -303,18 +267,18 @@ class Request:
             if first <= start:
                 break
         if start < prompt:
-            parts.append(self.prompt[start:])
+            parts.append(self.submit.prompt[start:])
         return np.concatenate(parts[::-1])
 
     def page_tokens(self, page_idx: int, page_size: int) -> bytes:
         """Returns the tokens of the page with this logical index, little-endian int32."""
         start, end = page_idx * page_size, (page_idx + 1) * page_size
-        tokens = self.prompt[start:end] if end <= len(self.prompt) else self.tokens_between(start, end)
+        tokens = self.submit.prompt[start:end] if end <= len(self.submit.prompt) else self.tokens_between(start, end)
         return tokens.tobytes()
 
     def hash_known(self, page_size: int) -> None:
         """Hashes all full pages of a request without a row."""
-        if not self.prefix_root:
+        if not self.submit.prefix_root:
             return
         hashes = self.page_hashes
         for page_idx in range(len(hashes), self.known // page_size):
@@ -322,7 +286,7 @@ class Request:
 
     def add_hash(self, tokens: bytes) -> bytes:
         """Adds and returns the hash of the next full page, which has these tokens."""
-        page_hash = next_hash(self.page_hashes[-1] if self.page_hashes else self.prefix_root, tokens)
+        page_hash = next_hash(self.page_hashes[-1] if self.page_hashes else self.submit.prefix_root, tokens)
         self.page_hashes.append(page_hash)
         return page_hash
 

@@ -58,7 +58,7 @@ class Rows:
         self.num_with_logprobs = 0
         """Number of seated rows with logprobs. If it is 0, planning does nothing for logprobs."""
         self.num_constrained = self.num_awaiting = 0
-        """Numbers of seated rows with a constraint, and of those that must not sample yet (`awaits_constraint`)."""
+        """Numbers of seated rows with a constraint, and of those that must not sample yet (`awaits_needs`)."""
         self.remaining_bound = 0
         """Upper bound on the sum of `expected` over the seated rows: the sum at the times when they were seated."""
         # The next row is the lowest, so that seated rows stay dense.
@@ -94,8 +94,8 @@ class Rows:
         self.num_logprobs = np.zeros(n, np.int32)
         self.prompt_logprobs_from = np.zeros(n, np.int32)
         self.is_constrained = np.zeros(n, np.bool_)
-        # Whether the worker has not prepared the row's constraint yet, so that the row must not sample.
-        self.awaits_constraint = np.zeros(n, np.bool_)
+        # Whether the worker has not prepared all that the row needs, so that the row must not sample.
+        self.awaits_needs = np.zeros(n, np.bool_)
         # If pages are small, the width is a multiple of their size, so that the tokens of a full page are contiguous.
         self._width = -(-TAIL_TOKENS // page_size) * page_size if page_size <= 4 * TAIL_TOKENS else TAIL_TOKENS
         self._tail = np.zeros((n, self._width), np.int32)
@@ -152,19 +152,20 @@ class Rows:
         self.num_pages[row], self.held_from[row] = len(pages), held_from
         total = min(request.total_length, self._longest)
         self.total[row], self.last[row], self.prompt[row] = total, total - 1, request.prompt_tokens
-        self._most_expected[row] = request.maximum.expected(_ANY)
+        submit, maximum = request.submit, request.submit.maximum
+        self._most_expected[row] = maximum.expected(_ANY)
         self.meter[row] = request.meter
         self.num_metered += bool(request.meter)
-        self.min_known[row] = request.prompt_tokens + request.min_new_tokens
+        self.min_known[row] = request.prompt_tokens + submit.min_new_tokens
         self.attach(row, request.stream, frontend_idx)
-        self.ignore_eos[row] = request.ignore_eos
-        self.has_stops[row] = bool(request.stop_token_ids)
-        self.num_logprobs[row] = request.num_logprobs
+        self.ignore_eos[row] = submit.ignore_eos
+        self.has_stops[row] = bool(request.stops)
+        self.num_logprobs[row] = submit.num_logprobs
         self.prompt_logprobs_from[row] = request.prompt_logprobs_from
         self.num_with_logprobs += self._has_logprobs(row)
-        self.is_constrained[row] = bool(request.constraint)
-        self.num_constrained += bool(request.constraint)
-        self._remaining_when_seated[row] = request.maximum.expected(total - 1 - known)
+        self.is_constrained[row] = is_constrained = bool(request.constraint)
+        self.num_constrained += is_constrained
+        self._remaining_when_seated[row] = maximum.expected(total - 1 - known)
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row
@@ -178,10 +179,10 @@ class Rows:
         """Changes the reader of the row's output."""
         self.stream[row], self.frontend_idx[row] = stream, frontend_idx
 
-    def await_constraint(self, row: int, awaits: bool) -> None:
-        """Sets whether the row, which has a constraint, must not sample."""
-        self.num_awaiting += awaits - int(self.awaits_constraint[row])
-        self.awaits_constraint[row] = awaits
+    def await_needs(self, row: int, awaits: bool) -> None:
+        """Sets whether the row, whose request needs a resource, must not sample."""
+        self.num_awaiting += awaits - int(self.awaits_needs[row])
+        self.awaits_needs[row] = awaits
 
     def unseat(self, row: int) -> list[int]:
         """Removes the request from its row and returns the row's page list.
@@ -199,9 +200,9 @@ class Rows:
         self.remaining_bound -= self._remaining_when_seated[row]
         self.num_metered -= bool(request.meter)
         self.num_with_logprobs -= self._has_logprobs(row)
-        if request.constraint:
-            self.await_constraint(row, False)
-            self.num_constrained -= 1
+        if request.needs:
+            self.await_needs(row, False)
+            self.num_constrained -= int(self.is_constrained[row])
         self._free.append(row)
         pages, self.pages[row] = self.pages[row], []
         return pages

@@ -7,6 +7,7 @@ valid for `max_worker_wait_seconds`. A request that fits only there waits at mos
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler_svc.core.messages.resources import KINDS, Kind, Need, takes
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 
 # Largest number of workers that left and are remembered. If more leave, the oldest one is dropped.
@@ -21,8 +22,8 @@ class Served:
     """The largest present worker, or the last one if none is present."""
     recent_max_length: int
     """Largest `max_length` of `info` and the workers that left recently."""
-    constraint_refusal: str = ""
-    """Why constraints are refused; empty if a known worker takes them."""
+    refusals: dict[str, str]
+    """By kind of resource: why it is refused; empty if a known worker takes it."""
 
 
 class WorkerInfos:
@@ -35,8 +36,6 @@ class WorkerInfos:
         """Proven workers that are present, with the largest first."""
         self.longest_present = 0
         """`longest_sequence` of the present workers, 0 without one."""
-        self.longest_with_constraints = 0
-        """The same of those that take constraints."""
         self.known: tuple[WorkerInfo, ...] = ()
         """Workers that are present, then those that left recently. Not empty after a worker was proven."""
         self.served: Served | None = None
@@ -71,6 +70,12 @@ class WorkerInfos:
         """Returns the time at which `expire` drops the next worker, or None."""
         return min(self._departed.values()) + self._max_wait_seconds if self._departed else None
 
+    def longest_present_for(self, needs: Sequence[Need]) -> int:
+        """Returns the largest `longest_sequence` of the present workers that take all that a request needs."""
+        if not needs:
+            return self.longest_present
+        return max((info.longest_sequence for info in self.present if takes(info, needs)), default=0)
+
     @property
     def longest_known(self) -> int:
         """The largest `longest_sequence` of the known workers. Call it only after a worker was proven."""
@@ -88,9 +93,7 @@ class WorkerInfos:
         self.revision += 1
         self._update_served()
         self.known = (*self.present, *self.recent)
-        takers = (info.longest_sequence for info in self.present if not info.constraint_refusal)
         self.longest_present = max((info.longest_sequence for info in self.present), default=0)
-        self.longest_with_constraints = max(takers, default=0)
 
     def _update_served(self) -> None:
         """Updates `served`. It stays the same object if callers would see no difference."""
@@ -102,10 +105,15 @@ class WorkerInfos:
             return
         known = (info, *self.present, *self._departed)
         longest = max(one.max_length for one in (info, *self._departed))
-        why = "" if any(not one.constraint_refusal for one in known) else info.constraint_refusal
-        before, served = self.served, Served(info=info, recent_max_length=longest, constraint_refusal=why)
+        refusals = {kind.name: _refusal(kind, known) for kind in KINDS.values()}
+        before, served = self.served, Served(info=info, recent_max_length=longest, refusals=refusals)
         if before is None or replace(before, info=_limits(before.info)) != replace(served, info=_limits(info)):
             self.served = served
+
+
+def _refusal(kind: Kind, known: Sequence[WorkerInfo]) -> str:
+    """Returns why the first worker takes no resource of the kind, unless one of the others does."""
+    return "" if any(not kind.refusal(info) for info in known) else kind.refusal(known[0])
 
 
 def _limits(info: WorkerInfo) -> WorkerInfo:

@@ -19,6 +19,7 @@ from tandem.v1 import chat_pb2 as pb
 from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import check_count, refuse, wrong
+from tandem_contract.plural import numbered
 
 # As in OpenAI's API. Names are parts of grammars and prompts, so they have no other characters.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -278,7 +279,7 @@ def check_size(chat: pb.Chat, max_chars: int) -> None:
             len(call.id) + len(call.name) + len(call.arguments_json) for call in message.tool_calls
         )
     if num_chars > max_chars:
-        refuse("chat", f"has {num_chars} characters", max_chars)
+        refuse("chat", f"has {numbered(num_chars, 'character')}", max_chars)
 
 
 def read(chat: pb.Chat) -> Conversation:

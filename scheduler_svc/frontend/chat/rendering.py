@@ -22,6 +22,7 @@ from scheduler_svc.frontend.chat.conversation import Conversation, Message, leve
 from scheduler_svc.frontend.chat.shape import Shape, probe
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import refuse, wrong
+from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     import tokenizers
@@ -180,7 +181,7 @@ def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
     for idx, message in enumerate(messages):
         if most is not None and len(message.calls) > most:
             field = f"chat.messages[{idx}].tool_calls"
-            many = f"{len(message.calls)} call{'s' if len(message.calls) > 1 else ''}"
+            many = numbered(len(message.calls), "call")
             raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
 
 
@@ -206,7 +207,7 @@ def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worke
         def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
             num_chars = len(_MARKER.sub("", text))
             if num_chars > self.max_chars:
-                refuse("chat", f"becomes {num_chars} characters with the model's template", self.max_chars)
+                refuse("chat", f"becomes {numbered(num_chars, 'character')} with the model's template", self.max_chars)
             if _ESCAPED_MARKER in text.lower():
                 what = "has control tokens of the model where its template writes JSON in ASCII; leave them out"
                 raise wrong("chat", what)

@@ -41,6 +41,7 @@ from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.metrics.front_meter import FrontMeter
 from tandem_contract.grammars import COMPILE_SECONDS
+from tandem_contract.plural import numbered
 
 # Killed trials of one chat's tools, seconds each. After them the other tools are not tried.
 MAX_KILLED = 2
@@ -157,7 +158,7 @@ class ToolSchemas:
         shown = list(self._loose.items())[:MAX_WARNINGS]
         found = [f"the schema of tool {name!r} {words}: {why[:MAX_REASON_CHARS]}" for name, why in shown]
         if (num_others := len(self._loose) - len(found)) > 0:
-            found.append(f"the schemas of {num_others} other tools are not enforced either")
+            found.append(f"the schemas of {numbered(num_others, 'other tool')} are not enforced either")
         return tuple(found)
 
     def _loosen(self, tool: Tool, why: str, field: str = "") -> None:

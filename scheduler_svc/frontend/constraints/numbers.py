@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, cast
 
 from scheduler_svc.frontend.chat.conversation import levels
+from tandem_contract.plural import numbered
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
 _MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
@@ -189,6 +190,6 @@ def _lost(value: int | float, keyword: str = "") -> UnkeptError:
 def shown(value: int | float) -> str:
     """A number as it was written, and not longer than a line."""
     if isinstance(value, int) and value.bit_length() > 256:
-        return f"a number of {value.bit_length()} bits"
+        return f"a number of {numbered(value.bit_length(), 'bit')}"
     text = value.text if isinstance(value, Written) else str(value)
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -20,6 +20,7 @@ from scheduler_svc.frontend.rpc import status
 from tandem_contract.fork_server import ForkServer, cpu_seconds
 from tandem_contract.grammars import COMPILE_SECONDS, START_SECONDS, limit_words
 from tandem_contract.needed import needed_task
+from tandem_contract.plural import numbered
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
@@ -236,7 +237,10 @@ class Trials:
     def _enqueue(self, name: bytes, grammar: str, tenant: str) -> _Entry:
         waiting = self._waiting.get(tenant, ())
         if len(waiting) >= MAX_WAITING:
-            what = f"{len(waiting)} new constraints of the caller wait for their trial; the limit is {MAX_WAITING}"
+            what = (
+                f"{numbered(len(waiting), 'new constraint of the caller', 'wait')} "
+                f"for their trial; the limit is {MAX_WAITING}"
+            )
             raise status.overloaded(what, COMPILE_SECONDS)
         done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         entry = self._by_name[name] = _Entry(name=name, grammar=grammar, tenant=tenant, done=done)

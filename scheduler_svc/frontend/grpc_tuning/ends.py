@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from scheduler_svc.frontend.grpc_tuning.sockets import BAR_SECONDS, BarredHosts, Network, network_of, sockets_to
+from tandem_contract.plural import numbered
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +77,9 @@ class Releaser:
         if num_found < len(overdue) and not self._has_warned:
             self._has_warned = True
             logger.error(
-                "%d of %d calls with an unread answer cannot be ended with this version of grpcio",
+                "%d of %s cannot be ended with this version of grpcio: the answers are unread",
                 len(overdue) - num_found,
-                len(overdue),
+                numbered(len(overdue), "call"),
             )
         return num_released
 

@@ -33,6 +33,7 @@ from scheduler_svc.frontend.grpc_tuning.ends import Releaser, Resets
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gates import HeldRefusals, Places, ReadSlots
+from tandem_contract.plural import counted, numbered
 
 # The limit of control and health messages. In messages up to this size an unknown field is named.
 MAX_SMALL_BYTES = 64 * 1024
@@ -54,14 +55,16 @@ def parse(kind: type[Request], data: bytes) -> Request:
     try:
         message.ParseFromString(data)
     except DecodeError:
-        raise status.invalid(name, f"the message of {len(data):,} bytes is not a valid {name}") from None
+        raise status.invalid(name, f"the message of {counted(len(data), 'byte')} is not a valid {name}") from None
     num_bytes = message.ByteSize()
     message.DiscardUnknownFields()
     num_unknown = num_bytes - message.ByteSize()
     if not num_unknown:
         return message
     if len(data) > MAX_SMALL_BYTES:
-        raise status.invalid(name, f"{name} has {num_unknown:,} bytes of fields that this server does not know")
+        raise status.invalid(
+            name, f"{name} has {counted(num_unknown, 'byte')} of fields that this server does not know"
+        )
     owner, number = _first_unknown(kind.FromString(data)) or (name, 0)
     raise status.invalid(f"{owner}.{number}", f"{owner} has field number {number}, which this server does not know")
 
@@ -293,8 +296,8 @@ class Calls:
         overdue.update(task for task in unread if task not in self._tenants)
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(
-                "%d calls were cancelled: their clients have not read the answer for %g s",
-                num_released,
+                "%s cancelled: no client has read the answer for %g s",
+                numbered(num_released, "call", "were"),
                 self._limits.answer_seconds,
             )
 

@@ -35,7 +35,7 @@ import grpc
 
 from scheduler_svc.frontend.grpc_tuning.sockets import network_of
 from scheduler_svc.frontend.rpc import status
-from tandem_contract.plural import numbered
+from tandem_contract.plural import counted, numbered
 
 
 def share(num_places: int, num_of_others: int, *, is_shared: bool) -> int:
@@ -102,7 +102,8 @@ class Turns:
         own, free = self._num_bytes.get(tenant, 0), MAX_WAITING_BYTES - sum(self._num_bytes.values())
         if own + num_bytes > free:
             raise status.overloaded(
-                f"the caller's requests that wait to be read have {own:,} bytes and this one {num_bytes:,}; the limit"
+                f"the caller's requests that wait to be read have {counted(own, 'byte')} "
+                f"and this one {num_bytes:,}; the limit"
                 f" is {free:,}, as much as is free"
             )
         turn = loop.create_future()

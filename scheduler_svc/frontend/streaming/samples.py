@@ -29,6 +29,7 @@ from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOut
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate import Checked
 from scheduler_svc.metrics.front_meter import SampleMeter
+from tandem_contract.plural import numbered
 
 
 def describe(
@@ -53,7 +54,8 @@ def serialized(description: frontend_pb2.StreamDescription) -> bytes:
     data = description.SerializeToString()
     if len(data) > MAX_DESCRIPTION_BYTES:
         message = (
-            f"resume.linger_seconds is set, and what is kept to resume the request has {len(data)} bytes, most of them "
+            f"resume.linger_seconds is set, and what is kept to resume the request has "
+            f"{numbered(len(data), 'byte')}, most of them "
             f"types of tools' arguments or stop strings; the limit is {MAX_DESCRIPTION_BYTES}"
         )
         raise status.invalid("resume.linger_seconds", message)

@@ -25,6 +25,7 @@ from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.text.detokenize import Pieces
 from scheduler_svc.metrics.front_meter import StreamMeter
+from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,9 @@ class StreamLimits:
             if blocked_seconds < (self.stall_seconds if is_full else self.max_stall_seconds):
                 return ""
         return (
-            f"the reader has read nothing for {blocked_seconds:.0f} s and {num_bytes} bytes are pending;"
-            f" the limits are {self.stall_seconds:g} s with {self.max_stalled_bytes} bytes,"
-            f" {self.max_stall_seconds:g} s, and {self.max_pending_bytes} bytes"
+            f"the reader has read nothing for {blocked_seconds:.0f} s and {numbered(num_bytes, 'byte', 'are')} pending;"
+            f" the limits are {self.stall_seconds:g} s with {numbered(self.max_stalled_bytes, 'byte')},"
+            f" {self.max_stall_seconds:g} s, and {numbered(self.max_pending_bytes, 'byte')}"
         )
 
 

@@ -100,7 +100,7 @@ class Detached:
             self.forget(tenant, request_id)
             found.setdefault(tenant, []).append(request_id)
         for tenant, ids in found.items():
-            logger.warning("%d detached requests were ended: their caller's token was revoked", len(ids))
+            logger.warning("%s ended: their caller's token was revoked", numbered(len(ids), "detached request", "were"))
             for at in range(0, len(ids), MAX_ABORT_IDS):
                 abort = frontend_pb2.Abort(request_ids=ids[at : at + MAX_ABORT_IDS], tenant=tenant)
                 self._send(frontend_pb2.FrontendToCore(abort=abort))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.frontend.text.detokenize import Decode, PiecesOfRequest, TokenBytes, take_replacements
 from scheduler_svc.frontend.text.fair_threads import FairThreads
+from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     pass
@@ -85,7 +86,7 @@ class Tokenizer:
                 end = start + len(part)
                 which = "which" if end == len(text) else f"and the first {end}"
                 about = "about " if start else ""
-                many = f"{len(text)} characters, {which} are {about}{num_tokens} tokens"
+                many = f"{numbered(len(text), 'character')}, {which} are {about}{numbered(num_tokens, 'token')}"
                 raise wrong(field, f"has {many}; the limit is {max_length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:

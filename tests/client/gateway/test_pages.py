@@ -1,13 +1,23 @@
 """Web pages of other sites: what a browser lets them read by --cors-origins, and what none of them may send."""
 
+import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from tandem_client.gateway.accepting import SEAT, Seats
+from tandem_client.gateway.cors import early_headers
 from tandem_client.gateway.errors import unavailable
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES
+from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.protocol import Readers, bounded
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.gateway.asked import Noting, Open, asker
@@ -93,6 +103,76 @@ def test_every_answer_tells_the_browser_whether_the_page_may_read_it(
     assert found.get("access-control-allow-origin") == allowed
     assert found["vary"] == "Origin"
     assert "access-control-allow-credentials" not in found
+
+
+LATE, LONG_HEAD = "408 Request Timeout", "431 Request Header Fields Too Large"
+
+
+class Pipe(asyncio.Transport):
+    """Keeps what is written."""
+
+    written, is_closed = b"", False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+# What a page sends without an end, and the origin that may read the answer.
+HEADS = [
+    (HttpToolsProtocol, PAGE, f"Origin: {PAGE}\r\nx", PAGE),
+    (HttpToolsProtocol, f"{OTHER},{PAGE}", f"origin:{PAGE}\r\nx: y\r\n", PAGE),
+    (HttpToolsProtocol, PAGE, f"origin: {OTHER}\r\nx", None),
+    (HttpToolsProtocol, PAGE, f"origin: {PAGE}\r\norigin: {OTHER}\r\nx", None),
+    (HttpToolsProtocol, PAGE, f"origin: {PAGE}", None),
+    (HttpToolsProtocol, "*", "", "*"),
+    (HttpToolsProtocol, "", f"origin: {PAGE}\r\nx", None),
+    (H11Protocol, PAGE, f"origin: {PAGE}\r\n", None),
+    (H11Protocol, "*", f"origin: {PAGE}\r\n", "*"),
+]
+
+
+# h11 bounds a head itself, below our limit.
+@pytest.mark.parametrize(
+    ("parser", "origins", "head", "allowed", "status"),
+    [(*row, status) for row in HEADS for status in (LATE, LONG_HEAD) if row[0] is HttpToolsProtocol or status == LATE],
+)
+def test_a_page_reads_why_its_headers_were_not_taken(
+    parser: type[Any], origins: str, head: str, allowed: str | None, status: str
+) -> None:
+    """If they were not complete, and its origin was among those that came."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("no head is complete")
+
+    async def scenario() -> bytes:
+        config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
+        seats, pipe = Seats(Meter(), max_connections=1), Pipe()
+        cors = partial(early_headers, PROGRAM.read(["--cors-origins", origins], {}).origins)
+        kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, cors)
+        connection = kind(config=config, server_state=ServerState(), app_state={SEAT: seats.take("a")})
+        connection.connection_made(pipe)
+        connection.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
+        if status == LATE:
+            connection._is_late()
+        else:
+            connection.data_received(b"y" * MAX_HEADER_BYTES)
+        connection.connection_lost(None)
+        return pipe.written
+
+    answer, _, body = asyncio.run(scenario()).partition(b"\r\n\r\n")
+    first, *lines = answer.decode().split("\r\n")
+    found = dict(line.split(": ", 1) for line in lines)
+    assert first == f"HTTP/1.1 {status}" and found["content-length"] == str(len(body))
+    assert json.loads(body)["error"]["code"] == "connection" and found["connection"] == "close"
+    assert found.get("access-control-allow-origin") == allowed
+    assert found.get("access-control-expose-headers") == (None if allowed is None else "*")
+    assert found.get("vary") == ("Origin" if origins else None)
 
 
 @pytest.mark.parametrize("status", ANSWERS)

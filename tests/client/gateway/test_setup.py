@@ -14,7 +14,7 @@ import pytest
 from tandem_client.gateway.server import check
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
-from tests.client.gateway.conftest import start_gateway
+from tests.client.gateway.conftest import PAGE, start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
 from tests.rigs.processes import Child
@@ -112,6 +112,23 @@ def test_wrong_flags_end_the_gateway_at_its_start_with_one_line(services: Servic
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
     assert "speaks TLS; give --service-ca" in line
+
+
+def test_a_page_is_answered_by_a_gateway_that_shows_the_service_its_certificate(services: Services) -> None:
+    """CORS in front, mTLS behind: a preflight, an answer and a refusal have the headers of pages."""
+    words = f"--address=MUTUAL --service-ca=CA --service-name={NAME} --service=CLIENT --cors-origins={PAGE}"
+    ours = ("--tls-cert", str(services.pair.certificate), "--tls-key", str(services.pair.key))
+    trust = ssl.create_default_context(cafile=str(services.authority.certificate))
+    trust.check_hostname = False
+    gateway, url = start_gateway(*services.flags(words), *ours)
+    with httpx.Client(base_url=url, verify=trust, headers={"origin": PAGE}) as page:
+        asked = page.options("/v1/models", headers={"access-control-request-method": "GET"})
+        answers = [asked, page.get("/v1/models"), page.get("/v1/models/none")]
+        other = page.get("/v1/models", headers={"origin": "https://other.example"})
+    assert [answer.status_code for answer in answers] == [200, 200, 404]
+    assert [answer.headers["access-control-allow-origin"] for answer in answers] == [PAGE] * 3
+    assert other.status_code == 200 and "access-control-allow-origin" not in other.headers
+    assert gateway.terminate() == 0, gateway.output()
 
 
 def test_a_service_that_starts_later_with_another_protocol_is_reported(services: Services) -> None:

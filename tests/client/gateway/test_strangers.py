@@ -196,7 +196,7 @@ def test_a_body_is_read_when_it_is_asked_for_and_what_follows_it_is_no_header(pa
         config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
         seats = Seats(Meter(), max_connections=1)
         state = {SEAT: seats.take("a")}
-        kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0)
+        kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, lambda origin: {})
         connection = kind(config=config, server_state=ServerState(), app_state=state)
         connection.connection_made(wire)
         connection.data_received(f"{POST}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())

@@ -1,10 +1,15 @@
 """What the programs read of their flags, before any of them starts."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tandem_client.services import settings
 from tandem_client.services.gateway import asks_for_proofs, health_flags
 from tandem_client.services.settings import (
     GATEWAY,
@@ -15,7 +20,23 @@ from tandem_client.services.settings import (
     SettingsReader,
     SettingsRefused,
 )
+from tests.architecture.source import ROOT
 
+# What takes long to import, and the packages of programs: what their settings must not need, nor whoever starts them.
+SLOW = {"google", "grpc", "httptools", "numpy", "prometheus_client", "rich", "starlette", "tandem", "uvicorn", "zmq"}
+AT_START = """
+import sys
+
+def report(event, words):
+    if event == "subprocess.Popen":
+        print(words[1][3], *sys.modules, flush=True)
+        os._exit(0)
+
+import os
+sys.addaudithook(report)
+from tandem_client.cli.__main__ import app
+app(["serve", "--device=cpu", "--shared-pool=off", "--port=0", sys.argv[1]])
+"""
 PROBE = ["--health-listen=127.0.0.1:0"]
 
 
@@ -71,9 +92,36 @@ def test_help_in_the_flags_of_a_program_is_its_help() -> None:
         read(worker=["--help"])
 
 
-def test_a_reader_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gpu_worker").mkdir()
-    (tmp_path / "gpu_worker" / "__init__.py").write_text("raise RuntimeError('no worker')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    with pytest.raises(SettingsRefused, match="the settings cannot be read: RuntimeError: no worker"):
+def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings._MODULES, WORKER, "tests.of_no_worker")
+    with pytest.raises(SettingsRefused, match="the settings cannot be read: ModuleNotFoundError: No module named"):
         read(worker=[])
+    with SettingsReader(SCHEDULER) as reader:
+        os.kill(reader._pid, signal.SIGKILL)
+        with pytest.raises(SettingsRefused, match="their reader was killed"):
+            reader.read({SCHEDULER: []})
+
+
+def run(code: str, *arguments: str) -> list[str]:
+    """The words that a fresh process prints."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", settings._MODULES.values())
+def test_the_settings_of_a_program_are_read_without_its_libraries(module: str) -> None:
+    """Each import before the answer makes the start of a service longer by its time."""
+    found = set(run(f"import sys, {module}; print(*sys.modules)"))
+    own = {name for name in found if name.startswith(("scheduler_svc.", "gpu_worker."))}
+    assert module in found and own <= {module}
+    assert not {name.partition(".")[0] for name in found} & SLOW
+
+
+def test_serve_starts_its_first_program_before_it_imports_what_calls_it(tmp_path: Path) -> None:
+    """The process that it starts first is a program: another Python would import pydantic once more for the check."""
+    program, *found = run(AT_START, f"--runtime-dir={tmp_path / 'r'}")
+    packages = {name.partition(".")[0] for name in found}
+    assert program == "scheduler_svc" and {"asyncio", "tandem_client", "typer"} <= packages
+    assert not packages & {*SLOW, "scheduler_svc", "gpu_worker"}

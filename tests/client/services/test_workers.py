@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from tandem_client.services import serving
 from tests.client.fake_programs import SETTINGS, STAYS, Output, make_pair
 from tests.client.fake_service import WAIT_SECONDS, FakeService
@@ -71,6 +73,22 @@ def test_a_dead_worker_starts_again_as_a_standby(service: FakeService, programs:
         assert len(flags_of(output, "worker 2")) == 1
 
     assert run_serve(service, 1, play) == (0, "")
+
+
+def test_a_worker_that_somebody_has_frozen_is_killed_and_named(
+    service: FakeService, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_STOP_SECONDS", 0.5)
+    programs(scheduler=listens(service), worker=STAYS)
+    outputs: list[Output] = []
+
+    async def play(output: Output) -> None:
+        outputs.append(output)
+        await output.until("on standby")
+        os.kill(pid_in(await output.until("worker 2 | pid")), signal.SIGSTOP)
+
+    assert run_serve(service, 1, play) == (0, "")
+    assert outputs[0].lines[-1] == "own | the worker 2 did not end within 0.5 s and was killed"
 
 
 def test_a_standby_worker_that_never_serves_is_tried_again(service: FakeService, programs: Programs) -> None:

@@ -116,7 +116,7 @@ def test_work_that_keeps_a_tensor_is_refused(graphs: CpuGraphs):
         kept.append(X * 2)
         return kept[0] + 1
 
-    with pytest.raises(NotCapturable, match="1 tensors of the step outlive it"):
+    with pytest.raises(NotCapturable, match="1 tensor of the step outlives it"):
         graphs.capture(work)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_worker.native import build
 from gpu_worker.native.build import INSTRUCTION_SETS, NotBuilt, best_instruction_set, built_library, cpu_flags
+from tests.rigs.small_disk import small_disk
 
 pytestmark = pytest.mark.skipif(
     not any(each.cpu_flags <= cpu_flags() for each in INSTRUCTION_SETS), reason="needs a CPU with AVX2"
@@ -62,6 +63,19 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NotBuilt, match="error: no such luck"):
         built_library(INSTRUCTION_SETS[-1], tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, disk = tmp_path / "sources", tmp_path / "disk"
+    for each in (sources, disk):
+        each.mkdir()
+    (sources / "kernels.cpp").write_text("char data[1 << 20] = {1};\n")
+    monkeypatch.setattr(build, "_SOURCES", sources)
+    with small_disk(disk, "256k"):
+        (disk / "earlier.so").write_text("whole")
+        with pytest.raises(NotBuilt, match=f"No space left on device.*; there is no room in {disk} or "):
+            built_library(best_instruction_set(cpu_flags()), disk)
+        assert {each.name: each.read_text() for each in disk.iterdir()} == {"earlier.so": "whole"}
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])

@@ -127,4 +127,4 @@ def test_labels_of_a_wrong_length_fail_the_step(rig: Rig, field: str) -> None:
     rig.runner.submit(plan)
     outcome = rig.runner.collect()
     assert outcome is not None and outcome.status == pb.STEP_STATUS_FAILED
-    assert f"labels.{field} has 3 bytes; 1 pages need" in outcome.detail
+    assert f"labels.{field} has 3 bytes; 1 page needs" in outcome.detail

@@ -146,7 +146,7 @@ def test_a_result_frame_contains_logprobs() -> None:
         ("decode_rows", b"abc", "decode_rows has 3 bytes"),
         ("decode_rows", int32([3, 3]), "a row occurs twice"),
         ("decode_rows", int32([1]), "a row occurs twice"),
-        ("appends.rows", int32([1]), "appends.pages has 0 bytes; 1 entries need 4"),
+        ("appends.rows", int32([1]), "appends.pages has 0 bytes; 1 entry needs 4"),
         ("chunks.counts", int32([3, 65]), "chunks.counts contains 65; it must be 1 to 64"),
         ("chunks.counts", int32([3, 64]), "the plan costs 80 tokens; token_budget is 64"),
         ("chunks.counts", int32([3, -1]), "chunks.counts contains -1"),

@@ -29,7 +29,7 @@ def test_parsed_page_orders_equal_the_sent_ones() -> None:
     [
         ("saves.pages", [6, 0], "saves.pages contains 0; it must be 1 to 19"),
         ("saves.pages", [6, 20], "saves.pages contains 20; it must be 1 to 19"),
-        ("saves.pages", [6], "saves.slots has 8 bytes; 1 entries need 4"),
+        ("saves.pages", [6], "saves.slots has 8 bytes; 1 entry needs 4"),
         ("saves.slots", [7, 8], "saves.slots contains 8; it must be 0 to 7"),
         ("saves.slots", [-1, 0], "saves.slots contains -1; it must be 0 to 7"),
         ("saves.slots", [3, 3], "saves.slots contains 3 twice"),
@@ -41,7 +41,7 @@ def test_parsed_page_orders_equal_the_sent_ones() -> None:
         ("zero_pages", [9], "page 9 is in copies.sources and in zero_pages"),
         ("copies.sources", [9, 0], "copies.sources contains 0; it must be 1 to 19"),
         ("copies.sources", [9, 10], "page 10 is in copies.sources and in copies.targets"),
-        ("copies.sources", [9], "copies.targets has 8 bytes; 1 entries need 4"),
+        ("copies.sources", [9], "copies.targets has 8 bytes; 1 entry needs 4"),
         ("copies.targets", [11, 11], "copies.targets contains 11 twice"),
         ("copies.targets", [11, 20], "copies.targets contains 20; it must be 1 to 19"),
         ("copies.counts", [0, 16], "copies.counts contains 0; it must be 1 to 16"),

@@ -25,12 +25,19 @@ class Fleet(World):
             self.join_as(shape)
 
     def join_as(
-        self, shape: Shape, faults: Faults | None = None, *, is_standby: bool = False, constraint_refusal: str = ""
+        self,
+        shape: Shape,
+        faults: Faults | None = None,
+        *,
+        is_standby: bool = False,
+        constraint_refusal: str = "",
+        adapter_refusal: str = "",
     ) -> str:
         """Lets a new worker join and returns its name."""
         name = chr(ord("a") + len(self.plans_of))
         self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
         self.workers[name].constraint_refusal = constraint_refusal
+        self.workers[name].adapter_refusal = adapter_refusal
         self.plans_of[name] = []
         self.handle(self.workers[name].joining())
         return name
@@ -41,7 +48,7 @@ class Fleet(World):
                 self.sent.append(effect.plan)
                 self.plans_of[effect.worker].append(effect.plan)
                 self.workers[effect.worker].inbox.append(effect.plan)
-            case fx.PrepareConstraint() | fx.DropConstraint():
+            case fx.PrepareResource() | fx.DropResource():
                 self.workers[effect.worker].inbox.append(effect)
             case fx.WorkerAccepted():
                 self.workers[effect.worker].inbox.append(Joined(effect=effect))

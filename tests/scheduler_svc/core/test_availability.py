@@ -9,7 +9,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
 from scheduler_svc.core.messages.reports import WaitReason, WorkerState
-from scheduler_svc.core.weights import RETRY_SECONDS
+from scheduler_svc.core.operations.weights import RETRY_SECONDS
 from tests.rigs.updated_fleet import FRONTEND, UpdatedFleet
 
 WORDS = "'/weights/v1' cannot be opened: No such file or directory"

@@ -6,16 +6,16 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from scheduler_svc.core import preparations
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.lane_constraints import ANSWER_SECONDS
+from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, Resource
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World
 
 SHAPE = Shape(page_size=4, num_pages=60, max_rows=4, max_length=64, chunk_align=4, token_budget=24)
+ANSWER_SECONDS = KINDS[CONSTRAINT].answer_seconds
 SOURCE = b"a toy, toy_complete=6"
 
 
@@ -23,7 +23,7 @@ def name_of(source: bytes) -> bytes:
     return sha256(source).digest()
 
 
-def sent(world: World, kind: type[fx.PrepareConstraint | fx.DropConstraint]) -> list[str]:
+def sent(world: World, kind: type[fx.PrepareResource | fx.DropResource]) -> list[str]:
     """The constraints of these orders, in order."""
     return [effect.hash.hex() for effect in world.effects if isinstance(effect, kind)]
 
@@ -42,7 +42,7 @@ def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() ->
     world = World(SHAPE)
     streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
     world.run()
-    assert sent(world, fx.PrepareConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.PrepareResource) == [name_of(SOURCE).hex()]
     assert {reason(world, stream) for stream in streams} <= {fx.EndReason.CONSTRAINT_COMPLETE, fx.EndReason.EOS}
     assert reason(world, streams[0]) is fx.EndReason.CONSTRAINT_COMPLETE
     assert len(world.streams[streams[0]].tokens) == 6
@@ -82,8 +82,8 @@ def test_an_order_precedes_the_first_plan_with_its_constraint() -> None:
     world.holds_answers = True
     world.submit(list(range(1, 31)), constraint=SOURCE)
     world.tick()
-    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareConstraint | fx.SendPlan)]
-    assert kinds[:2] == [fx.PrepareConstraint, fx.SendPlan]
+    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareResource | fx.SendPlan)]
+    assert kinds[:2] == [fx.PrepareResource, fx.SendPlan]
 
 
 def test_a_constraint_that_cannot_be_prepared_ends_its_requests_alone() -> None:
@@ -131,15 +131,15 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
     stream = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     for _ in range(4):
         world.step()
-    assert len(world.core.preparations.sources) == 1
+    assert len(world.core.sources) == 1
     world.tick()
     assert world.lane is not None and world.lane.in_flight
     world.cancel(stream)
-    assert len(world.core.preparations.sources) == 0
+    assert len(world.core.sources) == 0
     world.tick()
-    assert sent(world, fx.DropConstraint) == []
+    assert sent(world, fx.DropResource) == []
     world.run()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
 
 
@@ -152,7 +152,7 @@ def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> No
     world.cancel(first)
     world.submit([3, 4], max_new_tokens=20, constraint=SOURCE)
     world.run()
-    assert sent(world, fx.PrepareConstraint) == sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.PrepareResource) == sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
     world.check_empty()
 
@@ -165,10 +165,10 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
     world.cancel(first)
     world.submit([3])
     world.run()
-    assert sent(world, fx.DropConstraint) == []
+    assert sent(world, fx.DropResource) == []
     world.answer()
     world.run()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.executor.violations == []
 
 
@@ -178,7 +178,7 @@ def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> No
     world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.run()
     assert world.core.counters.resets >= 1
-    assert len(sent(world, fx.PrepareConstraint)) == 2
+    assert len(sent(world, fx.PrepareResource)) == 2
     world.check_all_ended()
 
 
@@ -192,7 +192,7 @@ def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
     world.kill()
     world.join()
     world.run()
-    assert len(sent(world, fx.PrepareConstraint)) == 2
+    assert len(sent(world, fx.PrepareResource)) == 2
     assert len(world.streams[stream].tokens) > begun
     world.check_all_ended()
 
@@ -226,17 +226,17 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
     assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
     # The late answer finds nobody, so the worker drops what it has.
     world.answer()
-    assert sent(world, fx.DropConstraint) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.end_of(other) is not None
     world.check_empty()
 
 
 def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setitem(KINDS, CONSTRAINT, replace(KINDS[CONSTRAINT], max_total_bytes=100))
     world = World(SHAPE, join=True)
     large = [bytes([65 + i]) * 40 for i in range(3)]
     streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
-    assert world.core.preparations.sources.num_bytes == 80, "three requests of two samples have two sources"
+    assert world.core.sources.num_bytes(CONSTRAINT) == 80, "three requests of two samples have two sources"
     refused = world.submit([9], constraint=large[2])
     rejected = world.streams[refused].rejected
     assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
@@ -244,12 +244,12 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     for stream in streams:
         for number in world.streams[stream].submit.streams:
             world.cancel(number)
-    assert world.core.preparations.sources.num_bytes == 0
+    assert world.core.sources.num_bytes(CONSTRAINT) == 0
     assert world.streams[world.submit([9], constraint=large[2])].rejected is None
 
 
 def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_SOURCES_BYTES", 100)
+    monkeypatch.setitem(KINDS, CONSTRAINT, replace(KINDS[CONSTRAINT], max_total_bytes=100))
     world = World(SHAPE, join=True)
     first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
     refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
@@ -262,7 +262,7 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     assert world.streams[polite].rejected is None
     for stream in (first, polite):
         world.cancel(stream)
-    assert world.core.preparations.sources.num_bytes == 45, "another request still uses it"
+    assert world.core.sources.num_bytes(CONSTRAINT) == 45, "another request still uses it"
 
 
 def test_an_ended_request_that_lingers_keeps_no_source() -> None:
@@ -270,13 +270,14 @@ def test_an_ended_request_that_lingers_keeps_no_source() -> None:
     stream = world.submit([1], constraint=SOURCE, linger_seconds=60.0)
     world.run()
     world.end(stream)
-    assert len(world.core.kept) == 1 and len(world.core.preparations.sources) == 0
+    assert len(world.core.kept) == 1 and len(world.core.sources) == 0
 
 
 def test_a_wrong_hash_is_refused() -> None:
     world = World(SHAPE)
     world.submit([1], constraint=SOURCE)
-    submit = replace(world.streams[1].submit, stream=50, request_id="other", constraint=b"another")
+    wrong = Resource(CONSTRAINT, name_of(SOURCE), b"another")
+    submit = replace(world.streams[1].submit, stream=50, request_id="other", resources=(wrong,))
     [rejected] = [one for one in world.core.handle(submit, world.now) if isinstance(one, fx.Rejected)]
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
 
@@ -304,7 +305,7 @@ def test_workers_that_take_no_constraints_get_none() -> None:
     fleet.join_as(SHAPE)
     streams = [fleet.submit([1, i], constraint=SOURCE) for i in range(6)]
     fleet.run()
-    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareConstraint)} == {"b"}
+    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareResource)} == {"b"}
     assert all(reason(fleet, stream) is not None for stream in streams)
     # It waits for a worker like a request that is too long, and ends with a reason of its own.
     fleet.lose("b")

@@ -1,10 +1,10 @@
 """The core's status, by which front ends refuse requests: a full queue, workers that crash in a loop."""
 
+from scheduler_svc.core.front_ends import RETRY_CHANGE
 from scheduler_svc.core.lanes import DEATHS, WINDOW_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import WaitReason
-from scheduler_svc.core.status import RETRY_CHANGE
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 

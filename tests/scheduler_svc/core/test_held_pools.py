@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from scheduler_svc.core.held_pools import HOLD_SECONDS
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
+from scheduler_svc.core.recovery.held_pools import HOLD_SECONDS
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots

@@ -60,7 +60,7 @@ def test_only_requests_that_linger_outlive_their_front_end() -> None:
     stream = world.submit(prompt(5, 1), max_new_tokens=12, linger_seconds=60.0)
     steps(world, 3)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
-    assert [request.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
+    assert [request.submit.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
 
 
 def test_a_front_end_that_joins_again_may_resume_its_own_request() -> None:
@@ -357,16 +357,20 @@ def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
     after.check_empty()
 
 
-def test_a_restored_request_that_the_new_model_cannot_hold_fails() -> None:
+def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
     before = World()
     stream = before.submit(prompt(20), max_new_tokens=4, linger_seconds=60.0)
     after = World(Shape(max_length=16), join=False)
     after.streams |= before.streams
     after.restore(stream, before)
     after.join()
-    failure = after.end(after.resume(stream)).failure
+    again = after.resume(stream)
+    after.tick(CoreConfig().max_worker_wait_seconds - 1.0)
+    assert after.streams[again].end is None
+    after.tick(1.0)
+    failure = after.end(again).failure
     assert failure is not None
-    assert failure.code is fx.FailureCode.INTERNAL
+    assert failure.code is fx.FailureCode.NO_WORKER
 
 
 def test_a_restored_request_expires_also_before_a_worker_joins() -> None:

@@ -117,7 +117,7 @@ def test_what_comes_and_goes_between_pages_is_neither_repeated_nor_missed() -> N
     for _ in range(1000):
         world.cancel(world.submit([1]))
     late = world.submit([1], max_new_tokens=9)
-    assert len(world.core._listing._order) < 600
+    assert len(world.core.accepted.order) < 600
     second = ask(world, first.next, page_size=100)
     third = ask(world, second.next, page_size=100)
     names = [entry.request_id for reply in (second, third) for entry in reply.requests]
@@ -158,7 +158,7 @@ def test_requests_of_a_journal_are_listed_before_and_after_a_worker_joins() -> N
     stream = before.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True, linger_seconds=60.0, max_time_seconds=50.0)
     for _ in range(4):
         before.step()
-    mark = ask(before, page_size=1).next or RequestsMark(number=1, epoch=before.core._listing._epoch)
+    mark = ask(before, page_size=1).next or RequestsMark(number=1, epoch=before.core.accepted.epoch)
     tokens = len(before.streams[stream].tokens)
     after = World(before.shape, join=False)
     after.tick(100.0)

@@ -73,7 +73,7 @@ def test_the_plan_that_proves_a_worker_may_be_lost_too() -> None:
     world.now += 2.1
     assert beat(world, done=(0, 0)) != []
     world.step()
-    assert world.lane is not None and world.lane.proven_at is not None
+    assert world.lane is not None and world.lane.phases.serves
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core.held_pools import fits
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
 from scheduler_svc.core.messages.reports import UpdateState
-from scheduler_svc.core.weights import LOAD_SECONDS, RETRY_SECONDS
+from scheduler_svc.core.operations.weights import LOAD_SECONDS, RETRY_SECONDS
+from scheduler_svc.core.recovery.held_pools import fits
 from tests.rigs.updated_fleet import ROOT, UpdatedFleet
 from tests.scheduler_svc.core.world import info_of
 
@@ -252,7 +252,7 @@ def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -
     assert fleet.versions() == {"w-1": "v1", behind: "", updated: "v1"}
     fleet.kill("w-1")
     fleet.tick()
-    assert [lane.worker for lane in fleet.core.lanes.values() if lane.is_seated] == [updated]
+    assert [lane.worker for lane in fleet.core.lanes.values() if lane.phases.counts] == [updated]
 
 
 def test_workers_load_in_turn_and_one_always_serves() -> None:
@@ -265,7 +265,7 @@ def test_workers_load_in_turn_and_one_always_serves() -> None:
     most = 0
     while not fleet.reports or last_state(fleet) is UpdateState.UPDATING:
         fleet.step()
-        most = max(most, sum(lane.weights.is_held for lane in fleet.core.lanes.values()))
+        most = max(most, sum(not lane.phases.may_plan for lane in fleet.core.lanes.values()))
     fleet.run()
     assert most == 1
     for stream in streams:
@@ -297,6 +297,90 @@ def test_a_worker_that_does_not_answer_is_given_up() -> None:
     fleet.tick(2)
     assert "w-1" not in fleet.core.lanes
     assert any("has not loaded weights 'v1' in time" in note for note in fleet.notes)
+
+
+@pytest.mark.parametrize("refusal", ["", "no space"])
+@pytest.mark.parametrize("running", list(Running))
+@pytest.mark.parametrize("is_told", [False, True], ids=["before it was told", "while it loads"])
+def test_the_rows_of_a_worker_that_is_drained_when_it_is_to_load_go_on(
+    running: Running, refusal: str, is_told: bool
+) -> None:
+    """It is the only worker, so its rows end there."""
+    fleet = UpdatedFleet()
+    fleet.run()
+    stream = fleet.submit([1, 2, 3], max_new_tokens=30)
+    for _ in range(6):
+        fleet.step()
+    fleet.workers["w-1"].refusal = refusal
+    fleet.update("v1", running)
+    fleet.tick()
+    if is_told:
+        fleet.run_until_loading()
+    fleet.handle(ev.Drain(frontend="f-1", query=9, worker="w-1", max_seconds=0.0, force=True))
+    fleet.run()
+    if running is Running.RECOMPUTE and is_told and not refusal:
+        # The request has gone back to the queue.
+        fleet.kill("w-1")
+        fleet.join()
+        fleet.run()
+    assert stream.end is not None
+    if running in EXACT:
+        fleet.check(stream)
+
+
+@pytest.mark.parametrize(
+    ("running", "refusal"),
+    [(Running.CONTINUE, ""), *((running, "no space") for running in Running if running is not Running.FINISH)],
+)
+def test_requests_start_on_a_worker_that_was_asked_to_stop_while_it_loaded_and_stays(
+    running: Running, refusal: str
+) -> None:
+    fleet = UpdatedFleet()
+    fleet.run()
+    first = fleet.submit([1, 2, 3], max_new_tokens=30)
+    for _ in range(6):
+        fleet.step()
+    fleet.workers["w-1"].refusal = refusal
+    fleet.update("v1", running)
+    fleet.run_until_loading()
+    fleet.handle(ev.WorkerStops(worker="w-1"))
+    second = fleet.submit([1, 2, 3])
+    for _ in range(3):
+        fleet.step()
+    assert first.end is None and not second.tokens
+    fleet.handle(ev.DrainStarted())
+    fleet.run()
+    assert first.end is not None and second.end is not None
+    fleet.check(second)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_no_tick_is_due_at_once_while_a_worker_that_refused_weights_has_requests(is_drained: bool) -> None:
+    """Its requests end before it is asked again, so the time to ask it may be long past."""
+    fleet = UpdatedFleet(num_workers=2)
+    fleet.run()
+    streams = [fleet.submit([1, 2, n % 4], max_new_tokens=100) for n in range(10)]
+    for _ in range(6):
+        fleet.step()
+    fleet.workers["w-2"].refusal = "no space"
+    fleet.update("v1")
+    while not is_over(fleet, "v1"):
+        fleet.step()
+    assert last_state(fleet) is UpdateState.INCOMPLETE and fleet.core.lanes["w-2"].rows.num_seated
+    if is_drained:
+        fleet.handle(ev.Drain(frontend="f-1", query=9, worker="w-2", max_seconds=0.0))
+    fleet.now += RETRY_SECONDS
+    for name in ("w-1", "w-2"):
+        fleet.handle(ev.WorkerAlive(worker=name))
+    for _ in range(3):
+        fleet.tick()
+        wake = fleet.core.next_wake()
+        assert fleet.core.lanes["w-2"].rows.num_seated and (wake is None or wake > fleet.now)
+        for name in ("w-1", "w-2"):
+            fleet.work(name)
+            fleet.deliver(name)
+    fleet.run()
+    assert all(stream.end for stream in streams)
 
 
 def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal() -> None:

@@ -50,8 +50,19 @@ def test_samples_share_the_prompt() -> None:
     world.submit(PROMPT, num_samples=3)
     samples = world.core.queue.by_request_id("r1")
     assert [sample.sample_idx for sample in samples] == [0, 1, 2]
-    assert all(sample.prompt is samples[0].prompt for sample in samples)
+    assert all(sample.submit is samples[0].submit for sample in samples)
     assert len({sample.handle for sample in samples}) == 3
+
+
+def test_samples_keep_no_bytes_that_are_kept_and_freed_elsewhere() -> None:
+    world = World()
+    stream = world.submit(list(range(9)), num_samples=2, constraint=b"a toy, toy_complete=6", linger_seconds=60.0)
+    submitted, kept = world.streams[stream].submit, world.core.queue.by_request_id("r1")[0].submit
+    bulk = ("page_hashes", "description")
+    assert all(getattr(submitted, name) for name in bulk) and submitted.resources[0].source
+    assert not any(getattr(kept, name) for name in bulk) and not kept.resources[0].source
+    assert kept.options == submitted.options
+    assert kept.prompt is submitted.prompt
 
 
 def test_samples_that_do_not_fit_wait_and_count_as_requests_ahead() -> None:

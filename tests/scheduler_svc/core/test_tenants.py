@@ -103,7 +103,7 @@ def test_a_tenant_never_has_more_rows_than_its_share() -> None:
     for _ in range(400):
         world.step(0.01)
         for tenant in most:
-            running = [one for one in world.core.queue if one.tenant == tenant and one.phase is Phase.RUNNING]
+            running = [one for one in world.core.queue if one.submit.tenant == tenant and one.phase is Phase.RUNNING]
             assert len(running) == world.core.queue.num_running(tenant)
             most[tenant] = max(most[tenant], len(running))
     world.check_all_ended()

@@ -302,4 +302,4 @@ def test_what_was_made_is_charged_once_whatever_happens(moves: list[str]) -> Non
                 world.step(0.001)
     world.run()
     accepted = [stream for stream in asked if world.streams[stream].admitted]
-    assert charged(world) == 3 * len(accepted) + world.core.output_tokens
+    assert charged(world) == 3 * len(accepted) + world.core.counters.output_tokens

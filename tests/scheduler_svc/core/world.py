@@ -6,14 +6,15 @@ terminal answer.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams
 
+from scheduler_svc.core.core import Organ
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -21,13 +22,14 @@ from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.scheduler import CoreConfig, Scheduler
+from scheduler_svc.core.scheduler import ORGANS, CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
 from scheduler_svc.wire.worker import order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs
+from tests.rigs.resources import WithAdapters, are_known, resources_of, source_of
 from tests.rigs.sampling import Logprob, Settings
 
 FRONTEND = "f-1"
@@ -48,7 +50,7 @@ def greedy(**settings: Any) -> CoreConfig:
 
 def info_of(shape: Shape) -> WorkerInfo:
     """Returns the info of a worker with this shape. Workers of all shapes serve the same model."""
-    return WorkerInfo(
+    info = WorkerInfo(
         identity="identity",
         model="model",
         vocab_size=shape.vocab_size,
@@ -67,6 +69,7 @@ def info_of(shape: Shape) -> WorkerInfo:
         page_copy_us=shape.page_copy_us,
         token_us=shape.token_us,
     )
+    return WithAdapters.of(info) if are_known() else info
 
 
 def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "", tenant: str = "") -> dict[str, bytes]:
@@ -121,7 +124,7 @@ class Stream:
             min_new_tokens=self.submit.min_new_tokens,
             stop_token_ids=self.submit.stop_token_ids,
             ignore_eos=self.submit.ignore_eos,
-            constraint=self.submit.constraint,
+            constraint=source_of(self.submit),
         )
 
     def take(self, output: fx.StepOutput, number: int) -> None:
@@ -181,14 +184,21 @@ def streams_in(output: fx.StepOutput) -> list[int]:
 class World:
     """One worker joins at once unless `join` is False. `plans` wait to be applied and `results` to be delivered."""
 
-    def __init__(self, shape: Shape | None = None, config: CoreConfig | None = None, *, join: bool = True) -> None:
+    def __init__(
+        self,
+        shape: Shape | None = None,
+        config: CoreConfig | None = None,
+        *,
+        join: bool = True,
+        organs: Sequence[type[Organ]] = ORGANS,
+    ) -> None:
         self.shape = shape or Shape()
-        self.core = Scheduler(config or greedy())
+        self.core = Scheduler(config or greedy(), organs)
         self.now = 0.0
         self.plans: deque[Plan] = deque()
         self.results: deque[pb.StepResult] = deque()
-        # Constraints that the worker has not answered. `run` and `step` answer them, unless `holds_answers`.
-        self.preparing: deque[bytes] = deque()
+        # Orders that the worker has not answered. `run` and `step` answer them, unless `holds_answers`.
+        self.preparing: deque[pb.PrepareConstraint] = deque()
         self.holds_answers = False
         self.sent: list[Plan] = []
         self.streams: dict[int, Stream] = {}
@@ -220,13 +230,13 @@ class World:
             case fx.SendPlan():
                 self.plans.append(effect.plan)
                 self.sent.append(effect.plan)
-            case fx.PrepareConstraint() | fx.DropConstraint():
+            case fx.PrepareResource() | fx.DropResource():
                 message = pb.CoreToWorker.FromString(order_frame(effect))
-                if isinstance(effect, fx.DropConstraint):
+                if isinstance(effect, fx.DropResource):
                     self.executor.drop(message.drop_constraint)
                 else:
                     self.executor.prepare(message.prepare_constraint)
-                    self.preparing.append(effect.hash)
+                    self.preparing.append(message.prepare_constraint)
             case fx.WorkerAccepted():
                 self.executor.joined(pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined)
             case fx.Admitted():
@@ -326,6 +336,7 @@ class World:
         linger_seconds: float = 0.0,
         frontend: str = FRONTEND,
         constraint: bytes = b"",
+        adapter: bytes = b"",
         **sampling: Any,
     ) -> int:
         """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent.
@@ -360,8 +371,7 @@ class World:
             secret_hash=SECRET if linger_seconds else b"",
             description=DESCRIPTION if linger_seconds else b"",
             tenant=tenant,
-            constraint=constraint,
-            constraint_hash=sha256(constraint).digest() if constraint else b"",
+            resources=resources_of(constraint, adapter),
             **hashes,
         )
         for sample_idx, number in enumerate(event.streams):
@@ -434,7 +444,7 @@ class World:
         return True
 
     def answer(self) -> bool:
-        """Delivers the answer for the oldest constraint that was not answered. Returns False if there is none."""
+        """Delivers the answer for the oldest resource that was not answered. Returns False if there is none."""
         if not self.preparing:
             return False
         message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.popleft()))

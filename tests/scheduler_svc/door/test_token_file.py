@@ -212,4 +212,4 @@ def test_changes_are_taken_over_and_mistakes_are_not(
     write(path, "[tenants.a]")
     assert settled(file)
     assert file.table.of_token(TOKEN, 0.0) is None
-    assert token_file.summary(file.tenants) == "1 tenants, 0 tokens, 0 certificates"
+    assert token_file.summary(file.tenants) == "1 tenant, 0 tokens, 0 certificates"

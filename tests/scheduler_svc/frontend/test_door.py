@@ -623,7 +623,7 @@ def test_the_table_of_methods_has_every_method_of_the_server(run: Run) -> None:
         end, found = s.front_end, Handlers()
         own: Any = found
         inference: Any = InferenceServicer(end._readiness, end._streams, end._constraints, max_message_bytes=1)
-        control = ControlServicer(end._readiness, end._queries, end._drains, end._updates, max_message_bytes=1)
+        control = ControlServicer(end._readiness, end._queries, max_message_bytes=1)
         methods.add_to_server(own, end._calls, end._entrance, inference, control, end._health, end._request_log)
         methods.add_reflection(own, end._calls, end._entrance)
         assert found.names() == {path for path, _ in METHODS}

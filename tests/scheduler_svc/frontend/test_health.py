@@ -45,7 +45,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         for _ in range(50):
             stalled.call(WATCH, b"")
         watches = s.front_end._health
-        await until(lambda: len(watches._watches) == 50)
+        await until(lambda: len(watches.watches) == 50)
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
         s.front_end._readiness.drain()
@@ -54,7 +54,7 @@ def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
         assert (await watch.read()).status == State.NOT_SERVING
         watch.cancel()
         stalled.close()
-        await until(lambda: len(watches._watches) == 0)
+        await until(lambda: len(watches.watches) == 0)
 
     run(scenario)
 
@@ -98,7 +98,7 @@ def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
             error = await failure(stub_of(s).Check(request))
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert f"no.such.Service{idx}" in error.details()
-        await until(lambda: len(watches._watches) == 0)
+        await until(lambda: len(watches.watches) == 0)
         assert vars(watches)["_services"] == before == frozenset(SERVICES)
 
     run(scenario)
@@ -125,7 +125,7 @@ def test_watches_above_the_limit_are_refused(run: Run, monkeypatch: pytest.Monke
         assert_retry_hint(error, 0.5)
         assert await check(s) == State.SERVING
         watches[0].cancel()
-        await until(lambda: len(s.front_end._health._watches) == 2)
+        await until(lambda: len(s.front_end._health.watches) == 2)
         last = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await last.read()).status == State.SERVING
         for watch in (*watches, last):
@@ -147,7 +147,7 @@ def test_unread_watches_of_a_connection_leave_those_of_others(run: Run, monkeypa
             hostile.call(WATCH, b"")
         # The refused ones have ended.
         assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
-        assert len(s.front_end._health._watches) == 3
+        assert len(s.front_end._health.watches) == 3
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
         hostile.close()
@@ -188,13 +188,13 @@ def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest
         stalled = RawConnection(s.address)
         for _ in range(5):
             stalled.call(WATCH, b"")
-        await until(lambda: len(s.front_end._health._watches) == 6)
+        await until(lambda: len(s.front_end._health.watches) == 6)
         s.front_end._call_limits = CallLimits(answer_seconds=0.0)
-        await until(lambda: len(s.front_end._health._watches) == 1)
+        await until(lambda: len(s.front_end._health.watches) == 1)
         await check(s)
         assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
         # A watch that has nothing to send is not late.
-        assert len(s.front_end._health._watches) == 1 and not idle.done()
+        assert len(s.front_end._health.watches) == 1 and not idle.done()
         idle.cancel()
         stalled.close()
 

@@ -178,7 +178,8 @@ def test_without_a_journal_no_plan_has_labels(lives: Lives) -> None:
     lives.core = type(lives.core)(CoreConfig())
     lives.turn(ev.FrontendJoined(frontend="f"))
     lives.join("w-0")
-    lives.submit([*range(20)], max_new_tokens=20)
+    # The keeper reads the other core.
+    lives.submit([*range(20)], max_new_tokens=20, linger=0.0)
     lives.run()
     assert lives.workers["w-0"].executor.labels.by_page == {}
     assert isinstance(lives.core.handle(ev.LoadQuery(frontend="f", query=1), lives.now)[0], fx.LoadReply)

@@ -14,6 +14,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.journal import file, reader, records
 from scheduler_svc.journal.file import JournalFolder
 from scheduler_svc.journal.reader import SavedCore
+from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 from tests.simulation.lives import FRONTEND, Lives
 
@@ -89,7 +90,7 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
         lost = size - max(end for end in ends if end <= size)
         messages = [record.message for record in caplog.records]
         assert len(messages) == (lost > 0)
-        assert all(f"the last {lost} bytes of the journal" in message for message in messages)
+        assert all(f"the last {numbered(lost, 'byte')} of the journal" in message for message in messages)
 
 
 def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(

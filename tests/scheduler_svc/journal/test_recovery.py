@@ -11,12 +11,14 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import ClearQuarantine, Running
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.core.requests.lingering import outputs_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import OpenedJournal
+from tests.rigs.executor import Shape
 from tests.simulation.deaths import Deaths
-from tests.simulation.lives import FRONTEND, Died, Lives
+from tests.simulation.lives import FRONTEND, Caller, Died, Lives
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> N
     lives.die_unsent = False
     lives.kill()
     lives.begin(workers=False)
-    assert lives.core.outputs_of(caller.submit.request_id)[0].size > count
+    assert outputs_of(lives.core, caller.submit.request_id)[0].size > count
     for name in lives.workers:
         lives.join(name)
     lives.resume_all()
@@ -135,7 +137,7 @@ def test_nobody_resumes_before_the_linger_is_over(lives: Lives) -> None:
     lives.begin()
     lives.now += 5.0
     lives.turn(ev.Tick())
-    assert [request.request_id for request in lives.core.queue] == [late.submit.request_id]
+    assert [request.submit.request_id for request in lives.core.queue] == [late.submit.request_id]
     lives.now += 6.0
     lives.turn(ev.Tick())
     assert len(lives.core.queue) == 0
@@ -165,7 +167,7 @@ def test_a_stop_string_ends_the_output_before_its_last_token(lives: Lives) -> No
     assert caller.ends[0] is not None and caller.ends[0].reason is fx.EndReason.STOP_STRING
     lives.kill()
     lives.begin()
-    assert [len(tokens) for tokens in lives.core.outputs_of(caller.submit.request_id)] == [3]
+    assert [len(tokens) for tokens in outputs_of(lives.core, caller.submit.request_id)] == [3]
 
 
 def test_an_aborted_request_is_gone_and_its_content_is_erased(lives: Lives) -> None:
@@ -214,6 +216,62 @@ def test_requests_of_another_model_fail(lives: Lives) -> None:
     caller.lost = True
 
 
+# Of the context, and of a worker that comes back first. A prompt has 3 tokens.
+LARGE, SMALL = Shape(page_size=4, num_pages=40, max_length=60), Shape(page_size=4, num_pages=10, max_length=24)
+ASKED = {
+    "set": ({"max_new_tokens": 50}, 50, fx.EndReason.LENGTH),
+    "above the context": ({"max_new_tokens": 99}, 57, fx.EndReason.CONTEXT_FULL),
+    "unset": ({"max_new_tokens": 57, "is_max_unset": True}, 57, fx.EndReason.CONTEXT_FULL),
+}
+
+
+def begun_anew(folder: Path, asked: str, num_tokens: int) -> tuple[Lives, Caller]:
+    """A service that died with its large worker when the request had so many tokens, and a small one in the next."""
+    lives = Lives(folder, shape=LARGE, num_workers=1)
+    lives.begin()
+    caller = lives.submit([1, 2, 3], ignore_eos=True, **ASKED[asked][0])
+    while len(caller.received[0]) < num_tokens:
+        steps(lives, 1)
+    lives.kill()
+    del lives.workers["w-0"]
+    lives.begin()
+    lives.join("small", SMALL)
+    lives.resume(caller)
+    steps(lives, 100)
+    return lives, caller
+
+
+@pytest.mark.parametrize("num_tokens", [5, 30])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_request_waits_for_a_worker_as_large_as_the_one_that_had_it(
+    tmp_path: Path, asked: str, num_tokens: int
+) -> None:
+    lives, caller = begun_anew(tmp_path / "journal", asked, num_tokens)
+    # Without a maximum that is in force, the small worker computes what it has room for.
+    most = 21 if asked != "set" and num_tokens < 21 else num_tokens
+    assert not caller.done and num_tokens <= len(caller.received[0]) <= most + 2
+    lives.join("large", LARGE)
+    lives.run()
+    _, count, reason = ASKED[asked]
+    assert caller.ends[0] is not None
+    assert (caller.ends[0].reason, len(caller.received[0])) == (reason, count)
+    lives.check()
+    lives.close()
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_request_that_no_larger_worker_takes_ends_as_any_other(tmp_path: Path, asked: str) -> None:
+    lives, caller = begun_anew(tmp_path / "journal", asked, 30)
+    lives.now += CoreConfig().max_worker_wait_seconds
+    lives.turn(ev.Tick())
+    assert caller.ends[0] is not None
+    if asked != "set":
+        assert caller.ends[0].reason is fx.EndReason.CONTEXT_FULL
+    else:
+        assert caller.ends[0].failure is not None and caller.ends[0].failure.code is fx.FailureCode.NO_WORKER
+    lives.close()
+
+
 def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
     callers = [lives.submit([i, 1, 2], max_new_tokens=30, num_samples=2, seed=i) for i in range(3)]
     steps(lives, 8)
@@ -238,25 +296,25 @@ def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
 def suspected(lives: Lives) -> set[tuple[str, int]]:
     """Request id and sample of each suspect."""
     requests = [lives.core.queue.by_handle(handle) for handle in lives.core.suspects.handles]
-    return {(request.request_id, request.sample_idx) for request in requests if request is not None}
+    return {(request.submit.request_id, request.sample_idx) for request in requests if request is not None}
 
 
 def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
     first = lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
     [request] = lives.core.queue
-    lives.core.convictions.quarantine.add(request, "it killed two workers", lives.now)
+    lives.core.quarantine.add(request, "it killed two workers", lives.now)
     lives.turn(ev.Tick())
     lives.kill()
     lives.now += 100.0
     lives.begin()
-    [entry] = lives.core.convictions.quarantine.report(lives.now)
+    [entry] = lives.core.quarantine.report(lives.now)
     assert (entry.request_id, entry.cause) == (first.submit.request_id, "it killed two workers")
     assert entry.age_seconds == pytest.approx(100.0)
     assert lives.submit([1, 2, 3], max_new_tokens=30).lost
     lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
     lives.kill()
     lives.begin()
-    assert len(lives.core.convictions.quarantine) == 0
+    assert len(lives.core.quarantine) == 0
 
 
 def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives) -> None:
@@ -316,13 +374,13 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
         lives.kill()
         lives.begin()
         lives.resume_all()
-    assert set(lives.core.preparations.sources.users().values()) == {2, 1}
+    assert set(lives.core.sources._users.values()) == {2, 1}
     lives.run()
     reasons = [end.reason for caller in callers for end in caller.ends if end is not None]
     assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons
-    assert ended.done and len(lives.core.preparations.sources) == 0
+    assert ended.done and len(lives.core.sources) == 0
     # The journal does not keep what nobody needs any more.
-    assert all(not kept.submit.constraint for kept in lives.keeper._by_id.values() if all(kept.ends))
+    assert all(not kept.submit.resources for kept in lives.keeper._by_id.values() if all(kept.ends))
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut"])

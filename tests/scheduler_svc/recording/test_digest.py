@@ -66,6 +66,16 @@ def test_other_names_of_classes_and_enums_give_the_same_digest(monkeypatch: pyte
     assert value(fx.SendPlan(worker="w", plan=moved)) == value(EFFECTS[1])
 
 
+def test_a_later_field_counts_only_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = make_dataclass("PrepareConstraint", ["worker", "hash", "source"])
+    monkeypatch.setattr(event_log, "TAGS", TAGS | {earlier: TAGS[fx.PrepareResource]})
+    order = fx.PrepareResource(worker="w", hash=b"h", source=b"s")
+    same = earlier("w", b"h", b"s")
+    assert value(order) == value(same)
+    assert value(order, made_by=DigestOfVersion5) == value(same, made_by=DigestOfVersion5)
+    assert value(replace(order, kind="adapter")) != value(order)
+
+
 def variants(value: Any) -> Iterator[Any]:
     """Copies of a value, each with another value in one place."""
     match value:

@@ -579,6 +579,27 @@ def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Be
     assert bench.child.killed == ["f-3"]
 
 
+def test_a_front_end_that_has_said_it_leaves_is_no_loss(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tandem.core")
+    bench.metrics = CoreMeter()
+    staying, lost, leaving = (bench.frontend(f"f-{number}") for number in (1, 2, 3))
+    bench.start()
+    for frontend in (staying, lost, leaving):
+        frontend.send(HELLO)
+        assert frontend.next_of_frontend().HasField("model_state")
+    leaving.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
+    assert load_of(leaving, 1).waiting == 0
+    for frontend in (lost, leaving):
+        frontend.socket.close(0)
+    query = 1
+    while len(bench.core.frontends) > 1:
+        query += 1
+        load_of(staying, query)
+    said = {tuple(record.getMessage().split(" ")[2:5]): record.levelname for record in caplog.records}
+    assert said == {("f-2", "was", "lost:"): "WARNING", ("f-3", "was", "asked"): "INFO"}
+    assert (bench.child.killed, bench.metrics.frontend_deaths) == (["f-2"], 1)
+
+
 def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -129,7 +129,7 @@ def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.Ca
         (["--admission", "none"], "--admission is 'none'; it must be one of horizon, watermark, known"),
         (["--compare", "seeds"], "--compare is 'seeds'; it must be one of mixed-steps, admission"),
         (["--request", "5"], "there is no flag --request; did you mean --requests?"),
-        (["--prefix-groups", "1000000"], "1000000 prefixes of 1024 tokens exceed"),
+        (["--prefix-groups", "1000000"], "the prefixes have 1024000000 tokens; the limit is "),
     ],
 )
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:

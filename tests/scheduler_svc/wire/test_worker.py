@@ -503,7 +503,7 @@ def test_a_join_reports_the_pages_that_the_worker_has_kept() -> None:
         ({"pages": b"123"}, "not a multiple of 4"),
         ({"hashes": b"a" * 63}, "hashes has 63 bytes; 2 pages need 64"),
         ({"tokens": b""}, "tokens has 0 bytes; 2 pages need"),
-        ({"page_root": b"r"}, "page_root has 1 bytes; it must have 16"),
+        ({"page_root": b"r"}, "page_root has 1 byte; it must have 16"),
     ],
 )
 def test_kept_pages_out_of_bounds_are_refused(changes: dict[str, bytes], sentence: str) -> None:

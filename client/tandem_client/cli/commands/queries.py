@@ -6,10 +6,10 @@ Owns the JSON output. `figures` owns the text output.
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,7 +38,6 @@ from tandem_contract.plural import counted
 if TYPE_CHECKING:
     from tandem_client.sync_client import Client
 
-_Progress = TypeVar("_Progress", DrainProgress, UpdateProgress)
 # The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
 _HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
@@ -276,8 +275,7 @@ def drain(
 ) -> None:
     """Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."""
     with reported(timeout), service.client() as client:
-        progress = client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout)
-        _follow(progress, figures.of_drain, as_json)
+        _follow(client.drain(worker, max_seconds=max_seconds, force=force, timeout=timeout), as_json)
 
 
 @connects
@@ -301,18 +299,23 @@ def update_weights(
         progress = client.update_weights(
             folder, version=version, running=running, in_turn=in_turn, max_seconds=max_seconds, timeout=timeout
         )
-        _follow(progress, figures.of_update, as_json)
+        _follow(progress, as_json)
 
 
 def _print(value: object, text: str, as_json: bool) -> None:
     print(json.dumps(value, ensure_ascii=False) if as_json else text, flush=True)
 
 
-def _follow(progress: Iterable[_Progress], line_of: Callable[[_Progress], str], as_json: bool) -> None:
+def _follow(progress: Iterable[DrainProgress | UpdateProgress], as_json: bool) -> None:
     """Prints the progress of an operation as it comes. Ends the command with exit code 1 if it was not done."""
     state = ""
-    for each in progress:
-        state = each.state
-        _print(dataclasses.asdict(each), line_of(each), as_json)
+    try:
+        for each in progress:
+            state = each.state
+            _print(dataclasses.asdict(each), figures.of_progress(each), as_json)
+    except (KeyboardInterrupt, DeadlineExceeded):
+        if state:
+            print("it goes on; the same command shows its progress again", file=sys.stderr)
+        raise
     if state != "done":
         raise typer.Exit(Exit.ERROR)

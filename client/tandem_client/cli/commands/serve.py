@@ -3,7 +3,6 @@
 Owns the command's flags and its exit code; `services.pair` owns the processes, `services.display` the output.
 """
 
-import contextlib
 import os
 import shlex
 import signal
@@ -34,6 +33,7 @@ from tandem_client.services.settings import (
 from tandem_contract import stopping
 from tandem_contract.files import own_runtime_dir
 from tandem_contract.logs import LogFormat, as_json
+from tandem_contract.needed import ends_with_needed
 
 # Whether the KV pool of a worker outlives it.
 SharedPool = Literal["auto", "on", "off"]
@@ -106,6 +106,7 @@ _PARAMETERS = (
 
 
 @takes(_PARAMETERS)
+@ends_with_needed("tandem serve")
 def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     """Run the scheduler service and a worker until Ctrl-C, and restart them when they die."""
     stopping.begin()
@@ -124,9 +125,11 @@ def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     given = {name: [*_flags(options, name), *more.get(name, ())] for name in (SCHEDULER, WORKER, _HOLDER)}
     if listen:
         given[GATEWAY] = [f"--listen={listen}", *_flags(options, GATEWAY), *more[GATEWAY]]
+    # It is a fork, and the display has a thread.
+    reader = SettingsReader(SCHEDULER, WORKER, *([GATEWAY] if listen else []))
     display = _display(log_format, verbose=verbose)
     try:
-        code, cause = _serve(given, display, standbys=standby)
+        code, cause = _serve(given, reader, display, standbys=standby)
     except HelpAsked as asked:
         display.close()
         print(asked)
@@ -207,20 +210,18 @@ def _tell(cause: str, log_format: LogFormat | None) -> None:
     errors.close(FLUSH_SECONDS)
 
 
-def _serve(given: dict[str, list[str]], display: Display, *, standbys: int) -> tuple[int, str]:
+def _serve(given: dict[str, list[str]], reader: SettingsReader, display: Display, *, standbys: int) -> tuple[int, str]:
     """Checks the settings of all programs, and serves. Returns the exit code, and the cause or an empty text.
 
     `given` are the flags by program; without those of the gateway there is none. Raises HelpAsked.
     """
     try:
-        with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(SettingsReader(SCHEDULER, WORKER))]
-            readers += [stack.enter_context(SettingsReader(GATEWAY))] if GATEWAY in given else []
-            # They get ready while these modules are imported.
+        with reader:
+            # It gets ready while these modules are imported.
             from tandem_client.services import gateway, serving
 
-            settings = readers[0].read({name: given[name] for name in (SCHEDULER, WORKER)})
-            for reader in readers[1:]:
+            settings = reader.read({name: given[name] for name in (SCHEDULER, WORKER)})
+            if GATEWAY in given:
                 service = gateway.gateway_flags(settings[SCHEDULER], settings[SCHEDULER]["listen"])
                 settings |= reader.read({GATEWAY: [*service, *given[GATEWAY]]})
         folder = Path(settings[SCHEDULER]["runtime_dir"])

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationErro
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from tandem_client.gateway.errors import UNKNOWN_FIELD, HttpError, invalid
+from tandem_contract.plural import numbered
 
 _SHOWN_CHARS = 60
 _NAME_CHARS = 128
@@ -135,7 +136,7 @@ def _name(place: tuple[int | str, ...]) -> str:
 def shown(value: object) -> str:
     """A value as errors show it: JSON, and not longer than a line."""
     if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
+        return f"a number of {numbered(value.bit_length(), 'bit')}"
     if type(value) in _KINDS:
         return _KINDS[type(value)]
     text = f'"{value[: _SHOWN_CHARS + 1]}"' if isinstance(value, str) else json.dumps(value)

@@ -5,17 +5,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.queue.order import AGEING_TOKENS, WINDOW, queue_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Move, Request
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.bare import bare_request
 from tests.scheduler_svc.core.world import World, greedy
 
 TENANTS = ("a", "b", "c")
@@ -34,29 +33,31 @@ class Oracle:
     paid: dict[int, Request] = field(default_factory=dict[int, Request])
 
     def add(self, request: Request) -> None:
-        if not any(other.tenant == request.tenant for other in self.waiting):
+        if not any(other.submit.tenant == request.submit.tenant for other in self.waiting):
             self.advance()
-            self.next_turn[request.tenant] += max(0, self.virtual_time - self.used(request.tenant))
+            self.next_turn[request.submit.tenant] += max(0, self.virtual_time - self.used(request.submit.tenant))
         self.waiting.append(request)
 
     def used(self, tenant: str) -> int:
-        return self.next_turn[tenant] - sum(one.total_length for one in self.paid.values() if one.tenant == tenant)
+        return self.next_turn[tenant] - sum(
+            one.total_length for one in self.paid.values() if one.submit.tenant == tenant
+        )
 
     def advance(self) -> None:
         if self.waiting:
-            self.virtual_time = max(self.virtual_time, min(self.used(one.tenant) for one in self.waiting))
+            self.virtual_time = max(self.virtual_time, min(self.used(one.submit.tenant) for one in self.waiting))
 
     def order(self) -> list[Request]:
         turns: list[tuple[tuple[int, int], Request]] = []
-        for tenant in {request.tenant for request in self.waiting}:
+        for tenant in {request.submit.tenant for request in self.waiting}:
             free, following = sorted(self.free[tenant]), self.next_turn[tenant]
             keys: list[tuple[int, int]] = []
-            own = sorted((one for one in self.waiting if one.tenant == tenant), key=queue_key)
+            own = sorted((one for one in self.waiting if one.submit.tenant == tenant), key=queue_key)
             for request in own:
                 if request.handle not in self.paid:
                     free = sorted([*free, following])
                     following += request.total_length
-                keys.append((free.pop(0), request.arrival))
+                keys.append((free.pop(0), request.handle))
             # A request never goes before an earlier one of its tenant.
             for i in range(1, len(keys)):
                 keys[i] = max(keys[i], keys[i - 1])
@@ -64,7 +65,7 @@ class Oracle:
         return [request for _, request in sorted(turns, key=lambda item: item[0])]
 
     def take(self, request: Request) -> None:
-        tenant = request.tenant
+        tenant = request.submit.tenant
         self.advance()
         self.waiting.remove(request)
         if request.handle not in self.paid:
@@ -73,13 +74,13 @@ class Oracle:
             self.next_turn[tenant] += request.total_length
         turn = min(self.free[tenant])
         self.free[tenant].remove(turn)
-        own = [one for one, _ in self.running.values() if one.tenant == tenant]
+        own = [one for one, _ in self.running.values() if one.submit.tenant == tenant]
         turns = sorted([turn, *(self.running[one.handle][1] for one in own)])
         for one, its in zip(sorted([*own, request], key=queue_key), turns, strict=True):
             self.running[one.handle] = one, its
 
     def preempt(self, request: Request) -> None:
-        self.free[request.tenant].append(self.running.pop(request.handle)[1])
+        self.free[request.submit.tenant].append(self.running.pop(request.handle)[1])
         self.add(request)
 
     def end(self, request: Request) -> None:
@@ -88,33 +89,15 @@ class Oracle:
         else:
             self.waiting.remove(request)
             if request.handle in self.paid:
-                self.free[request.tenant].remove(max(self.free[request.tenant]))
+                self.free[request.submit.tenant].remove(max(self.free[request.submit.tenant]))
         if request.handle in self.paid:
-            self.next_turn[request.tenant] -= request.total_length - request.known
+            self.next_turn[request.submit.tenant] -= request.total_length - request.known
             del self.paid[request.handle]
 
 
 def new_request(number: int, tenant: str, priority: int, cost: int, queue: RequestQueue, salt: bytes) -> Request:
-    return Request(
-        handle=number,
-        frontend="f",
-        stream=number,
-        request_id=str(number),
-        prompt=np.zeros(1, np.int32),
-        sampling=b"",
-        sample_idx=0,
-        total_length=cost,
-        maximum=Maximum(tokens=cost - 1),
-        min_new_tokens=0,
-        stop_token_ids=frozenset(),
-        banned=(),
-        ignore_eos=True,
-        priority=priority,
-        arrival=number,
-        arrived_at=0.0,
-        tenant=tenant,
-        virtual_start=queue.virtual_start(tenant, salt, cost),
-    )
+    start = queue.enter(tenant, salt, cost)
+    return bare_request(number, tenant=tenant, priority=priority, max_new_tokens=cost - 1, virtual_start=start)
 
 
 def test_the_order_is_that_of_the_definition() -> None:
@@ -154,7 +137,7 @@ def test_the_order_is_that_of_the_definition() -> None:
             head = queue.head()
             assert ([head.handle] if head else []) == handles[:1]
             assert {one.handle: its for one, its in oracle.running.values()} == {
-                handle: one.turn for name in tenants for handle, one in queue.turns.of(name).running.items()
+                handle: one.turn for tenant in queue.turns.queues.values() for handle, one in tenant.running.items()
             }
 
 

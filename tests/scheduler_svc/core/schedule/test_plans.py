@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, Policy
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import Counters
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
-from scheduler_svc.core.state.request import Move, Request
+from scheduler_svc.core.state.request import Move
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.bare import bare_request
 from tests.scheduler_svc.core.world import World, greedy
 
 
@@ -234,28 +234,6 @@ def test_pages_go_to_the_first_in_the_queue_order() -> None:
     ]
 
 
-def bare_request(handle: int, length: int, priority: int = 0, prompt_logprobs_from: int = 0) -> Request:
-    return Request(
-        handle=handle,
-        frontend="f",
-        stream=handle,
-        request_id=f"r{handle}",
-        prompt=np.arange(length, dtype=np.int32),
-        sampling=b"",
-        sample_idx=0,
-        total_length=length + 4,
-        maximum=Maximum(tokens=4),
-        min_new_tokens=0,
-        stop_token_ids=frozenset(),
-        banned=(),
-        ignore_eos=True,
-        priority=priority,
-        arrival=handle,
-        arrived_at=0.0,
-        prompt_logprobs_from=prompt_logprobs_from,
-    )
-
-
 def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_logit_rows: int = 0) -> Plan:
     """Returns a plan for two prompts that are seated but not begun, while a request of one token waits.
 
@@ -275,12 +253,17 @@ def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_
         RequestQueue(),
     )
     for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
-        request = bare_request(handle, length, priority, prompt_logprobs_from)
+        request = bare_request(
+            handle,
+            prompt=np.arange(length, dtype=np.int32),
+            priority=priority,
+            prompt_logprobs_from=prompt_logprobs_from,
+        )
         request.move(Move.ADMIT)
         pages = lane.pool.allocate(lane.pages_for(length))
         assert pages is not None
         lane.rows.seat(request, pages, frontend_idx=1, first_position=0, held_from=0)
-    queue.add(bare_request(3, 1, priority=2))
+    queue.add(bare_request(3, priority=2))
     plan = plan_step(
         lane=lane,
         queue=queue,

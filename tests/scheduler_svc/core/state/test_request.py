@@ -5,30 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.state.request import TRANSITIONS, Move, Phase, Request
+from tests.scheduler_svc.core.bare import bare_request
 
 
 def request(phase: Phase) -> Request:
-    return Request(
-        handle=1,
-        frontend="f",
-        stream=1,
-        request_id="r",
-        prompt=np.array([1, 2], np.int32),
-        sampling=b"",
-        sample_idx=0,
-        total_length=5,
-        maximum=Maximum(tokens=3),
-        min_new_tokens=0,
-        stop_token_ids=frozenset(),
-        banned=(),
-        ignore_eos=False,
-        priority=0,
-        arrival=1,
-        arrived_at=0.0,
-        phase=phase,
-    )
+    subject = bare_request(1, prompt=np.array([1, 2], np.int32), max_new_tokens=3)
+    subject.phase = phase
+    return subject
 
 
 @pytest.mark.parametrize(("phase", "move"), list(itertools.product(Phase, Move)))

@@ -51,7 +51,7 @@ def test_one_culprit_among_64_causes_at_most_8_deaths(poisoned: int, restart_sec
     failure = fleet.end(streams[poisoned]).failure
     assert failure is not None
     assert "its worker died or hung 2 times while it ran alone at token 3" in failure.message
-    assert fleet.core._lanes.crash_loop.cause(fleet.now) == ""
+    assert fleet.core.lanes.crash_loop.cause(fleet.now) == ""
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 33])
@@ -213,9 +213,9 @@ def test_a_machine_on_which_every_worker_dies_convicts_nobody_and_is_a_crash_loo
     submit_all(fleet, 99, 16)
     for _ in range(10_000):
         fleet.step()
-        if fleet.core._lanes.crash_loop.cause(fleet.now):
+        if fleet.core.lanes.crash_loop.cause(fleet.now):
             break
-    assert fleet.core._lanes.crash_loop.cause(fleet.now)
+    assert fleet.core.lanes.crash_loop.cause(fleet.now)
     assert all(stream.end is None for stream in fleet.streams.values())
 
 

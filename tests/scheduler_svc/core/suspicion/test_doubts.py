@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from scheduler_svc.core.suspects import LONE_DEATHS, MAX_DOUBTS, Suspect
+from scheduler_svc.core.suspicion.suspects import LONE_DEATHS, MAX_DOUBTS, Suspect
 
 
 def lone_deaths_until_conviction(others_between: int) -> int:

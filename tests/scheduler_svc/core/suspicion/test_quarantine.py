@@ -8,7 +8,7 @@ import pytest
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineEntry, QuarantineQuery, QuarantineReply
-from scheduler_svc.core.quarantine import MAX_ENTRIES, Entry, Quarantine, key_of
+from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES, Entry, Quarantine, key_of
 from scheduler_svc.wire import request as wire
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import Settings

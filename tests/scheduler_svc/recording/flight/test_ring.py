@@ -4,6 +4,7 @@ import json
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -131,15 +132,16 @@ def test_every_kind_of_event_and_effect_has_names_for_its_values() -> None:
     info = world.core.lanes["w-1"].info
     event = submit(world)
     texts = {"frontend": "f", "worker": "w", "reason": "r", "message": "m", "request_id": "i", "error": ""}
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         **texts, "stream": 1, "query": 1, "detach": False, "output_tokens": 1, "request_ids": (), "keys": (),
-        "info": info, "seconds": 1.0, "limits": {}, "generation": 1, "retry": False, "secret_hash": b"",
-        "submit": event, "outputs": (), "ends": (), "linger_seconds": 1.0, "description": b"",
+        "info": info, "seconds": 1.0, "max_seconds": 1.0, "limits": {}, "generation": 1, "retry": False,
+        "secret_hash": b"", "submit": event, "outputs": (), "ends": (), "linger_seconds": 1.0, "description": b"",
         "weights": Weights(version="v", folder="/f"), "version": "v", "ok": True, "roots": (),
         "hash": bytes(32), "source": b"",
     }  # fmt: skip
     for kind in (*EVENTS, *EFFECTS):
-        one = event if kind is ev.Submit else kind(**{name: fields[name] for name in kind.__slots__ if name in fields})
+        names = {each.name for each in fields(kind)} & values.keys()
+        one = event if kind is ev.Submit else kind(**{name: values[name] for name in names})
         if kind in EVENTS:
             ring.add(0.0, one, NOTHING)
         else:
@@ -156,6 +158,7 @@ def test_every_kind_of_event_and_effect_has_names_for_its_values() -> None:
         (ev.WorkerLost(worker="w", reason="r"), NOTHING, ["worker w was lost"]),
         (ev.WorkerLost(worker="w", reason="r", is_orderly=True), NOTHING, []),
         (ev.FrontendLost(frontend="f"), NOTHING, ["front end f was lost"]),
+        (ev.FrontendLost(frontend="f", is_orderly=True), NOTHING, []),
         (ev.Tick(), [fx.KillWorker(worker="w")], ["worker w hangs"]),
         (ev.Cancel(frontend="f", stream=1), NOTHING, []),
     ],

@@ -183,7 +183,7 @@ def test_prefixes_are_shared_within_a_group_only() -> None:
     heads = {prompt[:40].tobytes() for prompt in prompts}
     assert len(heads) == 3
     assert len({prompt[40:].tobytes() for prompt in prompts}) == 300
-    with pytest.raises(WorkloadError, match="1000000 prefixes of 1000 tokens exceed"):
+    with pytest.raises(WorkloadError, match="the prefixes have 1000000000 tokens; the limit is "):
         synthetic(prefix_groups=1_000_000, prefix_tokens=1000)
 
 

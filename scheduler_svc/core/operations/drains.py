@@ -1,34 +1,25 @@
 """All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
 
-`Drains` owns the drains and the operators that watch them. A drain goes on if its operators leave or their front end
-dies. It remembers nothing after its end.
-
-**Rows.** If a standby worker can take over the memory of its pages, the lane pauses until its plans in flight are
-answered, and the worker ends; the standby worker then continues all rows from their pages. Otherwise rows are released
-a few at a time, and other workers compute their tokens again while the remaining rows go on. A row that no other worker
-can hold, or has room for, stays and runs.
-
-**A worker that was asked to stop** is drained by its own wish. What no other worker can take goes on there for
-`STAY_SECONDS` and then waits for one. If the service stops meanwhile, the wish waits until it has stopped: who stops
-all processes at once asks the worker and the scheduler in any order, and the service's rows need their worker.
+`Drains` owns the drains, and remembers nothing of one after its end.
 """
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from scheduler_svc.core.held_pools import fits
-from scheduler_svc.core.lanes import Lanes, Leaving, first_proven
+from scheduler_svc.core.core import Core, Organ, handles
+from scheduler_svc.core.lanes import Lanes, first_proven
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.config import Admission, CoreConfig
+from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
+from scheduler_svc.core.operations.operation import Operation, why_not_watched
 from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
-from scheduler_svc.core.schedule.endings import End
+from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
+from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Phase, Request
-from scheduler_svc.core.status import Watchers
 from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
@@ -40,7 +31,7 @@ STAY_SECONDS = 2.0
 def _is_last(lane: Lane, lanes: Lanes) -> bool:
     """Returns whether no worker would serve without this one."""
     others = any(other is not lane for other in lanes.serving)
-    return lane.serves and not others and _heir(lanes) is None
+    return lane.phases.serves and not others and _heir(lanes) is None
 
 
 def _advance_rows(
@@ -50,38 +41,44 @@ def _advance_rows(
 
     Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
     """
-    leaving, effects, moved = lanes.leaving[lane.worker], list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if lane.serves and not leaving.has_heir else None
-    # Whether the standby worker can continue from the pages of this one.
-    has_pages = bool(lane.pages.pool_id) and lane.pool.num_cached > 0
-    leaving.is_paused = heir is not None and has_pages and fits(lane.info, heir.info)
-    if leaving.is_paused:
+    phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
+    heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
+    hands_over = heir is not None and _can_continue(heir, lane)
+    if hands_over != (phases.stay is LanePhase.HANDING_OVER):
+        phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
+    if hands_over:
         if lane.in_flight:
             return [], []
     else:
         if heir is not None:
-            leaving.has_heir = True
+            phases.move(LaneMove.REPLACE)
             effects += lanes.seat_next(now)
         moved = _move_rows(lane, lanes, queue, moving, admission)
-        if lane.rows.num_seated or (lane.in_flight and lane.serves):
+        if lane.rows.num_seated or (lane.in_flight and phases.serves):
             return effects, moved
-    leaving.is_dismissed = leaving.is_paused = True
+    phases.move(LaneMove.DISMISS)
     return [*effects, fx.DismissWorker(worker=lane.worker)], moved
+
+
+def _can_continue(heir: Lane, lane: Lane) -> bool:
+    """Returns whether the standby worker can continue from the pages of this one."""
+    has_pages = bool(lane.pages.pool_id) and not lane.phases.is_loading and lane.pool.num_cached > 0
+    return has_pages and fits(lane.info, heir.info)
 
 
 def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
-    leaving, rows = lanes.leaving[lane.worker], lane.rows.num_seated
-    if leaving.is_dismissed:
+    stay, rows = lane.phases.stay, lane.rows.num_seated
+    if stay is LanePhase.DISMISSED:
         return "the worker was told to end"
-    if leaving.is_paused:
+    if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
     seated = lane.rows.requests_at(lane.rows.seated())
     bound = sum(request.least_length(int(lane.rows.known[request.row])) > longest for request in seated)
     if bound == rows:
         return f"{numbered(rows, 'request', 'end')} on this worker, because no other one can hold them"
-    return f"{rows - bound} requests move when other workers have room; {bound} end here"
+    return f"{numbered(rows - bound, 'request', 'move')} when other workers have room; {bound} end here"
 
 
 def _tokens_left(lane: Lane) -> int:
@@ -93,7 +90,7 @@ def _tokens_left(lane: Lane) -> int:
 
 def _heir(lanes: Lanes) -> Lane | None:
     """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.by_worker.values(), lanes.leaving)
+    return first_proven(lanes.values())
 
 
 def _move_rows(
@@ -107,34 +104,48 @@ def _move_rows(
     # Suspects run only in trials, which are on other lanes from now on.
     for request in moved:
         _release(lane, request, queue)
-    targets = [other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked]
-    if not targets or not lane.rows.num_seated:
+    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked)
+    rooms = [_Room.on(other, moving, admission) for other in others]
+    if not rooms:
         return moved
-    free = {other.number: other.num_free_rows - len(moving) for other in targets}
-    budget = {
-        other.number: other.info.token_budget - _uncomputed(other) - sum(one.known for one in moving)
-        for other in targets
-    }
-    pages = {
-        other.number: other.pool.num_unused
-        - headroom(admission, other.rows, other.info, other.schedule.expected_share)
-        - sum(other.pages_for(one.known) + 1 for one in moving)
-        for other in targets
-    }
     for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
         known = int(lane.rows.known[request.row])
-        for other in targets:
-            number, needed = other.number, other.info.pages_at_once(known + 1) + 1
-            if free[number] <= 0 or pages[number] < needed or not holds(other, request, known):
-                continue
-            if budget[number] < known and budget[number] < other.info.token_budget:
-                continue
-            free[number], pages[number] = free[number] - 1, pages[number] - needed
-            budget[number] -= known
+        if any(room.takes(request, known) for room in rooms):
             _release(lane, request, queue)
             moved.append(request)
-            break
     return moved
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a lane can take from a drained one in this tick: rows, tokens of about one step, and pages."""
+
+    lane: Lane
+    rows: int
+    tokens: int
+    pages: int
+
+    @classmethod
+    def on(cls, lane: Lane, moving: list[Request], admission: Admission) -> "_Room":
+        """The room that requests which were moved before, and have no row yet, leave."""
+        unused = lane.pool.num_unused - headroom(admission, lane.rows, lane.info, lane.schedule.expected_share)
+        return cls(
+            lane,
+            rows=lane.num_free_rows - len(moving),
+            tokens=lane.info.token_budget - _uncomputed(lane) - sum(one.known for one in moving),
+            pages=unused - sum(lane.pages_for(one.known) + 1 for one in moving),
+        )
+
+    def takes(self, request: Request, known: int) -> bool:
+        """Takes up the room of a request with `known` tokens, if there is as much: then True."""
+        info = self.lane.info
+        needed = info.pages_at_once(known + 1) + 1
+        if self.rows <= 0 or self.pages < needed or not holds(self.lane, request, known):
+            return False
+        if self.tokens < min(known, info.token_budget):
+            return False
+        self.rows, self.tokens, self.pages = self.rows - 1, self.tokens - known, self.pages - needed
+        return True
 
 
 def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:
@@ -148,71 +159,45 @@ def _uncomputed(lane: Lane) -> int:
     return int(left[lane.rows.seated()].clip(0).sum())
 
 
-MAX_WATCHERS = 64
-_FINAL = (DrainState.DONE, DrainState.TIME_LIMIT, DrainState.WORKER_LOST)
-
-
 @dataclass(slots=True, kw_only=True)
-class _Drain:
+class _Drain(Operation[DrainState]):
     """One drain. `worker` has the lane's number too, because a worker that joins again has another lane."""
 
     worker: str
     lane_number: int
-    began_at: float
-    ends_at: float | None
+    state: DrainState = DrainState.DRAINING
     is_wished: bool = False
     """Whether only the worker has asked for it."""
-    state: DrainState = DrainState.DRAINING
-    detail: str = ""
     moving: list[Request] = field(default_factory=list[Request])
     """Requests that were moved and have no row yet."""
     moved: int = 0
-    watchers: Watchers = field(default_factory=Watchers)
 
 
-@dataclass(slots=True)
-class Drains:
-    """`_frontends` has the connected front ends, `_end` ends a live request."""
+class Drains(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        # By worker; the service's has the empty name.
+        self._drains = dict[str, _Drain]()
 
-    _config: CoreConfig
-    _queue: RequestQueue
-    _lanes: Lanes
-    _frontends: Mapping[str, int]
-    _end: End
-    # By worker; the service's has the empty name.
-    _drains: dict[str, _Drain] = field(default_factory=dict[str, _Drain])
-    is_stopping: bool = False
-    """Whether the service takes no more requests, because it stops."""
-    is_stop_wanted: bool = False
-    """Whether an operator has drained the service, so that the shell must stop it."""
-    stop_at: float | None = None
-    """When the requests of the service end, if an operator has set a time."""
-
-    @property
-    def leaving(self) -> Collection[str]:
-        """The workers that are drained."""
-        return self._lanes.leaving
-
+    @handles(ev.Drain)
     def begin(self, event: ev.Drain, now: float) -> list[fx.Effect]:
         """Begins a drain, or lets the operator watch one that has begun. The next Tick answers."""
-        watcher = event.frontend, event.query
         if event.stop_replies:
             for drain in self._drains.values():
-                drain.watchers.each.discard(watcher)
+                drain.leave(event)
             return []
-        if sum(len(drain.watchers.each) for drain in self._drains.values()) >= MAX_WATCHERS:
-            message = f"{MAX_WATCHERS} callers watch drains; this is the limit"
+        if message := why_not_watched(self._drains.values(), "drains"):
             return [_refused(event, fx.RejectCode.QUEUE_FULL, message)]
         ends_at = now + event.max_seconds if event.max_seconds else None
         if not event.worker:
-            effects, self.is_stop_wanted = self.stop(now), True
-            if ends_at is not None:
-                self.stop_at = ends_at if self.stop_at is None else min(ends_at, self.stop_at)
-            self._drains[""].watchers.each.add(watcher)
+            effects, core = self._stop(event, now), self._core
+            core.is_stop_wanted = True
+            self._drains[""].watch(event, ends_at)
+            core.stop_at = self._drains[""].ends_at
             return effects
         lane = self._find(event.worker)
         if lane is None:
-            present = ", ".join(self._lanes.by_worker) or "none"
+            present = ", ".join(self._lanes) or "none"
             message = f"worker: there is no worker {event.worker!r}; the workers are: {present}"
             return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
         drain = self._drains.get(lane.worker)
@@ -225,17 +210,16 @@ class Drains:
                 return [_refused(event, fx.RejectCode.INVALID, message)]
             drain = self._drain_worker(lane, now)
         drain.is_wished = False
-        if ends_at is not None and (drain.ends_at is None or ends_at < drain.ends_at):
-            drain.ends_at = ends_at
-        drain.watchers.each.add(watcher)
+        drain.watch(event, ends_at)
         return []
 
+    @handles(ev.WorkerStops)
     def worker_stops(self, event: ev.WorkerStops, now: float) -> list[fx.Effect]:
         """Begins the drain that a worker wishes which was asked to stop; while the service stops, none."""
-        lane = self._lanes.by_worker.get(event.worker)
+        lane = self._lanes.get(event.worker)
         if lane is None or lane.worker in self._drains:
             return []
-        if self.is_stopping:
+        if self._core.is_stopping:
             message = f"worker {lane.worker} was asked to stop too; it stays until the service has stopped"
             return [fx.News(message=message)]
         drain = self._drain_worker(lane, now)
@@ -244,11 +228,11 @@ class Drains:
         return [fx.News(message=f"worker {lane.worker} was asked to stop: its requests move; {then}")]
 
     def _drain_worker(self, lane: Lane, now: float) -> _Drain:
-        drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now, ends_at=None)
+        drain = _Drain(worker=lane.worker, lane_number=lane.number, began_at=now)
         self._drains[lane.worker] = drain
         # No further request starts on the lane. Callers see the sizes of the other workers from now on.
-        self._lanes.leaving[lane.worker] = Leaving()
-        if lane.serves:
+        lane.phases.move(LaneMove.DRAIN)
+        if lane.phases.serves:
             self._lanes.worker_infos.worker_left(lane.info, now)
             self._lanes.serving_changed()
         return drain
@@ -258,77 +242,81 @@ class Drains:
         for drain in list(self._drains.values()):
             if drain.is_wished and drain.state is DrainState.DRAINING:
                 del self._drains[drain.worker]
-                if self._lanes.leaving.pop(drain.worker, None) is not None:
+                if (lane := self._lane_of(drain)) is not None:
+                    lane.phases.move(LaneMove.STAY)
+                    if lane.phases.seat is LanePhase.REPLACED:
+                        lane.phases.move(LaneMove.SEAT)
                     self._lanes.serving_changed()
 
-    def stop(self, now: float) -> list[fx.Effect]:
+    @handles(ev.DrainStarted)
+    def _stop(self, event: ev.Drain | ev.DrainStarted, now: float) -> list[fx.Effect]:
         """Stops the service: new requests are rejected."""
-        if self.is_stopping:
+        if self._core.is_stopping:
             return []
-        self.is_stopping = True
+        self._core.is_stopping = True
         self._put_wishes_off()
         detail = "new requests are refused, the others may end"
-        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, ends_at=None, detail=detail)
+        self._drains[""] = _Drain(worker="", lane_number=0, began_at=now, detail=detail)
         return [fx.AnnounceDrain(frontend=frontend) for frontend in self._frontends]
 
+    @handles(ev.DrainEnded)
     def ended(self, event: ev.DrainEnded, now: float) -> list[fx.Effect]:
         """Ends all live requests, because the time for the stop is over."""
         if len(self._queue) and (drain := self._drains.get("")) is not None:
-            drain.state = DrainState.TIME_LIMIT
-            drain.detail = f"the time was over; {len(self._queue)} requests ended with UNAVAILABLE"
+            detail = f"the time was over; {numbered(len(self._queue), 'request')} ended with UNAVAILABLE"
+            drain.end(DrainState.TIME_LIMIT, detail)
         message = "the service shut down before the request ended"
         for request in list(self._queue):
-            self._end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
+            self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.SHUTDOWN, message=message))
         return []
 
-    def advance(self, now: float) -> list[fx.Effect]:
-        """Moves rows, dismisses empty workers, and reports. Called before plans are made."""
+    def tick(self, now: float) -> list[fx.Effect]:
+        """Moves rows, dismisses empty workers, and reports."""
         effects: list[fx.Effect] = []
         for drain in list(self._drains.values()):
             if drain.worker:
                 effects += self._advance_worker(drain, now)
             elif drain.state is DrainState.DRAINING and not len(self._queue):
-                drain.state, drain.detail = DrainState.DONE, "all requests have ended; the service stops"
-            effects += self._report(drain, now)
-            if drain.state in _FINAL:
-                if drain.worker:
-                    del self._drains[drain.worker]
-                drain.watchers.each.clear()
+                drain.end(DrainState.DONE, "all requests have ended; the service stops")
+            effects += drain.reports(
+                DrainReport, self._frontends, self._queue, now, lambda drain=drain: self._figures(drain)
+            )
+            if drain.worker and drain.is_over:
+                del self._drains[drain.worker]
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns when `advance` must be called at the latest, None if no drain goes on."""
-        times = [drain.ends_at for drain in self._drains.values() if drain.worker and drain.ends_at is not None]
-        times += [drain.watchers.reports_at for drain in self._drains.values() if drain.watchers.each]
-        return min(times, default=None)
+        """Returns the first end or report of a drain, None if no drain goes on."""
+        return min((at for drain in self._drains.values() for at in drain.due_times()), default=None)
 
     def _find(self, worker: str) -> Lane | None:
         """Returns the lane of the worker with this name or process id."""
-        lanes = self._lanes.by_worker
-        if worker in lanes:
-            return lanes[worker]
-        return next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+        lanes = self._lanes
+        return lanes.get(worker) or next((lane for lane in lanes.values() if worker == str(lane.info.pid)), None)
+
+    def _lane_of(self, drain: _Drain) -> Lane | None:
+        """Returns the lane that is drained, None if it is closed."""
+        lane = self._lanes.get(drain.worker)
+        return None if lane is None or lane.number != drain.lane_number else lane
 
     def _advance_worker(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        lane = self._lanes.by_worker.get(drain.worker)
-        if lane is None or lane.number != drain.lane_number:
+        lane = self._lane_of(drain)
+        if lane is None:
             if drain.state is DrainState.LEAVING:
-                drain.state, drain.detail = DrainState.DONE, "the worker has left"
+                drain.end(DrainState.DONE, "the worker has left")
             else:
-                drain.state = DrainState.WORKER_LOST
-                drain.detail = "the worker was lost; its requests go on elsewhere"
+                drain.end(DrainState.WORKER_LOST, "the worker was lost; its requests go on elsewhere")
             return []
-        is_late = drain.ends_at is not None and now >= drain.ends_at
         if drain.state is DrainState.LEAVING:
-            if drain.ends_at is None or not is_late:
+            if not drain.is_late(now):
                 return []
             # It does not end, perhaps because it hangs. It has no request.
-            drain.state, drain.detail = DrainState.DONE, "the worker has no request and was told to end"
+            drain.end(DrainState.DONE, "the worker has no request and was told to end")
             return self._close(lane, "it was drained", now, is_orderly=True)
-        if is_late:
+        if drain.is_late(now):
             rows = lane.rows.num_seated
-            drain.state = DrainState.TIME_LIMIT
-            drain.detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
+            detail = f"the time was over; {numbered(rows, 'request', 'wait')} for another worker"
+            drain.end(DrainState.TIME_LIMIT, detail)
             reason = "it stops" if drain.is_wished else "its drain took too long"
             closed = self._close(lane, reason, now, is_orderly=drain.is_wished)
             return [fx.DismissWorker(worker=lane.worker), *closed]
@@ -336,7 +324,7 @@ class Drains:
         effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
         drain.moving += moved
         drain.moved += len(moved)
-        if self._lanes.leaving[lane.worker].is_dismissed:
+        if lane.phases.stay is LanePhase.DISMISSED:
             drain.state = DrainState.LEAVING
             drain.ends_at = now + LEAVE_SECONDS
             drain.moved += lane.rows.num_seated
@@ -347,33 +335,17 @@ class Drains:
         drained = ResetCause.DRAINED
         return self._lanes.close(lane.worker, reason, now, drained, is_death=False, is_orderly=is_orderly)
 
-    def _report(self, drain: _Drain, now: float) -> list[fx.Effect]:
-        watchers = drain.watchers.due(drain.state, self._frontends, now)
-        if not watchers:
-            return []
-        lane = self._lanes.by_worker.get(drain.worker)
-        live = len(self._queue)
-        waiting = self._queue.num_waiting
+    def _figures(self, drain: _Drain) -> dict[str, Any]:
+        """Returns what a report has beside the fields of every operation."""
+        lane = self._lanes.get(drain.worker)
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
-            tokens_left = sum(one.maximum.expected(one.total_length - one.known) for one in self._queue.waiting())
-            tokens_left += sum(_tokens_left(each) for each in self._lanes.by_worker.values())
-        return [
-            DrainReport(
-                frontend=frontend,
-                query=query,
-                worker=drain.worker,
-                state=drain.state,
-                running=live - waiting,
-                waiting=waiting,
-                worker_running=lane.rows.num_seated if lane else 0,
-                tokens_left=tokens_left,
-                moved=drain.moved,
-                seconds=now - drain.began_at,
-                detail=drain.detail,
+            tokens_left = sum(
+                one.submit.maximum.expected(one.total_length - one.known) for one in self._queue.waiting()
             )
-            for frontend, query in watchers
-        ]
+            tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
+        rows = lane.rows.num_seated if lane else 0
+        return {"worker": drain.worker, "worker_running": rows, "tokens_left": tokens_left, "moved": drain.moved}
 
 
 def _refused(event: ev.Drain, code: fx.RejectCode, message: str) -> fx.DrainRefused:

@@ -13,10 +13,13 @@ the one that ended first is dropped first.
 import hmac
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.effects import End
-from scheduler_svc.core.messages.events import Submit
+import numpy as np
+
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.effects import Effect, End, Forgotten
+from scheduler_svc.core.messages.events import Restored, Submit
 from scheduler_svc.core.queue.request_queue import ExpiryHeap
+from scheduler_svc.core.state.request import Request
 
 # What an entry takes besides its tokens and its description, as counted in `max_bytes`.
 ENTRY_BYTES = 1024
@@ -45,8 +48,8 @@ class KeptRequest:
     """The tokens and the end of each ended sample, by its index."""
     expires_at: float | None = None
     """When the entry is dropped; None while it has a reader and a live sample."""
-    awaits_worker: bool = False
-    """Whether its live samples are not queued yet, because it came from the journal and no worker has been proven."""
+    restored: Restored | None = None
+    """What the journal had of it, while its live samples are not queued because no worker has been proven."""
     num_bytes: int = 0
     """Size of the description and the answers."""
 
@@ -55,14 +58,6 @@ class KeptRequest:
         self.reader = reader
         if reader is not None and self.num_live:
             self.expires_at = None
-
-    def expire_at(self, at: float | None) -> None:
-        """Sets the time at which the entry is dropped."""
-        self.expires_at = at
-
-    def await_worker(self, awaits: bool) -> None:
-        """Records whether the live samples still wait to be queued."""
-        self.awaits_worker = awaits
 
     def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
         """Records the end of a sample. `answer` is None if it was freed without one."""
@@ -160,13 +155,48 @@ class KeptRequests:
         if entry.reader is not None:
             self._expire_at(entry, now + entry.linger_seconds)
 
-    def forget(self, entry: KeptRequest) -> None:
-        """Drops an entry. Its request must not be live any more."""
+    def accepted(self, submit: Submit, first_handle: int, now: float) -> list[Effect]:
+        """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
+        effects = self.forget(submit.request_id)
+        if submit.lingers:
+            self.add(submit, first_handle, now)
+        return effects
+
+    def ended(self, request: Request, end: End, num_tokens: int, now: float) -> None:
+        """Keeps the answer of a sample that has ended after `num_tokens` output tokens, if it lingers."""
+        entry = self.by_id(request.submit.request_id) if request.submit.lingers else None
+        if entry is not None:
+            tokens = np.concatenate([NO_IDS, *request.outputs])[:num_tokens]
+            self.sample_ended(entry, request.sample_idx, (tokens, end), now)
+
+    def canceled(self, request: Request, now: float) -> list[Effect]:
+        """Handles a sample that was freed without an answer. Forgets its request if no answer can be complete."""
+        entry = self.by_id(request.submit.request_id) if request.submit.lingers else None
+        if entry is None:
+            return []
+        self.sample_ended(entry, request.sample_idx, None, now)
+        # A failed sample ends the stream, so nothing is missing without the others.
+        if entry.num_live or any(end.failure for _, end in entry.answers.values()):
+            return []
+        return self.forget(entry.request_id)
+
+    def forget(self, request_id: str) -> list[Effect]:
+        """Drops the entry of a request without live samples, if there is one."""
+        entry = self._by_id.pop(request_id, None)
+        if entry is None:
+            return []
         self._drop_reader(entry)
-        del self._by_id[entry.request_id]
-        entry.expire_at(None)
-        if self._ended.pop(entry.request_id, None) is not None:
+        entry.expires_at = None
+        if self._ended.pop(request_id, None) is not None:
             self.ended_bytes -= entry.num_bytes
+        return [Forgotten(request_id=request_id)]
+
+    def take_restored(self) -> list[tuple[int, float, Restored]]:
+        """Takes the restored requests that the caller queues now: first handle, time of arrival, event."""
+        waiting = [(entry, entry.restored) for entry in self._by_id.values() if entry.restored is not None]
+        for entry, _ in waiting:
+            entry.restored = None
+        return [(entry.first_handle, entry.accepted_at, restored) for entry, restored in waiting]
 
     def surplus(self) -> KeptRequest | None:
         """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
@@ -184,7 +214,7 @@ class KeptRequests:
         return self._expiries.next()
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
-        entry.expire_at(at)
+        entry.expires_at = at
         self._next_number += 1
         self._expiries.add(at, self._next_number, entry)
 

@@ -26,6 +26,7 @@ from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane, holds
 from scheduler_svc.core.state.request import Request
+from tandem_contract.plural import numbered
 
 LONE_DEATHS = 2
 MAX_DOUBTS = 3
@@ -84,7 +85,7 @@ class Suspect:
     def conviction(self, what: str, *, is_step: bool) -> "Conviction":
         """Returns the conviction after the death or failed step that `what` describes."""
         who = "its step failed" if is_step else "its worker died or hung"
-        where = f"{self.lone_deaths} times while it ran alone at token {self.lone_position}"
+        where = f"{numbered(self.lone_deaths, 'time')} while it ran alone at token {self.lone_position}"
         return Conviction(request=self.request, cause=f"{who} {where}; the last time: {what}")
 
 
@@ -240,7 +241,7 @@ class Suspects:
         return bool(self._convicted)
 
     def take_convicted(self) -> list[Conviction]:
-        """Returns the requests that were convicted since the last call. The caller ends them."""
+        """Takes the requests that were convicted since the last call. The caller ends them."""
         convicted, self._convicted = self._convicted, []
         return [one for one in convicted if one.request.handle in self._by_handle]
 
@@ -272,7 +273,7 @@ class Suspects:
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
-        """Returns the current trial. Without one, begins that of the first group with a member that may run.
+        """Begins the trial of the first group with a member that may run, unless one goes on. Returns the current one.
 
         A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits nobody,
         and the other workers may be smaller.
@@ -309,10 +310,6 @@ class Suspects:
         """Returns whether the members of the trial may start from cached pages."""
         return all(self._by_handle[request.handle].trusts_cache for request in self.members())
 
-    def wait(self, until: float) -> None:
-        """Records that the trial waits for another worker."""
-        self.waits_until = until
-
     def begin_on(self, lane: Lane) -> None:
         """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
         self.waits_until = None
@@ -325,10 +322,6 @@ class Suspects:
         trial.handles = [handle for handle, does in fits.items() if does]
         self.is_next |= lane.worker != self.last_worker
         trial.worker = self.last_worker = lane.worker
-
-    def took_turn(self, *, is_trial: bool) -> None:
-        """Records whether the lane's new plan is the trial's. The next one is the other requests', or the reverse."""
-        self.is_next = not is_trial
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""

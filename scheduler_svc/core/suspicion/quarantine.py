@@ -8,17 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
 
-from scheduler_svc.core.lanes import Lanes
-from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.events import Submit
-from scheduler_svc.core.messages.operators import (
-    ClearQuarantine,
-    QuarantineEntry,
-    QuarantineQuery,
-    QuarantineReply,
-    QuarantineRestored,
-)
+from scheduler_svc.core.messages.operators import QuarantineEntry
 from scheduler_svc.core.state.request import Request
 
 MAX_ENTRIES = 1024
@@ -49,8 +40,9 @@ class Quarantine:
 
     def add(self, request: Request, cause: str, now: float) -> Entry:
         """Quarantines a convicted request."""
-        key = key_of(request)
-        entry = Entry(key=key, request_id=request.request_id, tenant=_tenant(request.prefix_root), at=now, cause=cause)
+        submit = request.submit
+        key = key_of(submit)
+        entry = Entry(key=key, request_id=submit.request_id, tenant=_tenant(submit.prefix_root), at=now, cause=cause)
         self.restore(entry)
         return entry
 
@@ -64,9 +56,10 @@ class Quarantine:
 
     def entries(self, now: float) -> list[Entry]:
         """Returns all entries that have not expired, oldest first."""
-        while self._entries and next(iter(self._entries.values())).at + self._seconds <= now:
-            del self._entries[next(iter(self._entries))]
-        return list(self._entries.values())
+        return [entry for entry in self._entries.values() if self._lasts(entry, now)]
+
+    def _lasts(self, entry: Entry, now: float) -> bool:
+        return entry.at + self._seconds > now
 
     def report(self, now: float) -> tuple[QuarantineEntry, ...]:
         """Returns the entries for an operator, oldest first."""
@@ -82,18 +75,20 @@ class Quarantine:
             for entry in self.entries(now)
         )
 
-    def clear(self, keys: Collection[str] = ()) -> int:
+    def clear(self, keys: Collection[str], now: float) -> int:
         """Removes the entries with these keys, all of them without keys. Returns how many were removed."""
         self.revision += 1
-        found = [key for key in (keys or list(self._entries)) if self._entries.pop(key, None) is not None]
-        return len(found)
+        entries = self.entries(now)
+        self._entries = {entry.key: entry for entry in entries if keys and entry.key not in keys}
+        return len(entries) - len(self._entries)
 
     def refusal(self, submit: Submit, now: float) -> str:
         """Returns one sentence if the request is quarantined, otherwise an empty string."""
-        if not self._entries or not self.entries(now):
+        # The newest entry expires last. Without one the key, for which all tokens are read, is not made.
+        if not self._entries or not self._lasts(next(reversed(self._entries.values())), now):
             return ""
         entry = self._entries.get(key_of(submit))
-        if entry is None:
+        if entry is None or not self._lasts(entry, now):
             return ""
         left = entry.at + self._seconds - now
         return (
@@ -102,15 +97,15 @@ class Quarantine:
         )
 
 
-def key_of(given: Submit | Request) -> str:
-    """Returns the key of a request: equal for a live request and for its Submit, before or after.
+def key_of(submit: Submit) -> str:
+    """Returns the key of a request, the same each time that it is submitted.
 
     Each part is hashed with its length, so no two requests give the same bytes.
     """
-    sampling, stops, limits = given.options
-    parts = [given.prefix_root, given.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
-    if given.tenant:
-        parts.append(given.tenant.encode())
+    sampling, stops, limits = submit.options
+    parts = [submit.prefix_root, submit.prompt.tobytes(), sampling, repr((sorted(set(stops)), *limits)).encode()]
+    if submit.tenant:
+        parts.append(submit.tenant.encode())
     digest = sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -120,38 +115,3 @@ def key_of(given: Submit | Request) -> str:
 
 def _tenant(prefix_root: bytes) -> str:
     return sha256(b"tenant" + prefix_root).hexdigest()[:16]
-
-
-class Convictions:
-    """Owns the quarantine."""
-
-    def __init__(self, config: CoreConfig, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self.quarantine = Quarantine(config.quarantine_seconds)
-
-    def take(self, now: float) -> list[tuple[Request, fx.Failure]]:
-        """Quarantines the requests that were convicted since the last call. Returns them; the caller ends them."""
-        taken: list[tuple[Request, fx.Failure]] = []
-        for conviction in self._lanes.suspects.take_convicted():
-            request, cause = conviction.request, conviction.cause
-            self.quarantine.add(request, cause, now)
-            # The deaths are explained, so they were no crash loop.
-            self._lanes.crash_loop.confirmed()
-            message = f"request {request.request_id}: {cause}"
-            taken.append((request, fx.Failure(code=fx.FailureCode.INTERNAL, message=message)))
-        return taken
-
-    def restore(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
-        """Continues the quarantine of an earlier process."""
-        for entry in event.entries:
-            at = now - entry.age_seconds
-            self.quarantine.restore(
-                Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
-            )
-        return []
-
-    def answer(self, event: QuarantineQuery | ClearQuarantine, now: float) -> list[fx.Effect]:
-        """Lists the entries; for a ClearQuarantine those that are left."""
-        removed = self.quarantine.clear(event.keys) if isinstance(event, ClearQuarantine) else 0
-        entries = self.quarantine.report(now)
-        return [QuarantineReply(frontend=event.frontend, query=event.query, entries=entries, removed=removed)]

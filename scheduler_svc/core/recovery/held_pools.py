@@ -23,6 +23,7 @@ from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_pool import PagePool
 from scheduler_svc.core.state.lane import Lane
+from tandem_contract.plural import numbered
 
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
@@ -104,11 +105,11 @@ class HeldPools:
 
     def load(self, now: float) -> HeldPoolsLoad:
         """Returns what is held at `now`, and the counts since the start."""
-        self.expire(now)
+        pools = [held for held in self._held.values() if now < held.until]
         return HeldPoolsLoad(
-            pools=len(self._held),
-            pages=sum(held.pages.num_cached for held in self._held.values()),
-            bytes=sum(held.info.pool_bytes for held in self._held.values()),
+            pools=len(pools),
+            pages=sum(held.pages.num_cached for held in pools),
+            bytes=sum(held.info.pool_bytes for held in pools),
             taken_over=self._num_taken_over,
             pages_kept=self._num_pages_kept,
             damaged_pages=self._num_damaged,
@@ -149,7 +150,7 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
     """Gives a new lane the pages that its worker has kept. Returns the answer to the worker, and a note."""
     if not config.page_root:
         return [fx.WorkerAccepted(worker=lane.worker, generation=lane.generation)]
-    lane.pages.labels.turn_on()
+    lane.pages.labels.is_on = True
     # The labels were made by this core or by one that it continues, and are not older than the pages: a copy of the
     # journal may be older than the worker's newest plan.
     keeps_pages = kept is not None and kept.page_root == config.page_root and kept.generation < lane.generation
@@ -160,4 +161,4 @@ def accept(lane: Lane, kept: KeptPages | None, config: CoreConfig) -> list[fx.Ef
         return [accepted]
     labels = kept.labels
     lane.pool.restore(labels.pages.tolist(), labels.hashes, labels.tokens)
-    return [accepted, fx.News(message=f"worker {lane.worker} has kept {lane.pool.num_cached} pages")]
+    return [accepted, fx.News(message=f"worker {lane.worker} has kept {numbered(lane.pool.num_cached, 'page')}")]

@@ -1,0 +1,127 @@
+"""Front ends: their joins and losses, and what they are told of the service and of requests that wait.
+
+`FrontEnds` remembers the status that it sent last, so that each change is sent once. Front ends use only this status to
+refuse requests before they parse them, because under overload a refusal must be cheap.
+"""
+
+from scheduler_svc.core.core import Core, Organ, handles
+from scheduler_svc.core.messages.effects import AnnounceDrain, CoreStatus, Effect, ModelServed, Note
+from scheduler_svc.core.messages.events import FrontendJoined, FrontendLost
+from scheduler_svc.core.messages.reports import NotServing, WaitReason
+from scheduler_svc.core.messages.resources import CONSTRAINT
+from scheduler_svc.core.requests.lingering import detach
+from scheduler_svc.core.state.worker_infos import Served
+from tandem_contract.plural import numbered
+
+RETRY_CHANGE = 1.5
+"""The factor by which the estimated time in a full queue changes before front ends are told again."""
+_REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
+"""If no request is computed for these reasons, new ones are refused. Otherwise they wait."""
+
+
+class FrontEnds(Organ):
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._next_index = 1
+        # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
+        # that is refused because the queue is full may be sent again.
+        self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Tells front ends the status, and callers why their requests wait."""
+        return [*self._changed_status(now), *self._core.waits.tell(self._frontends, now)]
+
+    def next_wake(self) -> float | None:
+        return self._core.waits.next_wake()
+
+    @handles(FrontendJoined)
+    def _joined(self, event: FrontendJoined, now: float) -> list[Effect]:
+        frontend, is_stopping = event.frontend, self._core.is_stopping
+        effects = [*self._drop(frontend, now), *self._changed_status(now)]
+        self._frontends[frontend] = self._next_index
+        self._next_index += 1
+        drain = [AnnounceDrain(frontend=frontend)] if is_stopping else []
+        return [*effects, model_of(frontend, self._lanes.worker_infos.served), self._status(frontend, now), *drain]
+
+    @handles(FrontendLost)
+    def _lost(self, event: FrontendLost, now: float) -> list[Effect]:
+        return self._drop(event.frontend, now)
+
+    def _drop(self, frontend: str, now: float) -> list[Effect]:
+        """Frees the requests of a front end that is gone, except for those that linger."""
+        if self._frontends.pop(frontend, None) is None:
+            return []
+        core = self._core
+        effects = [each for entry in core.kept.of_frontend(frontend) for each in detach(core, entry, now)]
+        for request in [request for request in self._queue if request.frontend == frontend]:
+            core.remove(request, now)
+        return effects
+
+    def _changed_status(self, now: float) -> list[Effect]:
+        """Announces the core's status to every front end, if it changed.
+
+        That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
+        the estimated time in the queue has changed by RETRY_CHANGE.
+        """
+        availability = self._core.availability
+        availability.look(now, is_stopping=self._core.is_stopping)
+        queue_full, not_serving, workers = self._queue_full(), availability.value, availability.num_workers
+        before, queue = self._sent_status, self._queue
+        seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
+        is_same = (bool(queue_full), not_serving, workers) == (bool(before[0]), before[1], before[2])
+        is_near = before[3] <= seconds * RETRY_CHANGE and seconds <= before[3] * RETRY_CHANGE
+        if is_same and is_near:
+            return []
+        self._sent_status = (queue_full, not_serving, workers, seconds)
+        effects: list[Effect] = [self._status(frontend, now) for frontend in self._frontends]
+        if _crashes(not_serving) and not _crashes(before[1]) and not_serving is not None:
+            effects.append(Note(message=f"not serving: {not_serving.message}"))
+        elif _crashes(before[1]) and not _crashes(not_serving):
+            effects.append(Note(message="the crash loop is over"))
+        return effects
+
+    def _queue_full(self) -> str:
+        """Returns the reason if the queue is full, otherwise an empty string.
+
+        With several tenants it is never full for all of them, because each has places of its own.
+        """
+        queue, config = self._queue, self._config
+        if queue.accounts.is_shared:
+            return ""
+        if queue.num_waiting >= config.max_waiting:
+            waiting = numbered(queue.num_waiting, "request", "are")
+            return f"{waiting} waiting; the limit is {config.max_waiting} (max_waiting)"
+        limit = config.max_waiting_tokens
+        if queue.waiting_tokens >= limit:
+            waiting = numbered(queue.waiting_tokens, "token", "are")
+            return f"{waiting} waiting; the limit is {limit} (max_waiting_tokens)"
+        return ""
+
+    def _status(self, frontend: str, now: float) -> CoreStatus:
+        queue_full, not_serving, workers, seconds = self._sent_status
+        return CoreStatus(
+            frontend=frontend,
+            queue_full=queue_full,
+            not_serving="" if not_serving is None else not_serving.message,
+            reason=None if not_serving is None else not_serving.reason,
+            not_serving_seconds=0.0 if not_serving is None else now - not_serving.since,
+            refuses=not_serving is not None and not_serving.reason in _REFUSING,
+            workers=workers,
+            retry_seconds=seconds,
+        )
+
+
+def _crashes(not_serving: NotServing | None) -> bool:
+    return not_serving is not None and not_serving.reason is WaitReason.CRASH_LOOP
+
+
+def model_of(frontend: str, served: Served | None) -> ModelServed:
+    """Returns what a front end is told of the model."""
+    if served is None:
+        return ModelServed(frontend=frontend, info=None, recent_max_length=0)
+    return ModelServed(
+        frontend=frontend,
+        info=served.info,
+        recent_max_length=served.recent_max_length,
+        constraint_refusal=served.refusals[CONSTRAINT],
+    )

@@ -1,0 +1,107 @@
+"""What a drain and an update of weights have in common: each goes on for a while, and operators watch it.
+
+`Operation` owns the state of one, who watches it, and when reports are due: at once for who begins to watch, then once
+a second and at each change, until its end. It goes on if its operators leave or their front end dies. Knows nothing of
+what is done.
+"""
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from scheduler_svc.core.messages.operators import StartOperation
+from scheduler_svc.core.messages.reports import OperationState
+from scheduler_svc.core.queue.request_queue import RequestQueue
+
+_State = TypeVar("_State", bound=OperationState)
+_Report = TypeVar("_Report")
+
+MAX_WATCHERS = 64
+"""Operators that watch all drains, or the update of weights."""
+REPORT_SECONDS = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation(Generic[_State]):
+    """One operation, from its beginning to its last report."""
+
+    state: _State
+    detail: str = ""
+    """What it waits for, or how it ended, in one sentence."""
+    began_at: float
+    ends_at: float | None = None
+    """When its time is over."""
+    # Front end and query of each operator, and of those who have had no report.
+    _watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    _new: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    _reports_at: float = 0.0
+    _reported: object = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is final."""
+        return self.state.is_final
+
+    def is_late(self, now: float) -> bool:
+        """Whether its time is over."""
+        return self.ends_at is not None and now >= self.ends_at
+
+    @property
+    def num_watchers(self) -> int:
+        """Operators that watch, some of whom may be gone."""
+        return len(self._watchers)
+
+    def end(self, state: _State, detail: str) -> None:
+        """Ends it; the reports that are due next are the last ones."""
+        self.state, self.detail = state, detail
+
+    def watch(self, event: StartOperation, ends_at: float | None) -> None:
+        """Adds an operator. The earliest time that one of them has set ends the operation."""
+        self._watchers.add((event.frontend, event.query))
+        self._new.add((event.frontend, event.query))
+        if ends_at is not None and (self.ends_at is None or ends_at < self.ends_at):
+            self.ends_at = ends_at
+
+    def leave(self, event: StartOperation) -> None:
+        """Removes an operator who watches no more."""
+        self._watchers.discard((event.frontend, event.query))
+
+    def reports(
+        self,
+        report: Callable[..., _Report],
+        frontends: Container[str],
+        queue: RequestQueue,
+        now: float,
+        figures: Callable[[], dict[str, Any]],
+        *seen: object,
+    ) -> list[_Report]:
+        """Makes the reports that are due, and forgets operators who are gone. `seen`: what else is a change.
+
+        `figures` returns the fields that only this kind of operation has.
+        """
+        self._watchers = {each for each in self._watchers if each[0] in frontends}
+        new, self._new = self._new & self._watchers, set()
+        change, told = (self.state, *seen), self._watchers
+        if now < self._reports_at and change == self._reported:
+            told = new
+        elif told:
+            self._reports_at, self._reported = now + REPORT_SECONDS, change
+        if not told:
+            return []
+        if self.is_over:
+            self._watchers = set()
+        waiting = queue.num_waiting
+        values = figures() | {"state": self.state, "detail": self.detail, "seconds": now - self.began_at}
+        values |= {"running": len(queue) - waiting, "waiting": waiting}
+        return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(told)]
+
+    def due_times(self) -> list[float]:
+        """When something is due though no event comes."""
+        times = [self._reports_at] if self._watchers else []
+        return times if self.ends_at is None or self.is_over else [*times, self.ends_at]
+
+
+def why_not_watched(operations: Iterable[Operation[Any]], what: str) -> str:
+    """Returns why nobody else may watch, or an empty string."""
+    is_full = sum(each.num_watchers for each in operations) >= MAX_WATCHERS
+    return f"{MAX_WATCHERS} callers watch {what}; this is the limit" if is_full else ""
