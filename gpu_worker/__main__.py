@@ -4,6 +4,9 @@ Owns the process: the start and end of its log, its exit code, and its last line
 `gpu_worker: <cause>; <hint>`.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import faulthandler
 import logging
 import os
@@ -15,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gpu_worker.process.import_path  # noqa: F401
 from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from gpu_worker.checkpoint.generation import read_generation
 from gpu_worker.failures import explain, is_expected
@@ -36,9 +38,6 @@ from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SettingError, refused
 from tandem_contract.version import version
-
-# isort: split
-
 
 if TYPE_CHECKING:
     from tandem.internal.v1.worker_pb2 import Join

@@ -5,6 +5,9 @@ the same user are answered. The holder touches no content; `shared_pool/holder_p
 Imports no torch: it must cost little memory and start at once.
 """
 
+import gpu_worker.process.import_path  # noqa: F401
+
+# isort: split
 import logging
 import os
 import selectors
@@ -19,7 +22,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-import gpu_worker.process.import_path  # noqa: F401
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups
 from gpu_worker.shared_pool.holder_pools import Pools, User
 from gpu_worker.shared_pool.messages import (
@@ -46,9 +48,6 @@ from tandem_contract.plural import numbered
 from tandem_contract.processes import WRONG_SETTINGS
 from tandem_contract.settings import SHARED, Program, SettingError, Size, file, refused
 from tandem_contract.stopping import StopRequests
-
-# isort: split
-
 
 log = logging.getLogger("gpu_worker.holder")
 

@@ -9,6 +9,9 @@ child's first packet has number 0, its process id, and how slow its machine is. 
 the first mask, and walks through 64 masks at random; the walk of one grammar is always the same.
 """
 
+import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+# isort: split
 import os
 import random
 import resource
@@ -24,14 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tandem_contract.fork_server import serve_forks
 from tandem_contract.grammars import MASK_SECONDS, limit_words
 from tandem_contract.needed import ends_with_needed
 from tandem_contract.plural import numbered
-
-# isort: split
-
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -41,6 +41,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# pytest's own.
+_CURRENT_TEST = "PYTEST_CURRENT_TEST"
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 FILE_SECONDS = Path(__file__).with_name("file_seconds.json")
 # Shorter files are not in it.
@@ -69,10 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def kept_signals() -> Iterator[None]:
-    """A program that a test runs in this process takes signals; the programs of later tests would inherit that."""
+def kept_process() -> Iterator[None]:
+    """A program that a test runs in this process takes signals and sets variables.
+
+    The programs of later tests would inherit both, and could not be forked from one that has imported.
+    """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    variables = dict(os.environ)
     yield
+    for name in os.environ.keys() - variables.keys() - {_CURRENT_TEST}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if name != _CURRENT_TEST})
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)

@@ -377,6 +377,8 @@ def test_a_process_that_somebody_has_frozen_ends_after_the_grace() -> None:
         while one.state != State.SERVING:
             await asyncio.sleep(0.01)
         one.signal(signal.SIGSTOP)
+        while psutil.Process(one.pid).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
         one.stop(0.2)
         await asyncio.wait_for(running, TIMEOUT_SECONDS)
 

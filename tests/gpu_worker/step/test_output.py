@@ -300,5 +300,5 @@ def test_more_logits_than_the_limit_are_refused(device: torch.device) -> None:
     wish = Wish(sampling={"prompt_logprobs_from": 1})
     rig.add(1, [3] * 500, wish)
     rig.add(2, [3] * 9, Wish())
-    with pytest.raises(PlanError, match=f"of 1 sampled rows and {limit} prompt tokens; logit_rows is {limit}"):
+    with pytest.raises(PlanError, match=f"of 1 sampled row and {limit} prompt tokens; logit_rows is {limit}"):
         rig.laid_out(chunks={1: limit, 2: 9})

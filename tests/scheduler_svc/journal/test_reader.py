@@ -90,7 +90,10 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
         lost = size - max(end for end in ends if end <= size)
         messages = [record.message for record in caplog.records]
         assert len(messages) == (lost > 0)
-        assert all(f"the last {numbered(lost, 'byte')} of the journal" in message for message in messages)
+        assert all(
+            f"an incomplete record of {numbered(lost, 'byte')} at the end of the journal" in message
+            for message in messages
+        )
 
 
 def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(

@@ -125,18 +125,24 @@ def serve(*, standby: int, verbose: bool, **options: Any) -> None:
     given = {name: [*_flags(options, name), *more.get(name, ())] for name in (SCHEDULER, WORKER, _HOLDER)}
     if listen:
         given[GATEWAY] = [f"--listen={listen}", *_flags(options, GATEWAY), *more[GATEWAY]]
-    # It is a fork, and the display has a thread.
-    reader = SettingsReader(SCHEDULER, WORKER, *([GATEWAY] if listen else []))
-    display = _display(log_format, verbose=verbose)
+    says, display = "", None
     try:
+        # It is a fork, and the display has a thread.
+        reader = SettingsReader(SCHEDULER, WORKER, *([GATEWAY] if listen else []))
+        display = _display(log_format, verbose=verbose)
         code, cause = _serve(given, reader, display, standbys=standby)
     except HelpAsked as asked:
-        display.close()
-        print(asked)
-        return
+        code, cause, says = 0, "", str(asked)
     except KeyboardInterrupt:
         code, cause = Exit.INTERRUPTED, "interrupted before anything has started"
-    display.close()
+        # An interrupt that met the exec of a text, as dataclasses make, ends a process by SIGINT although it was
+        # handled, unless another exec of a text has ended since (CPython's `unhandled_keyboard_interrupt`).
+        exec("")
+    if display is not None:
+        display.close()
+    if says:
+        print(says)
+        return
     _tell(cause, log_format)
     raise typer.Exit(code)
 

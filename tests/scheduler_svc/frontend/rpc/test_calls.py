@@ -363,7 +363,7 @@ def test_finished_calls_with_unread_answers_are_cancelled(run: Run, caplog: pyte
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
 
     run(scenario, call_limits=CallLimits(answer_seconds=1000.0))
-    assert "their clients have not read the answer" in caplog.text
+    assert "50 calls were cancelled: no client has read the answer" in caplog.text
 
 
 def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
