@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.rigs import preloaded
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
 from tests.rigs.default_ports import held_ports
@@ -93,6 +94,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = json.loads(FILE_SECONDS.read_text())
         names = {item.path: item.nodeid.partition("::")[0] for item in items}
         items.sort(key=lambda item: (-known.get(names[item.path], float("inf")), names[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    preloaded.environment.update(os.environ)
 
 
 class _Watch:

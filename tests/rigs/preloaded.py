@@ -41,6 +41,8 @@ _MODULES = (
     "tests.rigs.checking_worker",
 )
 # A variable of each test; and what the programs read when they run.
+# Of this process after all tests were collected, before the first runs.
+environment: dict[str, str] = {}
 _READ_LATE = ("PYTEST_CURRENT_TEST", "TANDEM_")
 
 _PR_SET_CHILD_SUBREAPER = 36

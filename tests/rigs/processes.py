@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from tests.rigs import preloaded
 from tests.rigs.preloaded import PROGRAMS, Popen, Server
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -30,9 +31,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of a test's child, without any of Tandem's settings. What PYTHONPATH names now comes last."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    kept = {name: value for name, value in given.items() if not name.startswith("TANDEM_")}
     ours = [str(REPOSITORY), str(REPOSITORY / "client"), str(REPOSITORY / "protos"), str(REPOSITORY / ".stubs")]
     kept["PYTHONPATH"] = os.pathsep.join([*ours, *filter(None, [kept.get("PYTHONPATH")])])
     kept["PYTHONUNBUFFERED"] = "1"
@@ -41,7 +42,8 @@ def child_environment() -> dict[str, str]:
 
 @cache
 def _server() -> Server:
-    return Server(child_environment(), REPOSITORY)
+    # Not with what the test that is the first to need it has changed.
+    return Server(child_environment(preloaded.environment or os.environ), REPOSITORY)
 
 
 def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
