@@ -489,6 +489,9 @@ class Service:
 
     def _stop_all(self) -> None:
         """As a supervisor of the system does; then everything starts again."""
+        if Feature.STANDBY in self.features:
+            # One that has not joined yet would end by the signal.
+            until(lambda: self._clients[0].load().standby_workers == 1)
         children = [self._scheduler, *self._workers]
         children += [self._holder] if Feature.SHARED_POOL in self.features else []
         children += [self._gateway] if Feature.GATEWAY in self.features else []
@@ -498,8 +501,7 @@ class Service:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGTERM)
         for child in children:
-            # One that has not joined yet ends by the signal.
-            assert child.wait(TIMEOUT_SECONDS) in (0, -signal.SIGTERM), child.output()
+            assert child.wait(TIMEOUT_SECONDS) == 0, child.output()
         _, left = psutil.wait_procs(every, timeout=TIMEOUT_SECONDS)
         assert not left, left
         self._start_workers()
