@@ -73,19 +73,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def kept_process() -> Iterator[None]:
-    """A program that a test runs in this process takes signals and sets variables.
+    """A program that a test runs in this process takes signals and sets variables; libraries set variables too.
 
-    The programs of later tests would inherit both, and could not be forked from one that has imported.
+    The programs of later tests would inherit both, and could not be forked from one that has imported. A fixture of
+    more than one test sets no variables that its tests keep.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    variables = dict(os.environ)
+    _give_back_variables()
     yield
-    for name in os.environ.keys() - variables.keys() - {_CURRENT_TEST}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in variables.items() if name != _CURRENT_TEST})
+    _give_back_variables()
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+def _give_back_variables() -> None:
+    kept = preloaded.environment
+    for name in os.environ.keys() - kept.keys() - {_CURRENT_TEST}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in kept.items() if name != _CURRENT_TEST})
 
 
 @pytest.hookimpl(trylast=True)

@@ -40,9 +40,9 @@ _MODULES = (
     "scheduler_svc.recording.replay",
     "tests.rigs.checking_worker",
 )
-# A variable of each test; and what the programs read when they run.
 # Of this process after all tests were collected, before the first runs.
 environment: dict[str, str] = {}
+# A variable of each test; and what the programs read when they run.
 _READ_LATE = ("PYTEST_CURRENT_TEST", "TANDEM_")
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -108,6 +108,13 @@ def test_other_variables_that_modules_may_read_at_their_import_ask_for_a_start(s
     assert not server.can_fork({name: value for name, value in environment.items() if name != "PATH"})
 
 
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """As Inductor does where a fixture of several tests compiles."""
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = "17"
+
+
+@pytest.mark.usefixtures("compiled")
 def test_a_service_and_its_front_ends_are_forks() -> None:
     with Rig() as rig:
         scheduler = rig.scheduler("--frontends", "2")
