@@ -30,16 +30,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_SERVICE, _FRONT_END = "scheduler_svc", "scheduler_svc.frontend"
-PROGRAMS = (_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay")
-# What those import, at once and later.
-_MODULES = (
-    "scheduler_svc.__main__",
-    "scheduler_svc.frontend.__main__",
-    "scheduler_svc.frontend.server",
-    "scheduler_svc.recording.replay",
-    "tests.rigs.checking_worker",
-)
+_SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_worker"
+# Each kind of process that forks: its programs, and what they import, at once and later.
+_KINDS = {
+    "without torch": (
+        (_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
+        (
+            "scheduler_svc.__main__",
+            "scheduler_svc.frontend.__main__",
+            "scheduler_svc.frontend.server",
+            "scheduler_svc.recording.replay",
+            "tests.rigs.checking_worker",
+        ),
+    ),
+    "with torch": (
+        (_WORKER,),
+        (
+            "gpu_worker.__main__",
+            "tests.rigs.preloaded_torch",
+            "gpu_worker.startup",
+            "gpu_worker.link.link",
+            "gpu_worker.native.library",
+        ),
+    ),
+}
+# Workers with them import the compiler.
+_WITH_COMPILER = ("--ranks", "--fused-layers")
 # Of this process after all tests were collected, before the first runs.
 environment: dict[str, str] = {}
 # A variable of each test; and what the programs read when they run.
@@ -117,17 +133,24 @@ def _receive(connection: socket.socket) -> tuple[_Order, list[int]] | None:
     return (_Order(**json.loads(packet)), descriptors) if packet else None
 
 
+def kind_of(arguments: Sequence[str]) -> str | None:
+    """Which kind of process forks a program of these arguments; None if it is to be started."""
+    if any(argument.startswith(_WITH_COMPILER) for argument in arguments):
+        return None
+    return next((kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs), None)
+
+
 class Server:
     """The user's end of the process that forks."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path, kind: str = "without torch") -> None:
         """Forks only for this environment, and in this folder."""
         self._environment = dict(environment)
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.rigs.preloaded", str(theirs.fileno()), _ROOM],
+                [sys.executable, "-m", "tests.rigs.preloaded", str(theirs.fileno()), kind, _ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd=folder,
@@ -174,13 +197,14 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # numpy's library of linear algebra, which the programs do not use, starts its threads at its import.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    for name in _MODULES:
+    programs, modules = _KINDS[sys.argv[2]]
+    for name in modules:
         importlib.import_module(name)
-    for name in _MODULES:
-        if name.endswith(".__main__") or name in PROGRAMS:
-            # It becomes the main module.
+    for name in list(sys.modules):
+        # It becomes the main module, or looks which program that is.
+        if name in programs or (name in modules and name.endswith(".__main__")) or name.endswith(".import_path"):
             del sys.modules[name]
-    assert "torch" not in sys.modules
+    assert ("torch" in sys.modules) == (_WORKER in programs)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()
     gc.freeze()
@@ -315,8 +339,6 @@ def _fork_spare() -> tuple[int, socket.socket]:
         os._exit(0)
     order, descriptors = received
     _take(order, descriptors)
-    # As with -P.
-    del sys.path[0]
     _run(_FRONT_END, order.command[4:])
     raise AssertionError("a program ends its process")
 

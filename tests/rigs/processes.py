@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from tests.rigs import preloaded
-from tests.rigs.preloaded import PROGRAMS, Popen, Server
+from tests.rigs.preloaded import Popen, Server, kind_of
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -41,16 +41,15 @@ def child_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 @cache
-def _server() -> Server:
+def _server(kind: str) -> Server:
     # Not with what the test that is the first to need it has changed.
-    return Server(child_environment(preloaded.environment or os.environ), REPOSITORY)
+    return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
 
 
 def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
     """What forks a program of these arguments, None if it is to be started."""
-    if sys.platform != "linux" or arguments[0] not in PROGRAMS:
-        return None
-    return server if (server := _server()).can_fork(environment) else None
+    kind = kind_of(arguments) if sys.platform == "linux" else None
+    return server if kind and (server := _server(kind)).can_fork(environment) else None
 
 
 class Child:

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.rigs.preloaded import Popen, Server
-from tests.rigs.processes import REPOSITORY, Rig, child_environment
+from tests.rigs.preloaded import Popen, Server, kind_of
+from tests.rigs.processes import REPOSITORY, Child, Rig, child_environment
 from tests.rigs.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks for Linux")
@@ -128,3 +128,15 @@ def test_a_service_and_its_front_ends_are_forks() -> None:
 def is_fork(pid: int) -> bool:
     """Whether the process has room for longer arguments than its own."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().endswith(bytes(100))
+
+
+def test_a_worker_on_a_cpu_is_a_fork_unless_it_needs_the_compiler() -> None:
+    assert kind_of(["gpu_worker", "--device", "cpu"]) == "with torch"
+    assert kind_of(["gpu_worker", "--ranks=2"]) is kind_of(["gpu_worker", "--fused-layers", "on"]) is None
+    assert kind_of(["tandem_client.gateway"]) is None
+    with Rig() as rig:
+        flags = "--device cpu --num-pages 32 --page-size 16 --max-rows 2 --max-length 64 --token-budget 66"
+        worker = Child("worker", ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), *flags.split()])
+        rig.children.append(worker)
+        worker.wait_line("waiting for a scheduler")
+        assert is_fork(worker.pid)
