@@ -295,9 +295,10 @@ mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the service;
 check: $(INSTALLED) $(STUBS) ## Check formatting, lint, types and import rules; changes nothing
 	@$(MAKE) --no-print-directory --keep-going lint types imports
 
-fix: $(INSTALLED) ## Format the code and fix the lint errors that ruff can fix
+fix: $(INSTALLED) $(STUBS) ## Format the code, fix the lint errors that ruff can fix, and write the handbook's tables
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tests.pages.tables
 	$(BIN)/ruff check .
 
 lint: $(INSTALLED)

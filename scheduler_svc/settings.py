@@ -27,7 +27,7 @@ class SchedulerSettings(BaseModel):
         title="HOST:PORT",
         description="address of the gRPC services; other than loopback: with TLS and tokens",
     )
-    tokens: Path | None = file("TOML file of tenants, their tokens and limits; see README.md")
+    tokens: Path | None = file("TOML file of tenants, their tokens and limits; see scheduler_svc/deploy/README.md")
     tls_cert: Path | None = file("the service's certificate chain, PEM")
     tls_key: Path | None = file("the private key of --tls-cert, PEM")
     tls_client_ca: Path | None = file("mTLS: clients need a certificate of this authority, PEM")

@@ -1,6 +1,4 @@
-"""The page: Prometheus' own parser finds the metrics of the catalogue, and README.md lists them."""
-
-import re
+"""The page: Prometheus' own parser finds the metrics of the catalogue."""
 
 import numpy as np
 import pytest
@@ -12,23 +10,6 @@ from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Histogram, Kind, Metric
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.metrics.page import Page
-from tests.architecture.source import ROOT
-
-_TABLE = re.compile(r"<!-- metrics -->\n(.*)<!-- end of metrics -->", re.DOTALL)
-
-
-def readme_table() -> str:
-    """The table that README.md must have."""
-    lines = ["| metric | type | labels | |", "|---|---|---|---|"]
-    for metric in catalogue.METRICS:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
-    return "\n".join(lines) + "\n"
-
-
-def test_the_readme_has_the_table_of_the_catalogue() -> None:
-    found = _TABLE.search((ROOT / "README.md").read_text())
-    assert found is not None and found.group(1) == readme_table(), f"README.md must have this table:\n{readme_table()}"
 
 
 def full_meter() -> CoreMeter:

@@ -1,0 +1,49 @@
+"""What the pages say can be pasted: every block of commands and every program of README and handbook, as it stands."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pages.blocks import PAGES, REASONS, ROOT, Block, blocks
+from tests.pages.session import run, script, why_not
+
+_WHY_NOT = why_not()
+_MARKED = [block for page in PAGES for block in blocks(page) if block.reason]
+# The README's session runs while `make serve` does.
+_FIRST = {"README.md": ("make serve",), "scheduler_svc/deploy/README.md": ()}
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="p-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run_as_they_stand(page: str, tmp_path: Path, short: Path) -> None:
+    found = blocks(page)
+    output = run(script(found, _FIRST[page]), tmp_path, short)
+    assert re.findall(r"^== (.*)$", output, re.M) == [block.name for block in found if not block.reason]
+
+
+@pytest.mark.parametrize(
+    "block", [block for page in PAGES for block in blocks(page) if block.reason], ids=Block.name.fget
+)
+def test_a_block_that_is_not_run_says_why(block: Block) -> None:
+    assert block.reason in REASONS
+    pytest.skip(block.reason)
+
+
+def test_each_page_has_links_to_what_is_there() -> None:
+    missing = []
+    for path in (ROOT / "README.md", *ROOT.glob("[!.]*/**/*.md")):
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", path.read_text()):
+            if "://" not in target and not (path.parent / target).exists():
+                missing.append(f"{path.relative_to(ROOT)}: {target}")
+    assert missing == []
