@@ -136,7 +136,7 @@ class Waits:
             return _SUSPECT
         if (need := next(filter(self._is_awaited, request.needs), None)) is not None:
             return need.of_kind.wait
-        if queue.turns.of(request.submit.tenant).is_parked:
+        if queue.tenants[request.submit.tenant].is_parked:
             return _TENANT_SHARE
         return self._preempted if request.admitted_at is not None else self._queued
 

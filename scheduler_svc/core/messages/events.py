@@ -55,7 +55,7 @@ class Submit:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
-    """Requests of a higher priority go first (`queue/order.queue_key`)."""
+    """Requests of a higher priority go first (`queue/turns.queue_key`)."""
     max_time_seconds: float
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
     deadline_seconds: float

@@ -13,8 +13,8 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
 from scheduler_svc.core.operations.operation import Operation, why_not_watched
-from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import running_key
 from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds

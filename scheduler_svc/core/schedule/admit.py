@@ -16,8 +16,8 @@ from enum import Enum
 from itertools import takewhile
 
 from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.queue.order import WINDOW, trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import WINDOW, trial_key
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
@@ -140,10 +140,7 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
             return
         if turn.stops_at is not None and trial_key(request) > turn.stops_at:
             return
-        account = queue.account_of(request)
-        if account is not None and not account.may_take_row(
-            queue.num_running(request.submit.tenant), placement.num_rows
-        ):
+        if not queue.may_take_row(request, placement.num_rows):
             queue.park(request.submit.tenant)
             order.queue_changed()
             continue

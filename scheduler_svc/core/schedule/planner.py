@@ -193,7 +193,7 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
 def make_room(builder: PlanBuilder, turn: Turn) -> None:
     """Preempts one request if the next one has waited for a row or pages that its tenant has a better claim to."""
     queue, lane = builder.queue, builder.lane
-    if not queue.turns.is_shared or turn.is_trial is not None or not turn.admits or turn.closed is lane:
+    if len(queue.tenants) < 2 or turn.is_trial is not None or not turn.admits or turn.closed is lane:
         return
     head = queue.head()
     if head is None or head.pending_plans or not holds(lane, head):
@@ -211,10 +211,10 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
 def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tuple[list[Request], list[Request]]:
     """Divides running requests into those that go before the next waiting one and those that go behind it."""
     queue = builder.queue
-    head = None if not queue.turns.is_shared or turn.is_trial is not None else queue.head()
+    head = None if len(queue.tenants) < 2 or turn.is_trial is not None else queue.head()
     if head is None:
         return requests, []
-    at = queue.turns.of(head.submit.tenant).first_turn()
+    at = next(turn for turn, _ in queue.tenants[head.submit.tenant].turns(1))
     before = [request for request in requests if request.submit.tenant == head.submit.tenant or request.turn <= at]
     return before, [request for request in requests if request not in before]
 

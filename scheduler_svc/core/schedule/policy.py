@@ -1,6 +1,6 @@
 """Scheduling policies: which request is preempted, how large a chunk is, how many pages stay free, when to swap.
 
-The functions are pure. All orders of requests are those of `queue/order`.
+The functions are pure. All orders of requests are those of `queue/turns`.
 """
 
 import numpy as np

@@ -13,8 +13,8 @@ there, because suspects must never run on two lanes; no other member starts ther
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import trial_key
 from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
