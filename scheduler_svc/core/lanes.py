@@ -23,13 +23,13 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
-from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
-from scheduler_svc.core.state.counters import Counters, step_report
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
@@ -186,11 +186,40 @@ class Lanes(dict[str, Lane]):
         output_tokens: int = 0,
         compute_us: int = 0,
     ) -> list[fx.Effect]:
-        """Returns the report of one event of the lane, if the config asks for reports."""
+        """Returns the report of one event of the lane, if the config asks for reports.
+
+        `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
+        `cause`. A join has neither. Call it before the requests that a step ends leave their rows.
+        """
         if not self._config.report_steps:
             return []
-        waiting = self._queue.num_waiting
-        return [step_report(self.counters, waiting, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
+        counters, lanes = self.counters, self.seated
+        prefill, decode = sum(plan.prefill_tokens for plan in plans), sum(plan.decode_tokens for plan in plans)
+        report = StepReport(
+            kind=_kind(cause, plans, prefill, decode),
+            cause=cause,
+            at=now,
+            step=counters.steps,
+            lane=lane.number,
+            generation=lane.generation,
+            running=lane.rows.num_seated,
+            waiting=self._queue.num_waiting,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            output_tokens=output_tokens,
+            pages_used=lane.pool.num_used,
+            pages_cached=lane.pool.num_evictable,
+            pages_total=lane.info.usable_pages,
+            preemptions=counters.preemptions,
+            compute_us=compute_us,
+            span_seconds=now - plans[0].sent_at if plans else 0.0,
+            workers=len(lanes),
+            all_running=sum(each.rows.num_seated for each in lanes),
+            all_pages_used=sum(each.pool.num_used for each in lanes),
+            all_pages_cached=sum(each.pool.num_evictable for each in lanes),
+            all_pages_total=sum(each.info.usable_pages for each in lanes),
+        )
+        return [report]
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -406,6 +435,16 @@ class Lanes(dict[str, Lane]):
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+
+def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, decode: int) -> StepKind:
+    if cause is not None:
+        return StepKind.RESET
+    if not plans:
+        return StepKind.JOINED
+    if prefill and decode:
+        return StepKind.MIXED
+    return StepKind.PREFILL if prefill else StepKind.DECODE
 
 
 def _told(message: str, *, is_orderly: bool) -> fx.Effect:

@@ -13,8 +13,9 @@ from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.recovery.faults import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
+from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
-from scheduler_svc.core.schedule.results import DETACHED, is_valid, read_result
+from scheduler_svc.core.schedule.results import is_valid, read_result
 from scheduler_svc.core.schedule.trials import (
     NO_STARTS,
     Turn,
@@ -78,18 +79,18 @@ class Steps(Organ):
                 yield lane
 
     def _plan(self, lane: Lane, placement: Placement, turn: Turn, now: float) -> Plan | None:
-        frontends = self._frontends
-        return plan_step(
+        builder = PlanBuilder(
             lane=lane,
             queue=self._queue,
             placement=placement,
-            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
+            frontends=self._frontends,
             counters=self._lanes.counters,
             policy=self._config.policy,
-            max_bytes=plan_bytes(self._config, lane.info),
             now=now,
+            bytes_left=plan_bytes(self._config, lane.info),
             turn=turn,
         )
+        return plan_step(builder)
 
     def _plan_trial(self, lane: Lane, placement: Placement, now: float) -> Plan | None:
         """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
@@ -158,7 +159,6 @@ class Steps(Organ):
             self._lanes.crash_loop.confirmed()
         self._lanes.suspects.confirmed(lane, record)
         self._lanes.counters.step_confirmed(now - record.sent_at, num_tokens)
-        # A report is made before the requests that end leave their rows.
         effects = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
         for ending in step_tokens.endings:
             self._core.apply(ending, now)

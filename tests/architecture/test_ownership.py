@@ -39,7 +39,7 @@ STORES = {
     "Request.pending_plans": "schedule",
     "Request.stream": "queue",
     "Request.turn": "queue",
-    "Request.worker_wait_since": "core",
+    "Request.worker_wait_until": "core",
     "Suspects.is_next": "steps",
     "Suspects.waits_until": "schedule",
 }

@@ -128,7 +128,7 @@ class _Room:
     @classmethod
     def on(cls, lane: Lane, moving: list[Request], admission: Admission) -> "_Room":
         """The room that requests which were moved before, and have no row yet, leave."""
-        unused = lane.pool.num_unused - headroom(admission, lane.rows, lane.info, lane.schedule.expected_share)
+        unused = lane.pool.num_unused - headroom(lane, admission)
         return cls(
             lane,
             rows=lane.num_free_rows - len(moving),

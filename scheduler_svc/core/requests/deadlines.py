@@ -53,28 +53,19 @@ class Deadlines(Organ):
                     message += self._core.waits.named(request, now)
                     self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
-                self._end_worker_wait(request, now)
+                self._end_worker_wait(request, at, now)
         return []
 
-    def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not.
-
-        With an unset maximum, what it has is its answer.
-        """
-        limit, since = self._config.max_worker_wait_seconds, request.worker_wait_since
-        ends_at = request.worker_wait_ends_at(now, limit)
-        if since is None or ends_at is None:
-            return
-        if now < ends_at:
-            self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
-            return
+    def _end_worker_wait(self, request: Request, at: float, now: float) -> None:
+        """Ends a request for which no worker was large enough. With an unset maximum, what it has is its answer."""
+        limit = self._config.max_worker_wait_seconds
         if request.num_outputs and request.submit.is_max_unset:
             # It has all that the workers hold.
             self._core.end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return
         takes = f" and took {named(request.needs)}" if request.needs else ""
         message = (
-            f"for {now - since:.0f} s no worker could hold its {request.size}{takes}; "
+            f"for {now - at + limit:.0f} s no worker could hold its {request.size}{takes}; "
             f"the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         message += self._core.waits.named(request, now)

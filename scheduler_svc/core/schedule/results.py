@@ -20,6 +20,7 @@ from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, S
 from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
+from scheduler_svc.core.schedule.plan_builder import DETACHED
 from scheduler_svc.core.state.lane import Lane, cache_full_pages
 from scheduler_svc.core.state.request import Request
 
@@ -86,10 +87,6 @@ def _fits(raw: RawLogprobs, count: int, top_k: int, vocab_size: int, ignored: Se
     if len(ignored):
         ids = np.delete(ids.reshape(count, top_k), ignored, axis=0)
     return raw.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
-
-
-# The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.
-DETACHED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

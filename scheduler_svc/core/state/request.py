@@ -148,9 +148,8 @@ class Request:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     worker_changes: int = 0
-    worker_wait_since: float | None = None
-    """When the wait for a worker that can hold the request began. None if a present worker can hold it."""
-    has_wait_deadline: bool = False
+    worker_wait_until: float | None = None
+    """When the wait for a worker that can hold the request is over. None if a present worker can hold it."""
 
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
@@ -193,23 +192,6 @@ class Request:
         """Counts down when the result of a pending plan contains a token for the request."""
         assert self.pending_tokens > 0, f"request {self.submit.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
-
-    def begin_worker_wait(self, now: float) -> bool:
-        """Begins the wait for a worker that can hold the request, unless it waits already.
-
-        Returns True if the caller must add a deadline for the end of the wait to the queue.
-        """
-        if self.worker_wait_since is not None:
-            return False
-        self.worker_wait_since = now
-        is_new, self.has_wait_deadline = not self.has_wait_deadline, True
-        return is_new
-
-    def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Called when the deadline of the wait is due. Returns when the wait ends, None if there is none any more. If
-        it has begun again since the deadline was added, its end is later than `now`, and the caller adds a deadline."""
-        self.has_wait_deadline = self.worker_wait_since is not None and now < self.worker_wait_since + limit_seconds
-        return None if self.worker_wait_since is None else self.worker_wait_since + limit_seconds
 
     def prompt_logprobs_sent(self, start: int, count: int) -> None:
         """Records that the logprobs of `count` prompt positions from `start` on were sent.
