@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, is_any_of, is_within
+from scheduler_svc.core.messages.arrays import Int32Array, is_any_of, is_within
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, PromptLogprobs, StepOutput, TokenLogprobs
 from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
@@ -137,20 +137,19 @@ def read_result(
     rows.drop_sampled(sampled_rows[failed])
     endings = step_tokens.endings
     endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
-    pending_sampled: list[int] = []
+    sampled = np.flatnonzero(good)
     if not all_mine:
-        pending, pending_sampled = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, frontend_idx, now)
-        step_tokens = _joined(step_tokens, pending)
-        endings += pending.endings
+        pending, ended = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, now)
+        endings += ended
+        if pending:
+            step_tokens = _joined(step_tokens, pending, frontend_idx)
+            sampled = np.concatenate([sampled, [i for _, _, _, i in pending]])
     if not_finite:
         # These requests fail even if the step's token ends them, because logprobs that they asked for are missing.
         failed = {request.handle for request in not_finite}
         endings = [ending for ending in endings if ending.request.handle not in failed]
         endings += map(Ending.not_finite, not_finite)
-    logprobs = None
-    if record.num_logprobs is not None:
-        sampled = np.concatenate([np.flatnonzero(good), np.array(pending_sampled, np.int64)])
-        logprobs = entry_logprobs(record, event.logprobs, sampled)
+    logprobs = None if record.num_logprobs is None else entry_logprobs(record, event.logprobs, sampled)
     return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
@@ -207,16 +206,14 @@ def _pending(
     tokens: Int32Array,
     outcomes: Outcomes,
     is_pending: npt.NDArray[np.bool_],
-    frontend_idx: Mapping[str, int],
     now: float,
-) -> tuple[StepTokens, list[int]]:
-    """Applies pending tokens of preempted requests; returns them and their indices among the sampled rows."""
-    indices: list[int] = []
-    streams: list[int] = []
-    offsets: list[int] = []
+) -> tuple[list[tuple[Request, int, int, int]], list[Ending]]:
+    """Applies pending tokens of preempted requests.
+
+    Returns for each its request, its offset, the token and its index among the sampled rows; and who ends with them.
+    """
+    found: list[tuple[Request, int, int, int]] = []
     endings: list[Ending] = []
-    pending_tokens: list[int] = []
-    sampled: list[int] = []
     info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
@@ -229,11 +226,7 @@ def _pending(
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
             request.first_token_at = now
-        indices.append(frontend_idx.get(request.frontend, DETACHED))
-        streams.append(request.stream)
-        offsets.append(request.num_outputs)
-        pending_tokens.append(token)
-        sampled.append(i)
+        found.append((request, request.num_outputs, token, i))
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
@@ -244,14 +237,7 @@ def _pending(
             ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
-    step_tokens = StepTokens(
-        frontend_idx=np.array(indices, np.int32),
-        streams=np.array(streams, np.uint64),
-        offsets=np.array(offsets, np.int32),
-        tokens=np.array(pending_tokens, np.int32),
-        endings=endings,
-    )
-    return step_tokens, sampled
+    return found, endings
 
 
 def _prompt_logprobs(
@@ -274,14 +260,17 @@ def _prompt_logprobs(
     return tuple(pieces), not_finite
 
 
-def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
-    """Returns the concatenation of both. Endings are left out; `read_result` adds them."""
-    return StepTokens(
-        frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
-        streams=np.concatenate([first.streams, second.streams]),
-        offsets=np.concatenate([first.offsets, second.offsets]),
-        tokens=np.concatenate([first.tokens, second.tokens]),
-        endings=[],
+def _joined(
+    first: StepTokens, pending: Sequence[tuple[Request, int, int, int]], frontend_idx: Mapping[str, int]
+) -> StepTokens:
+    requests, offsets, tokens, _ = zip(*pending, strict=True)
+    readers = [frontend_idx.get(request.frontend, DETACHED) for request in requests]
+    return replace(
+        first,
+        frontend_idx=np.concatenate([first.frontend_idx, np.array(readers, np.int32)]),
+        streams=np.concatenate([first.streams, np.array([one.stream for one in requests], np.uint64)]),
+        offsets=np.concatenate([first.offsets, np.array(offsets, np.int32)]),
+        tokens=np.concatenate([first.tokens, np.array(tokens, np.int32)]),
     )
 
 
@@ -312,9 +301,6 @@ def _table(raw: RawLogprobs) -> Logprobs:
         top_token_ids=raw.top_token_ids.reshape(shape),
         top_logprobs=raw.top_logprobs.reshape(shape),
     )
-
-
-_NO_STREAMS = np.zeros(0, np.uint64)
 
 
 class OutputCollector:
@@ -367,15 +353,7 @@ class OutputCollector:
             return []
         ends, self._ends = self._ends, {}
         return [
-            StepOutput(
-                frontend=frontend,
-                streams=_NO_STREAMS,
-                offsets=NO_IDS,
-                tokens=NO_IDS,
-                logprobs=None,
-                prompt_logprobs=(),
-                ends=tuple(of),
-            )
+            StepOutput(frontend=frontend, ends=tuple(of))
             for frontend, of in ends.items()
             if frontend in frontends or frontend in self._others
         ]
