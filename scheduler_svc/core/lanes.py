@@ -420,7 +420,7 @@ class Lanes(dict[str, Lane]):
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
         if cause in _KEEPING_CAUSES:
             self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
-            if self.suspects.has_convicted:
+            if self.suspects.convicted:
                 lane.failed_steps = 0  # a request made them fail, not the worker
         lane.failed_steps += 1
         if lane.failed_steps < _MAX_FAILED_STEPS:

@@ -58,7 +58,7 @@ class Scheduler(Core):
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
-        if self.suspects.has_convicted:
+        if self.suspects.convicted:
             effects += end_convicted(self, now)
         if self.lanes.worker_infos.revision != self._seen_revision:
             effects += self._workers_changed(now)

@@ -70,11 +70,11 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
         return lane.is_overdue(now), is_busy, not is_last, backlog(lane), lane.number
 
     best = min(fitting, key=key)
-    loss = suspects.last_loss
-    is_short = len(proven) < loss.num_lanes and now < loss.at + PATIENCE_SECONDS
+    lost_at, num_lanes = suspects.last_loss
+    is_short = len(proven) < num_lanes and now < lost_at + PATIENCE_SECONDS
     if best.rows.num_seated and is_short and suspects.is_repeated():
         # The dead worker will soon be replaced. Until then the trial spares the remaining lanes.
-        suspects.waits_until = loss.at + PATIENCE_SECONDS
+        suspects.waits_until = lost_at + PATIENCE_SECONDS
         return None
     suspects.begin_on(best)
     return best
