@@ -125,7 +125,7 @@ class Steps(Organ):
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us)
         if record.takes_over:
-            self._lanes.held_pools.answered(record.takes_over, event.pool_id)
+            self._lanes.held_pools.answered(lane, ok=event.pool_id == record.takes_over)
             lane.take_over_ended(record.takes_over, event.pool_id)
         self._lanes.held_pools.found_damaged(event.damaged_pages)
         if event.status is not ev.StepStatus.OK:

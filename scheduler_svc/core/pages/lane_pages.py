@@ -107,6 +107,8 @@ class LanePages:
         """The lane in the index."""
         self.pending: TakeOver | None = None
         """The pool that the worker has not been told to take over yet."""
+        self.num_taken_over = 0
+        """Cached pages of the pool that the worker was given last, when it was."""
         self._zero_pages: list[int] = []
         self._enter_index()
 
@@ -149,6 +151,7 @@ class LanePages:
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
         self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
+        self.num_taken_over = pool.num_cached
         self._enter_index()
 
     def told(self) -> TakeOver | None:

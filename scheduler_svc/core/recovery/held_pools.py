@@ -28,8 +28,6 @@ from tandem_contract.plural import numbered
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
 MAX_HELD = 8
-MAX_GIVEN = 1024
-"""A worker that dies before it answers leaves an entry behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +45,6 @@ class HeldPools:
 
     def __init__(self) -> None:
         self._held: dict[bytes, HeldPool] = {}
-        # The cached pages of pools that lanes have been given and whose workers have not answered.
-        self._given: dict[bytes, int] = {}
         self._num_taken_over = 0
         self._num_pages_kept = 0
         self._num_damaged = 0
@@ -66,7 +62,6 @@ class HeldPools:
         if not pool_id or not lane.pool.num_cached:
             return
         self._held.pop(pool_id, None)
-        self._given.pop(pool_id, None)
         # A lane whose worker was not told of the pool has not written to it.
         take_over = lane.pages.pending or TakeOver(pool_id=pool_id, generation=lane.generation)
         self._held[pool_id] = HeldPool(
@@ -86,18 +81,13 @@ class HeldPools:
         for pool_id, held in reversed(self._held.items()):
             if fits(held.info, lane.info):
                 del self._held[pool_id]
-                self._given[pool_id] = held.pages.num_cached
-                if len(self._given) > MAX_GIVEN:
-                    del self._given[next(iter(self._given))]
                 lane.take_over(held.pages, held.take_over)
                 return
 
-    def answered(self, wanted: bytes, used: bytes) -> None:
-        """Counts the answer of a worker that was told to take over pool `wanted`; it uses pool `used` now."""
-        pages = self._given.pop(wanted, 0)
-        if used == wanted:
-            self._num_taken_over += 1
-            self._num_pages_kept += pages
+    def answered(self, lane: Lane, *, ok: bool) -> None:
+        """Counts the answer of a worker that was told to take a pool over."""
+        self._num_taken_over += ok
+        self._num_pages_kept += lane.pages.num_taken_over if ok else 0
 
     def found_damaged(self, num_pages: int) -> None:
         """Counts pages that a worker found damaged."""
@@ -120,7 +110,6 @@ class HeldPools:
         self._held.pop(pool_id, None)
         for lane in lanes:
             if lane.pages.pending is not None and lane.pages.pending.pool_id == pool_id:
-                self._given.pop(pool_id, None)
                 lane.pages.drop_take_over()
 
     def expire(self, now: float) -> None:
