@@ -11,7 +11,7 @@ the one that ended first is dropped first.
 """
 
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,19 +30,15 @@ _NO_HASH = bytes(32)
 class KeptRequest:
     """A submitted request that lingers, with all its samples."""
 
-    request_id: str
-    tenant: str
+    submit: Submit
+    """As it came, without its prompt and what else may be large, but with its description."""
     accepted_at: float
     """When the request was accepted, perhaps by an earlier process."""
-    secret_hash: bytes
-    description: bytes
-    linger_seconds: float
-    num_samples: int
     first_handle: int
     """The handle of the first sample; sample i has `first_handle + i`. Without a reader it is also the first stream."""
     num_live: int
     """Number of samples that have not ended."""
-    reader: tuple[str, int] | None
+    reader: tuple[str, int] | None = None
     """The front end and the first sample's stream; None without a reader."""
     answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
     """The tokens and the end of each ended sample, by its index."""
@@ -52,20 +48,6 @@ class KeptRequest:
     """What the journal had of it, while its live samples are not queued because no worker has been proven."""
     num_bytes: int = 0
     """Size of the description and the answers."""
-
-    def attach(self, reader: tuple[str, int] | None) -> None:
-        """Sets the reader."""
-        self.reader = reader
-        if reader is not None and self.num_live:
-            self.expires_at = None
-
-    def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
-        """Records the end of a sample. `answer` is None if it was freed without one."""
-        if answer is not None:
-            self.answers[sample_idx] = answer
-            self.num_bytes += answer[0].nbytes
-        self.num_live -= 1
-        assert self.num_live >= 0, f"request {self.request_id}: more samples ended than it has"
 
 
 class KeptRequests:
@@ -78,6 +60,8 @@ class KeptRequests:
         self.by_id = self._by_id.get
         """Returns the entry with an id, or None."""
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
+        self.by_reader = self._by_reader.get
+        """Returns the entry whose reader has this front end and first stream, or None."""
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
         self.ended_bytes = 0
@@ -93,67 +77,58 @@ class KeptRequests:
         """All entries, in the order in which their requests arrived."""
         return list(self._by_id.values())
 
-    def by_reader(self, frontend: str, stream: int) -> KeptRequest | None:
-        """Returns the entry whose reader has this front end and first stream, or None."""
-        return self._by_reader.get((frontend, stream))
-
-    def of_frontend(self, frontend: str) -> list[KeptRequest]:
-        """Returns the entries whose readers are at this front end."""
-        return [entry for entry in self._by_id.values() if entry.reader is not None and entry.reader[0] == frontend]
-
     def authorized(self, request_id: str, secret_hash: bytes) -> KeptRequest | None:
         """Returns the entry with this id and secret, or None. The comparison takes the same time for any hash."""
         entry = self._by_id.get(request_id)
-        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.secret_hash, secret_hash)
+        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.submit.secret_hash, secret_hash)
         return entry if is_same else None
 
     def add(self, submit: Submit, first_handle: int, accepted_at: float) -> KeptRequest:
         """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
         assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
+        kept = replace(submit, prompt=NO_IDS, sampling=b"", page_hashes=b"", resources=())
         entry = KeptRequest(
-            request_id=submit.request_id,
-            tenant=submit.tenant,
+            submit=kept,
             accepted_at=accepted_at,
-            secret_hash=submit.secret_hash,
-            description=submit.description,
-            linger_seconds=submit.linger_seconds,
-            num_samples=submit.num_samples,
             first_handle=first_handle,
             num_live=submit.num_samples,
-            reader=None,
             num_bytes=ENTRY_BYTES + len(submit.description),
         )
-        self._by_id[entry.request_id] = entry
+        self._by_id[submit.request_id] = entry
         if submit.frontend:
-            self.attach(entry, submit.frontend, submit.stream)
+            self.attach(entry, submit.frontend, submit.stream, accepted_at)
         return entry
 
-    def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
-        """Makes the front end the entry's reader."""
+    def attach(self, entry: KeptRequest, frontend: str, stream: int, now: float) -> None:
+        """Makes the front end the entry's reader. The linger time of a request that has ended begins again."""
         self._drop_reader(entry)
-        entry.attach((frontend, stream))
+        entry.reader = frontend, stream
         self._by_reader[frontend, stream] = entry
+        if entry.num_live:
+            entry.expires_at = None
+        else:
+            self._expire_at(entry, now + entry.submit.linger_seconds)
 
     def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
         """Records that the entry has no reader any more. It expires after its own linger time, or after another one."""
         self._drop_reader(entry)
-        self._expire_at(entry, now + (entry.linger_seconds if linger_seconds is None else linger_seconds))
-
-    def refresh(self, entry: KeptRequest, now: float) -> None:
-        """Begins the linger time of an ended request again, because a reader came back."""
-        self._expire_at(entry, now + entry.linger_seconds)
+        self._expire_at(entry, now + (entry.submit.linger_seconds if linger_seconds is None else linger_seconds))
 
     def sample_ended(
         self, entry: KeptRequest, sample_idx: int, answer: tuple[Int32Array, End] | None, now: float
     ) -> None:
         """Keeps the answer of a sample that has ended; None if it was freed without one."""
-        entry.sample_ended(sample_idx, answer)
+        if answer is not None:
+            entry.answers[sample_idx] = answer
+            entry.num_bytes += answer[0].nbytes
+        entry.num_live -= 1
+        assert entry.num_live >= 0, f"request {entry.submit.request_id}: more samples ended than it has"
         if entry.num_live:
             return
-        self._ended[entry.request_id] = entry
+        self._ended[entry.submit.request_id] = entry
         self.ended_bytes += entry.num_bytes
         if entry.reader is not None:
-            self._expire_at(entry, now + entry.linger_seconds)
+            self._expire_at(entry, now + entry.submit.linger_seconds)
 
     def accepted(self, submit: Submit, first_handle: int, now: float) -> list[Effect]:
         """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
@@ -178,7 +153,7 @@ class KeptRequests:
         # A failed sample ends the stream, so nothing is missing without the others.
         if entry.num_live or any(end.failure for _, end in entry.answers.values()):
             return []
-        return self.forget(entry.request_id)
+        return self.forget(entry.submit.request_id)
 
     def forget(self, request_id: str) -> list[Effect]:
         """Drops the entry of a request without live samples, if there is one."""
@@ -221,4 +196,4 @@ class KeptRequests:
     def _drop_reader(self, entry: KeptRequest) -> None:
         if entry.reader is not None:
             del self._by_reader[entry.reader]
-            entry.attach(None)
+            entry.reader = None

@@ -33,7 +33,7 @@ class Requests(Organ):
     @handles(ev.Cancel)
     def _cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:
-            entry = self._core.kept.by_reader(event.frontend, event.stream)
+            entry = self._core.kept.by_reader((event.frontend, event.stream))
             return [] if entry is None else detach(self._core, entry, now)
         request = self._queue.by_stream(event.frontend, event.stream)
         if request is None:
