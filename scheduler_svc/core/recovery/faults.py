@@ -1,7 +1,7 @@
 """What follows if a worker hangs, frames are lost, or a step runs out of memory.
 
 **Hung workers.** A worker is given up if a step takes too long, or if it is silent between steps
-(`state/step_clock.py`).
+(`state/step_clock.py`). Loading and compiling happen before a worker joins, so no deadline applies to them.
 
 **Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that nobody
 is told, and then neither side knows that frames are missing. A worker's heartbeats say which plan it answered last;
@@ -52,7 +52,7 @@ class Hung(Organ):
         """Excuses all workers for a time in which the scheduler did not run."""
         for lane in self._lanes.values():
             lane.clock.paused(event.seconds, is_working=bool(lane.in_flight))
-            lane.weights.paused(event.seconds)
+            lane.weights.until += event.seconds
             lane.resources.paused(event.seconds)
         return []
 

@@ -3,7 +3,7 @@
 A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
 its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the
 same layout that begins to serve takes it over: its next plan names the pool, and the worker maps that memory in place
-of its own. If the worker answers that it could not, the lane evicts all pages and computes them again.
+of its own. If the worker answers that it could not, or finds a page damaged, the lane evicts all pages and computes them again.
 
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 
