@@ -224,11 +224,11 @@ PUT_IN = {
         "recovery/faults.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
     ),
     "of what a function passes on": (
-        "requests/refusals.py", "_queue_full", "queue.by_request_id('')[0].outputs.clear()",
+        "requests/refusals.py", "_queue_full", "core.queue.by_request_id('')[0].outputs.clear()",
         "_queue_full: Request.outputs",
     ),
     "of what is not known": (
-        "requests/refusals.py", "_queue_full", "getattr(queue, 'accounts').queues = {}", "_queue_full: ?.queues"
+        "requests/refusals.py", "_queue_full", "getattr(core.queue, 'accounts').queues = {}", "_queue_full: ?.queues"
     ),
     "by a method that stores, two calls away": (
         "state/rows.py", "Rows.page_sum", "self._has_logprobs(row)\nself.attach(row, 0, 0)", "_slow_checksum: Rows"

@@ -104,7 +104,7 @@ def _move_rows(
     # Suspects run only in trials, which are on other lanes from now on.
     for request in moved:
         _release(lane, request, queue)
-    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked)
+    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.blocked)
     rooms = [_Room.on(other, moving, admission) for other in others]
     if not rooms:
         return moved

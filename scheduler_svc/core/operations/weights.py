@@ -292,14 +292,16 @@ class Updates(Organ):
         if missing is None or now < lane.weights.retry_at:
             _empty(lane, missing is not None and lane.phases.on_probation)
             return []
-        lane.weights.due()
+        lane.weights.retry_at = 0.0
         running = self._turn(lane, lanes) or Running.FINISH
         _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         lane.phases.move(LaneMove.LOAD)
-        lane.weights.begin(missing, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
+        told = lane.weights
+        told.told, told.until = missing, now + LOAD_SECONDS
+        told.running = Running.CONTINUE if keep_rows else running
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 

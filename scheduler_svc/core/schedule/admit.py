@@ -127,9 +127,9 @@ def admit(builder: PlanBuilder, *, tenant: str | None = None) -> None:
     if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
-    if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
+    if head is None or (lane.rows.num_seated and lane.schedule.blocked == (head.handle, lane.pool.num_releases)):
         return
-    lane.schedule.unblock()
+    lane.schedule.blocked = None
     placement.begin(lane)
     order = AdmissionOrder(lane, queue, placement, cache_aware=builder.policy.cache_aware)
     while lane.num_free_rows and builder.budget > 0:
@@ -156,7 +156,7 @@ def admit(builder: PlanBuilder, *, tenant: str | None = None) -> None:
             # If a request was skipped, block with handle 0: other lanes see this lane as blocked, but its next plan
             # checks the queue again, because the skipped request may be ready then.
             handle = 0 if order.skipped else head.handle
-            lane.schedule.block(handle, lane.pool.num_releases)
+            lane.schedule.blocked = handle, lane.pool.num_releases
             return
         else:
             order.admitted(request)

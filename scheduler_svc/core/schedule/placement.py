@@ -43,7 +43,7 @@ class _Load:
     def takes(self, request: Request, *, prepared: bool) -> bool:
         """Returns whether the lane has a row for the request; if `prepared`, also what it needs."""
         lane = self.lane
-        if self.free_rows <= 0 or lane.schedule.is_blocked or not holds(lane, request):
+        if self.free_rows <= 0 or lane.schedule.blocked or not holds(lane, request):
             return False
         return not prepared or may_sample(lane, request)
 

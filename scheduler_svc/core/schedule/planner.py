@@ -172,7 +172,7 @@ def make_room(builder: PlanBuilder) -> None:
     head = queue.head()
     if head is None or head.pending_plans or not holds(lane, head):
         return
-    if lane.num_free_rows and not lane.schedule.still_blocks(head.handle, lane.pool.num_releases):
+    if lane.num_free_rows and lane.schedule.blocked != (head.handle, lane.pool.num_releases):
         return
     running = lane.rows.requests_at(lane.rows.seated())
     rows = Counter(request.submit.tenant for request in running)

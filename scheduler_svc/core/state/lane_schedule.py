@@ -30,12 +30,15 @@ class LaneSchedule:
         self.expected_share = FIRST_SHARE
         """Share of its remaining output tokens that a running request is expected to produce, at most 1."""
         self._has_preempted = False
-        self._blocked: tuple[int, int] | None = None
+        self.blocked: tuple[int, int] | None = None
+        """The request that does not fit, by handle, and the pool's counter of releases then.
+
+        With handle 0 other lanes see this lane as blocked, but it checks the head again when it next plans."""
         self._lookups: dict[tuple[int, int], int] = {}
 
     def reset(self) -> None:
         """Drops the data that depends on the lane's rows and cached pages."""
-        self._blocked = None
+        self.blocked = None
         self._lookups.clear()
 
     # The expected share --------------------------------------------------------------------------------------------
@@ -51,28 +54,6 @@ class LaneSchedule:
         else:
             self.expected_share *= SHARE_DECAY
         self._has_preempted = False
-
-    # The head of the queue -----------------------------------------------------------------------------------------
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the lane could not admit the head of the queue when it last planned."""
-        return self._blocked is not None
-
-    def block(self, handle: int, num_releases: int) -> None:
-        """Records that a request does not fit. `num_releases` is the pool's counter of releases.
-
-        With `handle` 0 other lanes see this lane as blocked, but it checks the head again when it next plans.
-        """
-        self._blocked = handle, num_releases
-
-    def unblock(self) -> None:
-        """Records that the lane checks the head of the queue again."""
-        self._blocked = None
-
-    def still_blocks(self, handle: int, num_releases: int) -> bool:
-        """Returns whether the request need not be checked, because no page was released since it did not fit."""
-        return self._blocked == (handle, num_releases)
 
     # Lookups -------------------------------------------------------------------------------------------------------
 
@@ -104,15 +85,3 @@ class LaneWeights:
     """After a refusal: when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""
-
-    def begin(self, weights: Weights, running: Running, until: float) -> None:
-        """The worker is told to load."""
-        self.told, self.running, self.until = weights, running, until
-
-    def due(self) -> None:
-        """The worker is asked again as soon as its lane is empty."""
-        self.retry_at = 0.0
-
-    def paused(self, seconds: float) -> None:
-        """The scheduler did not run, so the worker gets this time in addition."""
-        self.until += seconds

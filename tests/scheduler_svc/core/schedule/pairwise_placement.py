@@ -38,7 +38,7 @@ class PairwisePlacement(Placement):
         known = request.known
         best, chosen = (self._load(lane)[0] + known - matched.first_position, lane.number), None
         for other in self.lanes:
-            if other is lane or other is closed or other.is_overdue(self._now) or other.schedule.is_blocked:
+            if other is lane or other is closed or other.is_overdue(self._now) or other.schedule.blocked:
                 continue
             tokens, rows = self._load(other)
             if rows <= 0 or not other.info.holds(request.total_length):
