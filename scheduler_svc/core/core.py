@@ -12,8 +12,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.queue.accepted import Accepted
-from scheduler_svc.core.queue.kept_requests import KeptRequests
+from scheduler_svc.core.queue.kept_requests import Accepted, KeptRequests
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.schedule.endings import Ending, stats_of
 from scheduler_svc.core.schedule.results import OutputCollector

@@ -83,19 +83,6 @@ would be seated, and then the worker that served before.
 """
 
 
-def first_proven(lanes: Iterable[Lane]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
-
-    One that has the newest weights comes first.
-    """
-    waiting = [
-        (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
-        for lane in lanes
-        if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
-    ]
-    return min(waiting)[3] if waiting else None
-
-
 def plan_bytes(config: CoreConfig, info: WorkerInfo) -> int:
     """Returns the largest encoded size of the rows that one plan starts. Half a frame is reserved for the rest."""
     return min(config.max_plan_bytes, info.max_frame_bytes // 2)
@@ -278,12 +265,24 @@ class Lanes(dict[str, Lane]):
         self.serving = [lane for lane in self.seated if lane.phases.serves and lane.phases.stays]
         self._was_seated |= bool(self.seated)
 
+    def first_proven(self) -> Lane | None:
+        """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
+
+        One that has the newest weights comes first.
+        """
+        waiting = [
+            (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
+            for lane in self.values()
+            if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
+        ]
+        return min(waiting)[3] if waiting else None
+
     def next_seating(self) -> float | None:
         """Returns when a standby worker is seated because no other worker has come; None if none is to be.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.values())
+        first = None if self.seated else self.first_proven()
         if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
@@ -296,12 +295,10 @@ class Lanes(dict[str, Lane]):
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.values())) is not None:
-            if difference := self._model_refusal(lane.info, lane.worker):
-                effects += self.close(lane.worker, difference, now, is_death=False)
-                effects += refused_for_good(lane.worker, difference)
-                continue
-            return effects + self._seat(lane, now)
+        while (lane := self.first_proven()) is not None:
+            if not (difference := self._model_refusal(lane.info, lane.worker)):
+                return effects + self._seat(lane, now)
+            effects += self._refuse_model(lane, difference, now)
         return effects
 
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
@@ -378,10 +375,12 @@ class Lanes(dict[str, Lane]):
 
     def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
-        if not (difference := self._model_refusal(lane.info, lane.worker)):
-            return self._prove(lane, now)
-        effects = self.close(lane.worker, difference, now, is_death=False)
-        return [*effects, *refused_for_good(lane.worker, difference)]
+        difference = self._model_refusal(lane.info, lane.worker)
+        return self._refuse_model(lane, difference, now) if difference else self._prove(lane, now)
+
+    def _refuse_model(self, lane: Lane, difference: str, now: float) -> list[fx.Effect]:
+        closed = self.close(lane.worker, difference, now, is_death=False)
+        return [*closed, *refused_for_good(lane.worker, difference)]
 
     def reset(
         self,

@@ -23,8 +23,7 @@ from scheduler_svc.core.operations.drains import Drains
 from scheduler_svc.core.operations.operators import Operators
 from scheduler_svc.core.operations.weights import Updates
 from scheduler_svc.core.preparations import Preparations
-from scheduler_svc.core.recovery.faults import Hung
-from scheduler_svc.core.recovery.workers import Standby, Workers
+from scheduler_svc.core.recovery.workers import Hung, Standby, Workers
 from scheduler_svc.core.requests.acceptance import Requests, restore
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.requests.lingering import Lingering

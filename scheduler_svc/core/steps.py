@@ -11,17 +11,17 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.recovery.faults import ran_out_of_memory
+from scheduler_svc.core.recovery.workers import ran_out_of_memory
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import is_valid, read_result
 from scheduler_svc.core.schedule.trials import (
+    EVERYBODY,
     NO_STARTS,
     Turn,
     is_apart,
     move_others,
-    others_turn,
     trial_lane,
     trial_starts,
     turns,
@@ -43,7 +43,7 @@ class Steps(Organ):
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
         trial_on = trial_lane(suspects, serving, now)
-        turn = others_turn(suspects, trial_on, proven)
+        turn = Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
         in_flight = self._config.plans_in_flight
         placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
@@ -127,7 +127,7 @@ class Steps(Organ):
         if record.takes_over:
             self._lanes.held_pools.answered(lane, ok=event.pool_id == record.takes_over)
             lane.take_over_ended(record.takes_over, event.pool_id)
-        self._lanes.held_pools.found_damaged(event.damaged_pages)
+        self._lanes.held_pools.num_damaged += event.damaged_pages
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.phases.serves:
                 return ran_out_of_memory(self._core, lane, event, now)

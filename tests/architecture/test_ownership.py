@@ -27,10 +27,16 @@ STORES = {
     "Counters.memory_reductions": "recovery",
     "Counters.preemptions": "lanes schedule",
     "Counters.resets_by_cause": "lanes",
+    "HeldPools.num_damaged": "steps",
     "LabelQueue.is_on": "recovery",
     "Lane.failed_steps": "lanes",
+    "LanePages.pool_id": "state",
+    "LaneSchedule.blocked": "schedule",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
+    "LaneWeights.running": "operations",
+    "LaneWeights.told": "operations",
+    "LaneWeights.until": "operations recovery",
     "OutputWeights.keeps_pages": "operations",
     "Request.first_token_at": "schedule",
     "Request.frontend": "queue",
@@ -61,7 +67,6 @@ CALLS = {
     "LanePhases": "lanes operations",
     "LaneResources": "preparations recovery sources",
     "LaneSchedule": "schedule",
-    "LaneWeights": "operations recovery",
     "Lanes": "core operations recovery steps",
     "MemoryLimit": "recovery",
     "OutputCollector": "core steps",
@@ -221,7 +226,7 @@ PUT_IN = {
         "Preparations.tick: Request.outputs",
     ),
     "of a message's array": (
-        "recovery/faults.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
+        "recovery/workers.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
     ),
     "of what a function passes on": (
         "requests/refusals.py", "_queue_full", "core.queue.by_request_id('')[0].outputs.clear()",

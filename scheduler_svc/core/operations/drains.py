@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.core.core import Core, Organ, handles
-from scheduler_svc.core.lanes import Lanes, first_proven
+from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission
@@ -31,7 +31,7 @@ STAY_SECONDS = 2.0
 def _is_last(lane: Lane, lanes: Lanes) -> bool:
     """Returns whether no worker would serve without this one."""
     others = any(other is not lane for other in lanes.serving)
-    return lane.phases.serves and not others and _heir(lanes) is None
+    return lane.phases.serves and not others and lanes.first_proven() is None
 
 
 def _advance_rows(
@@ -42,7 +42,7 @@ def _advance_rows(
     Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
     """
     phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
+    heir = lanes.first_proven() if phases.seat is LanePhase.SERVING else None
     hands_over = heir is not None and _can_continue(heir, lane)
     if hands_over != (phases.stay is LanePhase.HANDING_OVER):
         phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
@@ -86,11 +86,6 @@ def _tokens_left(lane: Lane) -> int:
     rows = lane.rows
     seated = rows.seated()
     return int(rows.expected(seated, rows.known[seated] - 1).sum())
-
-
-def _heir(lanes: Lanes) -> Lane | None:
-    """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.values())
 
 
 def _move_rows(

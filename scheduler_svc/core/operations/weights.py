@@ -200,7 +200,9 @@ class Updates(Organ):
         """Tells workers to load, marks lanes, and reports."""
         self._looked_at = now
         lanes, version = list(self._lanes.values()), self._version
-        if self._update is None and all(_is_settled(lane, version) for lane in lanes):
+        if self._update is None and all(
+            lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN for lane in lanes
+        ):
             return []
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
@@ -322,10 +324,6 @@ class Updates(Organ):
                 lane.phases.move(LaneMove.OPEN)
             elif not is_open and before is LanePhase.OPEN:
                 lane.phases.move(LaneMove.CLOSE)
-
-
-def _is_settled(lane: Lane, version: str) -> bool:
-    return lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN
 
 
 def _empty(lane: Lane, is_due: bool) -> None:

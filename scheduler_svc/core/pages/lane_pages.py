@@ -140,10 +140,6 @@ class LanePages:
         self.pool.evict_all()
         self.host.evict_all()
 
-    def plans_voided(self) -> None:
-        """Forgets what a plan had to zero: no plan of the old generation follows."""
-        self._zero_pages = []
-
     # The pool of a lost worker -------------------------------------------------------------------------------------
 
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
@@ -158,10 +154,6 @@ class LanePages:
         """Takes the pool that the plan being made tells the worker to take over, None without one."""
         take_over, self.pending = self.pending, None
         return take_over
-
-    def forget_pool(self) -> None:
-        """Records that nobody knows which pool the worker uses, so that no later worker can take it over."""
-        self.pool_id = b""
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""

@@ -3,7 +3,8 @@
 A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
 its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the
 same layout that begins to serve takes it over: its next plan names the pool, and the worker maps that memory in place
-of its own. If the worker answers that it could not, or finds a page damaged, the lane evicts all pages and computes them again.
+of its own. If the worker answers that it could not, or finds a page damaged, the lane evicts all pages and computes
+them again.
 
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 
@@ -47,7 +48,8 @@ class HeldPools:
         self._held: dict[bytes, HeldPool] = {}
         self._num_taken_over = 0
         self._num_pages_kept = 0
-        self._num_damaged = 0
+        self.num_damaged = 0
+        """Pages that workers found damaged."""
 
     @property
     def pools(self) -> tuple[HeldPool, ...]:
@@ -89,10 +91,6 @@ class HeldPools:
         self._num_taken_over += ok
         self._num_pages_kept += lane.pages.num_taken_over if ok else 0
 
-    def found_damaged(self, num_pages: int) -> None:
-        """Counts pages that a worker found damaged."""
-        self._num_damaged += num_pages
-
     def load(self, now: float) -> HeldPoolsLoad:
         """Returns what is held at `now`, and the counts since the start."""
         pools = [held for held in self._held.values() if now < held.until]
@@ -102,7 +100,7 @@ class HeldPools:
             bytes=sum(held.info.pool_bytes for held in pools),
             taken_over=self._num_taken_over,
             pages_kept=self._num_pages_kept,
-            damaged_pages=self._num_damaged,
+            damaged_pages=self.num_damaged,
         )
 
     def forget(self, pool_id: bytes, lanes: Iterable[Lane]) -> None:

@@ -9,8 +9,8 @@ e - 1 gives the logprobs of s + 1 to e, if they are in the prompt and wanted.
 
 **Size.** A started row carries all its tokens and pages (`StartedRows` in worker.proto), so a plan that starts many
 long rows could exceed the largest frame that the worker accepts, which ends its connection. The results are upper
-bounds; tests compare them with encoded plans. Example: 300 requests of one 66,000-token document move to a new worker in
-5 plans of at most 16.7 MB; one plan of 83.9 MB would end the connection.
+bounds; tests compare them with encoded plans. Example: 300 requests of one 66,000-token document move to a new worker
+in 5 plans of at most 16.7 MB; one plan of 83.9 MB would end the connection.
 """
 
 from collections.abc import Mapping

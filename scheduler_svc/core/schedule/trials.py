@@ -80,11 +80,6 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     return best
 
 
-def others_turn(suspects: Suspects, trial_on: Lane | None, proven: Sequence[Lane]) -> Turn:
-    """Returns the turn of every lane but the trial's."""
-    return Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
-
-
 def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:
     """Returns whether the trial has its lane to itself."""
     return len(proven) > 1 and suspects.is_repeated()

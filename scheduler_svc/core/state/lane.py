@@ -79,7 +79,7 @@ class Lane:
         self.generation = generation
         self.step = 0
         """Number of the last plan in this generation."""
-        self.pages.plans_voided()
+        self.pages.take_zero_pages()  # no plan of the old generation follows
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size, self.info.longest_sequence)
         self.in_flight: deque[SentPlan] = deque()
@@ -229,7 +229,7 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                self.pages.forget_pool()
+                self.pages.pool_id = b""  # nobody knows which pool the worker uses
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
