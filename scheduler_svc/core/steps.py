@@ -44,8 +44,7 @@ class Steps(Organ):
         proven = [lane for lane in serving if lane.phases.may_start]
         trial_on = trial_lane(suspects, serving, now)
         turn = Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
-        in_flight = self._config.plans_in_flight
-        placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
+        placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
         while num_idle <= len(proven):

@@ -38,22 +38,19 @@ class Deadlines(Organ):
                 effects = self._core.waits.last_word(request, now)
                 self._core.end(request, now, reason=fx.EndReason.TIME_LIMIT)
                 return effects
-            case DeadlineKind.DEADLINE:
-                message = (
-                    f"request {request.submit.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
-                )
-                message += self._core.waits.named(request, now)
-                self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
-            case DeadlineKind.QUEUE_TIME:
-                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
-                if request.admitted_at is None:
-                    waited = now - request.arrived_at
-                    limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
-                    message = f"request {request.submit.request_id}: it waited {waited:.3f} s in the queue; {limit}"
-                    message += self._core.waits.named(request, now)
-                    self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, at, now)
+                return []
+            case DeadlineKind.DEADLINE:
+                what = f"its deadline passed after {now - request.arrived_at:.3f} s"
+            case DeadlineKind.QUEUE_TIME:
+                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
+                if request.admitted_at is not None:
+                    return []
+                limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
+                what = f"it waited {now - request.arrived_at:.3f} s in the queue; {limit}"
+        message = f"request {request.submit.request_id}: {what}{self._core.waits.named(request, now)}"
+        self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
         return []
 
     def _end_worker_wait(self, request: Request, at: float, now: float) -> None:

@@ -63,13 +63,10 @@ class Placement:
     Call `begin` before a lane looks at the queue and `end` after its plan was made.
     """
 
-    def __init__(
-        self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0, plans_in_flight: int = 2
-    ) -> None:
-        """`page_index` has the pages of the lanes. A lane with `plans_in_flight` plans plans no more in this tick."""
+    def __init__(self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0) -> None:
+        """`page_index` has the pages of the lanes."""
         self.lanes = lanes
         self._page_index = PageIndex() if page_index is None else page_index
-        self._plans_in_flight, self._now = plans_in_flight, now
         # Lanes of workers that take too long for a step are no alternative.
         self._rivals = {lane.number: lane for lane in lanes if not lane.is_overdue(now)} if len(lanes) > 1 else {}
         self._loads: dict[int, _Load] = {}

@@ -277,7 +277,7 @@ class PlanBuilder:
 def _start(request: Request, row: int, pages: list[int], first_position: int) -> RowStart:
     return RowStart(
         row=row,
-        tokens=request.known_tokens(),
+        tokens=request.tokens_between(0, request.known),
         pages=np.array(pages, np.int32),
         first_position=first_position,
         num_prompt_tokens=request.prompt_tokens,

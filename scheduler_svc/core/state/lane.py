@@ -69,6 +69,8 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
+        self.host = self.pages.host
+        """The pages in the worker's host memory."""
         self.schedule, self.weights, self.resources = LaneSchedule(), LaneWeights(), LaneResources()
         self.proven_at = float("inf")
         """When the worker's first step succeeded, or it joined with `prove_workers` off."""
@@ -89,11 +91,6 @@ class Lane:
     def pool(self) -> PagePool:
         """The page pool that the worker uses."""
         return self.pages.pool
-
-    @property
-    def host(self) -> HostPool:
-        """The pages in the worker's host memory."""
-        return self.pages.host
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 

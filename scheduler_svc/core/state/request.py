@@ -228,12 +228,11 @@ class Request:
         parts = "prompt, output so far and what must follow" if is_unset else "prompt and max_new_tokens"
         return f"{numbered(self.least_length(self.known), 'token')} ({parts})"
 
-    def known_tokens(self) -> Int32Array:
-        """Returns the tokens of a request without a row: int32[known]. The caller must not change them."""
-        return np.concatenate([self.submit.prompt, *self.outputs]) if self.outputs else self.submit.prompt
-
     def tokens_between(self, start: int, end: int) -> Int32Array:
-        """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
+        """Returns the tokens from `start` to `end - 1`, int32[end - start], which the caller must not change.
+
+        `end` is at most `known`.
+        """
         prompt = len(self.submit.prompt)
         if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
             return self.outputs[-1][start - end :]  # the common case: a page that became full just now
