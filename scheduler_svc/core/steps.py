@@ -17,7 +17,6 @@ from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import is_valid, read_result
 from scheduler_svc.core.schedule.trials import (
-    EVERYBODY,
     NO_STARTS,
     Turn,
     is_apart,
@@ -43,7 +42,7 @@ class Steps(Organ):
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
         trial_on = trial_lane(suspects, serving, now)
-        turn = Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
+        turn = Turn(closed=trial_on if is_apart(suspects, proven) else None)
         placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
@@ -59,8 +58,7 @@ class Steps(Organ):
                 else:
                     plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
                 placement.end(lane)
-                if lane.resources.wanted:
-                    effects += self._core.sources.orders(lane, now)
+                effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))

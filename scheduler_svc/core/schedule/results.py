@@ -141,15 +141,13 @@ def read_result(
     if not all_mine:
         pending, ended = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, now)
         endings += ended
-        if pending:
-            step_tokens = _joined(step_tokens, pending, frontend_idx)
-            sampled = np.concatenate([sampled, [i for _, _, _, i in pending]])
+        step_tokens, sampled = _joined(step_tokens, sampled, pending, frontend_idx)
     if not_finite:
         # These requests fail even if the step's token ends them, because logprobs that they asked for are missing.
         failed = {request.handle for request in not_finite}
         endings = [ending for ending in endings if ending.request.handle not in failed]
         endings += map(Ending.not_finite, not_finite)
-    logprobs = None if record.num_logprobs is None else entry_logprobs(record, event.logprobs, sampled)
+    logprobs = entry_logprobs(record, event.logprobs, sampled)
     return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
@@ -261,17 +259,24 @@ def _prompt_logprobs(
 
 
 def _joined(
-    first: StepTokens, pending: Sequence[tuple[Request, int, int, int]], frontend_idx: Mapping[str, int]
-) -> StepTokens:
-    requests, offsets, tokens, _ = zip(*pending, strict=True)
+    first: StepTokens,
+    sampled: npt.NDArray[np.int64],
+    pending: Sequence[tuple[Request, int, int, int]],
+    frontend_idx: Mapping[str, int],
+) -> tuple[StepTokens, npt.NDArray[np.int64]]:
+    """Returns the tokens with the pending ones behind them, and their indices among the sampled rows."""
+    if not pending:
+        return first, sampled
+    requests, offsets, tokens, indices = zip(*pending, strict=True)
     readers = [frontend_idx.get(request.frontend, DETACHED) for request in requests]
-    return replace(
+    joined = replace(
         first,
         frontend_idx=np.concatenate([first.frontend_idx, np.array(readers, np.int32)]),
         streams=np.concatenate([first.streams, np.array([one.stream for one in requests], np.uint64)]),
         offsets=np.concatenate([first.offsets, np.array(offsets, np.int32)]),
         tokens=np.concatenate([first.tokens, np.array(tokens, np.int32)]),
     )
+    return joined, np.concatenate([sampled, np.array(indices, np.int64)])
 
 
 def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
@@ -279,7 +284,8 @@ def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.i
 
     `sampled` int64[entries] has the index of each entry among the plan's sampled rows.
     """
-    assert record.num_logprobs is not None
+    if record.num_logprobs is None:
+        return None
     is_wanted = record.num_logprobs > 0
     entries = np.flatnonzero(is_wanted[sampled])
     if not len(entries):
