@@ -204,7 +204,7 @@ def _judge(builder: PlanBuilder, request: Request) -> _Start | _Refusal:
 
 
 def _match(builder: PlanBuilder, request: Request) -> PrefixMatch | None:
-    """Returns what the lane has of the request; None if it waits for a sibling's prompt or starts on another lane."""
+    """Finds what the lane has of the request. Leaves it to another lane, or to a sibling's prompt, if None."""
     lane, turn = builder.lane, builder.turn
     if turn.is_trial:
         return match_prefix(lane, request) if turn.uses_cache else NO_MATCH
