@@ -8,7 +8,7 @@ assumptions about the time t(w) of a step with work w: t does not fall if w grow
 w. Each confirmed step with work v therefore bounds the time of every other step: t(w) <= t(v) * max(1, w / v).
 Confirmed steps are kept in classes of work, each twice as large as the one before, with a moving average of the time
 for each class. Steps with and without prompt chunks have separate classes, because the price of context differs between
-the two.
+the two. Example: after steps of 1 row in 5 ms, a step of 256 rows is predicted at 1.28 s.
 """
 
 import math
