@@ -208,6 +208,10 @@ class Lanes(dict[str, Lane]):
         )
         return [report]
 
+    def known(self, request: Request) -> int:
+        """Returns the number of known tokens of a live request, also while it runs."""
+        return int(self[request.worker].rows.known[request.row]) if request.row else request.known
+
     # Workers -------------------------------------------------------------------------------------------------
 
     def join(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:

@@ -124,12 +124,12 @@ def outputs_of(core: Core, request_id: str) -> tuple[Int32Array, ...]:
     for sample_idx, (tokens, _) in entry.answers.items():
         outputs[sample_idx] = tokens
     for request in core.queue.by_request_id(request_id):
+        first, known = request.prompt_tokens, core.lanes.known(request)
         if not request.row:
-            tokens = request.tokens_between(request.prompt_tokens, request.known)
+            outputs[request.sample_idx] = request.tokens_between(first, known)
         else:
             rows = core.lanes[request.worker].rows
-            tokens = rows.tokens_between(request.row, request.prompt_tokens, int(rows.known[request.row])).copy()
-        outputs[request.sample_idx] = tokens
+            outputs[request.sample_idx] = rows.tokens_between(request.row, first, known).copy()
     return tuple(outputs)
 
 

@@ -87,17 +87,14 @@ class Listing(Organ):
 
     def _live(self, request: Request, now: float) -> dict[str, Any]:
         why, version = self._core.waits.why(request, now), _version(request.weights.spans)
-        output = request.num_outputs
         if request.row:
-            lane = self._lanes[request.worker]
-            output = int(lane.rows.known[request.row]) - request.prompt_tokens
-            version = lane.info.weights_version
+            version = self._lanes[request.worker].info.weights_version
         return {
             "state": _state(request),
             "wait_reason": why and why[0],
             "wait_message": why[1] if why else "",
             "prompt_tokens": request.prompt_tokens,
-            "output_tokens": output,
+            "output_tokens": self._lanes.known(request) - request.prompt_tokens,
             "max_new_tokens": request.total_length - request.prompt_tokens,
             "priority": request.submit.priority,
             "worker": request.worker,

@@ -271,19 +271,21 @@ class Suspects:
                 self._groups.append(handles)
         return None
 
+    def _tried(self) -> list[Suspect]:
+        handles = () if self.trial is None else self.trial.handles
+        return [self._by_handle[handle] for handle in handles if handle in self._by_handle]
+
     def members(self) -> list[Request]:
         """Returns the requests of the current trial that are not cleared."""
-        if self.trial is None:
-            return []
-        return [self._by_handle[handle].request for handle in self.trial.handles if handle in self._by_handle]
+        return [suspect.request for suspect in self._tried()]
 
     def is_repeated(self) -> bool:
         """Returns whether a member of the trial has been in more than one death, so that a culprit is likely."""
-        return any(self._by_handle[request.handle].deaths > 1 for request in self.members())
+        return any(suspect.deaths > 1 for suspect in self._tried())
 
     def may_use_cache(self) -> bool:
         """Returns whether the members of the trial may start from cached pages."""
-        return all(self._by_handle[request.handle].trusts_cache for request in self.members())
+        return all(suspect.trusts_cache for suspect in self._tried())
 
     def begin_on(self, lane: Lane) -> None:
         """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
@@ -300,13 +302,13 @@ class Suspects:
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""
-        members = [self._by_handle[request.handle] for request in self.members()]
-        return len(members) == 1 and members[0].lone_deaths > 0 and members[0].control >= self.num_steps
+        tried = self._tried()
+        return len(tried) == 1 and tried[0].lone_deaths > 0 and tried[0].control >= self.num_steps
 
     def waive_control(self) -> None:
         """Records that no other request can run."""
-        for request in self.members():
-            self._by_handle[request.handle].control = -1
+        for suspect in self._tried():
+            suspect.control = -1
 
 
 def _known(lane: Lane, request: Request) -> int:
