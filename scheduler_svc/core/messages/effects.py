@@ -441,39 +441,14 @@ class News:
     message: str
 
 
-Effect = (
-    Admitted
-    | Rejected
-    | StepOutput
-    | Waits
-    | AbortReply
-    | LoadReply
-    | FlushReply
-    | QuarantineReply
-    | RequestsReply
-    | ModelServed
-    | CoreStatus
-    | WorkerAccepted
-    | WorkerProven
-    | WorkerRefused
-    | AskRejoin
-    | DismissWorker
-    | KillWorker
-    | SendPlan
-    | PrepareResource
-    | DropResource
-    | LoadWeights
-    | WeightsChanged
-    | WeightsReport
-    | UpdateRefused
-    | AnnounceDrain
-    | DrainReport
-    | DrainRefused
-    | Note
-    | News
-    | StepReport
-    | Resumed
-    | Replaced
-    | Detached
-    | Forgotten
-)
+ToCallers = Admitted | Rejected | StepOutput | Waits | Resumed | Replaced
+"""What a front end tells the caller of a request."""
+ToOperators = AbortReply | LoadReply | FlushReply | QuarantineReply | RequestsReply
+Progress = DrainReport | DrainRefused | WeightsReport | UpdateRefused
+"""Of operations, to those who watch."""
+ToFrontends = ModelServed | CoreStatus | AnnounceDrain
+ToWorkers = WorkerAccepted | WorkerRefused | AskRejoin | DismissWorker | SendPlan | LoadWeights
+ToPrepare = PrepareResource | DropResource
+ToShell = WorkerProven | KillWorker | WeightsChanged | Note | News | StepReport | Detached | Forgotten
+"""What the shell carries out, logs, or keeps in its journal."""
+Effect = ToCallers | ToOperators | Progress | ToFrontends | ToWorkers | ToPrepare | ToShell
