@@ -12,19 +12,11 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.recovery.workers import ran_out_of_memory
+from scheduler_svc.core.schedule import trials
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import is_valid, read_result
-from scheduler_svc.core.schedule.trials import (
-    NO_STARTS,
-    Turn,
-    is_apart,
-    move_others,
-    trial_lane,
-    trial_starts,
-    turns,
-)
 from scheduler_svc.core.state.lane import Lane, evict_unverified, want
 
 _CAUSES = {
@@ -41,8 +33,8 @@ class Steps(Organ):
         effects: list[fx.Effect] = []
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
-        trial_on = trial_lane(suspects, serving, now)
-        turn = Turn(closed=trial_on if is_apart(suspects, proven) else None)
+        trial_on = trials.trial_lane(suspects, serving, now)
+        turn = trials.Turn(closed=trial_on if trials.is_apart(suspects, proven) else None)
         placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
@@ -56,7 +48,7 @@ class Steps(Organ):
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, now)
                 else:
-                    plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
+                    plan = self._plan(lane, placement, turn if lane.phases.may_start else trials.NO_STARTS, now)
                 placement.end(lane)
                 effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
@@ -75,7 +67,7 @@ class Steps(Organ):
             if lane.phases.may_plan and len(lane.in_flight) < most:
                 yield lane
 
-    def _plan(self, lane: Lane, placement: Placement, turn: Turn, now: float) -> Plan | None:
+    def _plan(self, lane: Lane, placement: Placement, turn: trials.Turn, now: float) -> Plan | None:
         builder = PlanBuilder(
             lane=lane,
             queue=self._queue,
@@ -93,11 +85,11 @@ class Steps(Organ):
         """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
-        for request in trial_starts(suspects, lane):
+        for request in trials.trial_starts(suspects, lane):
             want(lane, request)
-        if is_apart(suspects, [lane, *others]):
-            move_others(lane, self._queue, others, self._lanes.counters)
-        for turn in turns(suspects, lane, others):
+        if trials.is_apart(suspects, [lane, *others]):
+            trials.move_others(lane, self._queue, others, self._lanes.counters)
+        for turn in trials.turns(suspects, lane, others):
             plan = self._plan(lane, placement, turn, now)
             if plan is not None:
                 suspects.is_next = not turn.is_trial

@@ -32,6 +32,7 @@ STORES = {
     "Lane.failed_steps": "lanes",
     "LanePages.pool_id": "state",
     "LaneSchedule.blocked": "schedule",
+    "LaneSchedule.has_preempted": "schedule",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
     "LaneWeights.running": "operations",
@@ -87,7 +88,7 @@ CALLS = {
 CACHES = frozenset(
     {
         *("AdmissionOrder._cached_pages", "AdmissionOrder._first", "AdmissionOrder._waiting"),
-        *("LaneSchedule._lookups", "Placement._num_rows", "PlanBuilder._logit_rows", "Request.page_hashes"),
+        *("LaneSchedule.lookups", "Placement._num_rows", "PlanBuilder._logit_rows", "Request.page_hashes"),
         *("StepClock._oldest", "StepClock._prediction", "StepClock._work"),
         # Tenants without a waiting request are dropped when they are met.
         *("RequestQueue._active", "RequestQueue._merged", "RequestQueue._num_merged"),

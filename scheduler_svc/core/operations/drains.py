@@ -216,7 +216,7 @@ class Drains(Organ):
             effects += drain.reports(
                 DrainReport, self._frontends, self._queue, now, lambda drain=drain: self._figures(drain)
             )
-            if drain.worker and drain.is_over:
+            if drain.worker and drain.state.is_final:
                 del self._drains[drain.worker]
         return effects
 

@@ -51,7 +51,7 @@ def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Eff
     """Applies the lane's new weights to the core's state."""
     running = lane.weights.running
     lane.take_weights(weights)
-    lane.schedule.clear_lookups()
+    lane.schedule.lookups.clear()
     if lane.pages.pending is not None:
         lane.pages.drop_take_over()
     requests = lane.rows.requests_at(lane.rows.seated())
@@ -208,7 +208,7 @@ class Updates(Organ):
         lanes = [lane for lane in lanes if lane.phases.stays]
         if (update := self._update) is not None:
             self._follow(update, lanes, now)
-            if update.is_over:
+            if update.state.is_final:
                 self._update = None
         for lane in lanes:
             effects += self._advance_lane(lane, lanes, now)
@@ -247,7 +247,7 @@ class Updates(Organ):
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
         is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
-        if update.is_over or is_loading:
+        if update.state.is_final or is_loading:
             return
         if update.is_committed and all(lane.weights.refusal for lane in behind):
             if not behind:

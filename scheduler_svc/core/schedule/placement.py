@@ -18,6 +18,7 @@ from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.lane_schedule import MAX_LOOKUPS
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -199,13 +200,14 @@ def _standing(load: _Load) -> tuple[int, int]:
 
 def _pages(lane: Lane, request: Request) -> int:
     """Returns the number of pages that a lane with a window need not compute. It keeps the answer until it plans."""
-    found = lane.schedule.lookup(request.handle, request.known)
-    if found is None:
+    lookups, key = lane.schedule.lookups, (request.handle, request.known)
+    if key not in lookups:
         there = match_prefix(lane, request)
         assert there is not None, "match_prefix returns None only if siblings are passed"
-        found = len(there.pages)
-        lane.schedule.store_lookup(request.handle, request.known, found)
-    return found
+        if len(lookups) >= MAX_LOOKUPS:
+            lookups.clear()
+        lookups[key] = len(there.pages)
+    return lookups[key]
 
 
 def backlog(lane: Lane) -> int:

@@ -227,7 +227,7 @@ class PlanBuilder:
         """Takes the row from a running request and queues the request again. Swaps out its pages if `swapping_pays`."""
         lane = self.lane
         self.counters.preemptions += 1
-        lane.schedule.preempted()
+        lane.schedule.has_preempted = True
         self.has_preempted = True
         # The worker swaps out first, so a swap-out could overwrite a host page that this plan swaps in. A plan with
         # swap-ins therefore gets no swap-outs.

@@ -155,14 +155,14 @@ class Lane:
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
         self.step = record.step
         self.in_flight.append(record)
-        self.schedule.clear_lookups()
+        self.schedule.lookups.clear()
 
     def result_confirmed(self) -> None:
         """Removes the oldest plan in flight, because its result is valid."""
         record = self.in_flight.popleft()
         self.clock.confirmed(record)
         self.memory.confirmed(record)
-        self.schedule.clear_lookups()
+        self.schedule.lookups.clear()
         self.failed_steps = 0
 
     def prove(self, now: float) -> None:

@@ -150,11 +150,11 @@ def test_the_expected_share_decays_with_each_planned_step() -> None:
 
 def test_a_preemption_raises_the_expected_share_to_at_most_one() -> None:
     schedule = LaneSchedule()
-    schedule.preempted()
+    schedule.has_preempted = True
     schedule.step_planned()
     assert schedule.expected_share == FIRST_SHARE + SHARE_RAISE
     for _ in range(math.ceil(1 / SHARE_RAISE)):
-        schedule.preempted()
+        schedule.has_preempted = True
         schedule.step_planned()
     assert schedule.expected_share == 1.0
 
