@@ -401,14 +401,12 @@ class Lanes(dict[str, Lane]):
         void = tuple(lane.in_flight)
         self._generation += 1
         self.counters.resets_by_cause[cause] += 1
-        # A preempted request no longer waits for the results of its plans in flight.
-        for handle in {handle for record in void for handle in record.handles.tolist()}:
-            request = self._queue.by_handle(handle)
-            if request is not None and not request.row:
-                request.void_pending_plans()
         requests = lane.reset(self._generation, keep_pages=keep_pages)
+        # No request waits for the results of these plans, also none that was preempted before.
+        for request in map(self._queue.by_handle, {each for record in void for each in record.handles.tolist()}):
+            if request is not None:
+                request.void_pending_plans()
         for request in requests:
-            request.void_pending_plans()
             self._queue.enqueue(request)
         effects = [
             _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)

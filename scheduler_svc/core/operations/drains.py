@@ -68,11 +68,12 @@ class _Room:
     @classmethod
     def on(cls, lane: Lane, moving: Sequence[Request], admission: Admission) -> "_Room":
         """The room that requests which were moved before, and have no row yet, leave."""
-        unused = lane.pool.num_unused - headroom(lane, admission)
+        unused, left = lane.pool.num_unused - headroom(lane, admission), lane.rows.known - lane.rows.planned
+        uncomputed = int(left[lane.rows.seated()].clip(0).sum())
         return cls(
             lane,
             rows=lane.num_free_rows - len(moving),
-            tokens=lane.info.token_budget - _uncomputed(lane) - sum(one.known for one in moving),
+            tokens=lane.info.token_budget - uncomputed - sum(one.known for one in moving),
             pages=unused - sum(lane.pages_for(one.known) + 1 for one in moving),
         )
 
@@ -86,12 +87,6 @@ class _Room:
             return False
         self.rows, self.tokens, self.pages = self.rows - 1, self.tokens - known, self.pages - needed
         return True
-
-
-def _uncomputed(lane: Lane) -> int:
-    """Returns the tokens of prompts that the lane has not planned yet."""
-    left = lane.rows.known - lane.rows.planned
-    return int(left[lane.rows.seated()].clip(0).sum())
 
 
 @dataclass(slots=True, kw_only=True)

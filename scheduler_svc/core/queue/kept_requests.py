@@ -130,13 +130,6 @@ class KeptRequests:
         if entry.reader is not None:
             self._expire_at(entry, now + entry.submit.linger_seconds)
 
-    def accepted(self, submit: Submit, first_handle: int, now: float) -> list[Effect]:
-        """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
-        effects = self.forget(submit.request_id)
-        if submit.lingers:
-            self.add(submit, first_handle, now)
-        return effects
-
     def ended(self, request: Request, end: End, num_tokens: int, now: float) -> None:
         """Keeps the answer of a sample that has ended after `num_tokens` output tokens, if it lingers."""
         entry = self.by_id(request.submit.request_id) if request.submit.lingers else None
@@ -173,16 +166,13 @@ class KeptRequests:
             entry.restored = None
         return [(entry.first_handle, entry.accepted_at, restored) for entry, restored in waiting]
 
-    def surplus(self) -> KeptRequest | None:
-        """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
+    def pop_due(self, now: float) -> KeptRequest | None:
+        """Takes an entry that must be forgotten, if there is one: its time is over, or too much is kept."""
+        if (due := self._expiries.pop(now, len(self))) is not None:
+            return due[2]
         if len(self._ended) <= self._max_ended and self.ended_bytes <= self._max_bytes:
             return None
         return next(iter(self._ended.values()))
-
-    def pop_expired(self, now: float) -> KeptRequest | None:
-        """Removes and returns an entry's expiry that has passed, or None. The caller must forget the entry."""
-        due = self._expiries.pop(now, len(self))
-        return None if due is None else due[2]
 
     def next_expiry(self) -> float | None:
         """Returns the earliest expiry, or None. It may be stale."""

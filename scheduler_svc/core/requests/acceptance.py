@@ -26,7 +26,10 @@ class Requests(Organ):
             return [refused]
         ahead = core.queue.num_waiting
         first_handle = accept(core, event, now)
-        forgotten = core.kept.accepted(event, first_handle, now)
+        # Of an ended request of the same id.
+        forgotten = core.kept.forget(event.request_id)
+        if event.lingers:
+            core.kept.add(event, first_handle, now)
         core.accepted.record(first_handle, event.request_id, now)
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 

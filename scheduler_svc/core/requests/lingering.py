@@ -31,12 +31,10 @@ class Lingering(Organ):
         effects: list[fx.Effect] = []
         if self._kept.next_expiry() is None:
             return effects  # every ended entry expires, so the bounds hold as well
-        while (expired := self._kept.pop_expired(now)) is not None:
-            for request in self._queue.by_request_id(expired.submit.request_id):
+        while (due := self._kept.pop_due(now)) is not None:
+            for request in self._queue.by_request_id(due.submit.request_id):
                 self._core.remove(request, now)
-            effects += self._kept.forget(expired.submit.request_id)
-        while (surplus := self._kept.surplus()) is not None:
-            effects += self._kept.forget(surplus.submit.request_id)
+            effects += self._kept.forget(due.submit.request_id)
         return effects
 
     def next_wake(self) -> float | None:
