@@ -33,6 +33,7 @@ STORES = {
     "LanePages.pool_id": "state",
     "LaneSchedule.blocked": "schedule",
     "LaneSchedule.has_preempted": "schedule",
+    "LaneSchedule.lookups": "operations",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
     "LaneWeights.running": "operations",
@@ -73,7 +74,6 @@ CALLS = {
     "OutputCollector": "core steps",
     "OutputWeights": "operations requests",
     "PagePool": "operations recovery schedule state",
-    "Placement": "steps",
     "Quarantine": "operations",
     "Request": "core lanes queue requests schedule",
     "RequestQueue": "core lanes operations requests schedule suspicion",
@@ -104,7 +104,6 @@ UNFOLLOWED = {
     "report",
     "self._handlers[type(event)]",
     "self._is_live",
-    "self.frontend_idx",
 }
 """Calls of what an object was given. Whether these write is not known."""
 

@@ -139,9 +139,9 @@ def read_result(
     endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
     sampled = np.flatnonzero(good)
     if not all_mine:
-        pending, ended = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, now)
+        pending, ended = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, frontend_idx, now)
         endings += ended
-        step_tokens, sampled = _joined(step_tokens, sampled, pending, frontend_idx)
+        step_tokens, sampled = _joined(step_tokens, sampled, pending)
     if not_finite:
         # These requests fail even if the step's token ends them, because logprobs that they asked for are missing.
         failed = {request.handle for request in not_finite}
@@ -204,13 +204,14 @@ def _pending(
     tokens: Int32Array,
     outcomes: Outcomes,
     is_pending: npt.NDArray[np.bool_],
+    frontend_idx: Mapping[str, int],
     now: float,
-) -> tuple[list[tuple[Request, int, int, int]], list[Ending]]:
+) -> tuple[list[tuple[int, int, int, int, int]], list[Ending]]:
     """Applies pending tokens of preempted requests.
 
-    Returns for each its request, its offset, the token and its index among the sampled rows; and who ends with them.
+    Returns for each its front end, stream, offset, token and index among the sampled rows; and who ends with them.
     """
-    found: list[tuple[Request, int, int, int]] = []
+    found: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []
     info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
@@ -224,7 +225,8 @@ def _pending(
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
             request.first_token_at = now
-        found.append((request, request.num_outputs, token, i))
+        reader = frontend_idx.get(request.frontend, DETACHED)
+        found.append((reader, request.stream, request.num_outputs, token, i))
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
@@ -259,20 +261,16 @@ def _prompt_logprobs(
 
 
 def _joined(
-    first: StepTokens,
-    sampled: npt.NDArray[np.int64],
-    pending: Sequence[tuple[Request, int, int, int]],
-    frontend_idx: Mapping[str, int],
+    first: StepTokens, sampled: npt.NDArray[np.int64], pending: Sequence[tuple[int, int, int, int, int]]
 ) -> tuple[StepTokens, npt.NDArray[np.int64]]:
     """Returns the tokens with the pending ones behind them, and their indices among the sampled rows."""
     if not pending:
         return first, sampled
-    requests, offsets, tokens, indices = zip(*pending, strict=True)
-    readers = [frontend_idx.get(request.frontend, DETACHED) for request in requests]
+    readers, streams, offsets, tokens, indices = zip(*pending, strict=True)
     joined = replace(
         first,
         frontend_idx=np.concatenate([first.frontend_idx, np.array(readers, np.int32)]),
-        streams=np.concatenate([first.streams, np.array([one.stream for one in requests], np.uint64)]),
+        streams=np.concatenate([first.streams, np.array(streams, np.uint64)]),
         offsets=np.concatenate([first.offsets, np.array(offsets, np.int32)]),
         tokens=np.concatenate([first.tokens, np.array(tokens, np.int32)]),
     )
