@@ -33,7 +33,7 @@ STORES = {
     "LanePages.pool_id": "state",
     "LaneSchedule.blocked": "schedule",
     "LaneSchedule.has_preempted": "schedule",
-    "LaneSchedule.lookups": "operations",
+    "LaneSchedule.lookups": "operations schedule",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
     "LaneWeights.running": "operations",
