@@ -104,10 +104,12 @@ class Core:
         """Starts or ends the request's wait for a worker that can hold it."""
         longest = self.lanes.worker_infos.longest_present_for(request.needs)
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
-            request.worker_wait_until = None
-        elif request.worker_wait_until is None:
-            request.worker_wait_until = until = now + self.config.max_worker_wait_seconds
-            self.queue.add_deadline(until, request, DeadlineKind.WORKER_WAIT)
+            request.worker_wait_since = None
+        elif request.worker_wait_since is None:
+            request.worker_wait_since = now
+            if not request.has_wait_deadline:
+                request.has_wait_deadline = True
+                self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
 
 Handler = Callable[[Any, Any, float], list[fx.Effect]]

@@ -130,7 +130,7 @@ class Waits:
         if (blocked := self._availability.blocked) is not None:
             return blocked.reason, blocked.message
         queue = self._queue
-        if request.worker_wait_until is not None:
+        if request.worker_wait_since is not None:
             return self._no_large_worker(request)
         if queue.is_held(request):
             return _SUSPECT

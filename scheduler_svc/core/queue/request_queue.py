@@ -92,7 +92,7 @@ class RequestQueue:
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
         self._held_waiting: dict[int, Request] = {}
-        self._deadlines = ExpiryHeap[DeadlineKind](self._is_live)
+        self._deadlines = ExpiryHeap[DeadlineKind](lambda due: due[1] in by_handle)
         self.accounts = Accounts()
         self.drain = DrainRate()
         self.num_waiting = 0
@@ -309,12 +309,6 @@ class RequestQueue:
         return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
-
-    def _is_live(self, due: tuple[float, int, DeadlineKind]) -> bool:
-        """Returns whether the request lives, and for a WORKER_WAIT, whether it is of the present wait."""
-        at, handle, kind = due
-        request = self.by_handle(handle)
-        return request is not None and (kind is not DeadlineKind.WORKER_WAIT or request.worker_wait_until == at)
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
         """Adds a time at which the request ends."""

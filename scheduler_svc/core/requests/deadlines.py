@@ -39,7 +39,7 @@ class Deadlines(Organ):
                 self._core.end(request, now, reason=fx.EndReason.TIME_LIMIT)
                 return effects
             case DeadlineKind.WORKER_WAIT:
-                self._end_worker_wait(request, at, now)
+                self._end_worker_wait(request, now)
                 return []
             case DeadlineKind.DEADLINE:
                 what = f"its deadline passed after {now - request.arrived_at:.3f} s"
@@ -53,16 +53,25 @@ class Deadlines(Organ):
         self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
         return []
 
-    def _end_worker_wait(self, request: Request, at: float, now: float) -> None:
-        """Ends a request for which no worker was large enough. With an unset maximum, what it has is its answer."""
-        limit = self._config.max_worker_wait_seconds
+    def _end_worker_wait(self, request: Request, now: float) -> None:
+        """Ends a request if no worker was large enough for `max_worker_wait_seconds`.
+
+        The deadline may be of an earlier wait. With an unset maximum, what the request has is its answer.
+        """
+        limit, since = self._config.max_worker_wait_seconds, request.worker_wait_since
+        request.has_wait_deadline = since is not None and now < since + limit
+        if since is None:
+            return
+        if request.has_wait_deadline:
+            self._queue.add_deadline(since + limit, request, DeadlineKind.WORKER_WAIT)
+            return
         if request.num_outputs and request.submit.is_max_unset:
             # It has all that the workers hold.
             self._core.end(request, now, reason=fx.EndReason.CONTEXT_FULL)
             return
         takes = f" and took {named(request.needs)}" if request.needs else ""
         message = (
-            f"for {now - at + limit:.0f} s no worker could hold its {request.size}{takes}; "
+            f"for {now - since:.0f} s no worker could hold its {request.size}{takes}; "
             f"the limit is {limit:g} s (max_worker_wait_seconds)"
         )
         message += self._core.waits.named(request, now)

@@ -148,8 +148,10 @@ class Request:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     worker_changes: int = 0
-    worker_wait_until: float | None = None
-    """When the wait for a worker that can hold the request is over. None if a present worker can hold it."""
+    worker_wait_since: float | None = None
+    """When the wait for a worker that can hold the request began. None if a present worker can hold it."""
+    has_wait_deadline: bool = False
+    """Whether the queue has a deadline of this wait, or of an earlier one."""
 
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
