@@ -12,8 +12,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.core.queue.accepted import Accepted
-from scheduler_svc.core.queue.kept_requests import KeptRequests
+from scheduler_svc.core.queue.kept_requests import Accepted, KeptRequests
 from scheduler_svc.core.queue.request_queue import DeadlineKind, RequestQueue
 from scheduler_svc.core.schedule.endings import Ending, stats_of
 from scheduler_svc.core.schedule.results import OutputCollector
@@ -106,8 +105,11 @@ class Core:
         longest = self.lanes.worker_infos.longest_present_for(request.needs)
         if request.phase is Phase.RUNNING or request.least_length(request.known) <= longest:
             request.worker_wait_since = None
-        elif request.begin_worker_wait(now):
-            self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
+        elif request.worker_wait_since is None:
+            request.worker_wait_since = now
+            if not request.has_wait_deadline:
+                request.has_wait_deadline = True
+                self.queue.add_deadline(now + self.config.max_worker_wait_seconds, request, DeadlineKind.WORKER_WAIT)
 
 
 Handler = Callable[[Any, Any, float], list[fx.Effect]]

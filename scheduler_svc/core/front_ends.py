@@ -52,7 +52,8 @@ class FrontEnds(Organ):
         if self._frontends.pop(frontend, None) is None:
             return []
         core = self._core
-        effects = [each for entry in core.kept.of_frontend(frontend) for each in detach(core, entry, now)]
+        readers = [entry for entry in core.kept.all if entry.reader is not None and entry.reader[0] == frontend]
+        effects = [each for entry in readers for each in detach(core, entry, now)]
         for request in [request for request in self._queue if request.frontend == frontend]:
             core.remove(request, now)
         return effects

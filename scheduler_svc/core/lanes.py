@@ -23,13 +23,13 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_LANES, CoreConfig
 from scheduler_svc.core.messages.plan import SentPlan
-from scheduler_svc.core.messages.reports import ResetCause
+from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.recovery.held_pools import HeldPools, accept
 from scheduler_svc.core.schedule.plan_builder import largest_plan_bytes
-from scheduler_svc.core.state.counters import Counters, step_report
+from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.lane_phase import LaneMove, LanePhase
 from scheduler_svc.core.state.request import Move, Request
@@ -81,19 +81,6 @@ PATIENCE_SECONDS = 1.0
 Workers join a restarted scheduler in any order within half a second. Without this wait a standby worker that is first
 would be seated, and then the worker that served before.
 """
-
-
-def first_proven(lanes: Iterable[Lane]) -> Lane | None:
-    """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
-
-    One that has the newest weights comes first.
-    """
-    waiting = [
-        (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
-        for lane in lanes
-        if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
-    ]
-    return min(waiting)[3] if waiting else None
 
 
 def plan_bytes(config: CoreConfig, info: WorkerInfo) -> int:
@@ -186,11 +173,44 @@ class Lanes(dict[str, Lane]):
         output_tokens: int = 0,
         compute_us: int = 0,
     ) -> list[fx.Effect]:
-        """Returns the report of one event of the lane, if the config asks for reports."""
+        """Returns the report of one event of the lane, if the config asks for reports.
+
+        `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
+        `cause`. A join has neither. Call it before the requests that a step ends leave their rows.
+        """
         if not self._config.report_steps:
             return []
-        waiting = self._queue.num_waiting
-        return [step_report(self.counters, waiting, self.seated, lane, now, plans, cause, output_tokens, compute_us)]
+        counters, lanes = self.counters, self.seated
+        prefill, decode = sum(plan.prefill_tokens for plan in plans), sum(plan.decode_tokens for plan in plans)
+        report = StepReport(
+            kind=_kind(cause, plans, prefill, decode),
+            cause=cause,
+            at=now,
+            step=counters.steps,
+            lane=lane.number,
+            generation=lane.generation,
+            running=lane.rows.num_seated,
+            waiting=self._queue.num_waiting,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            output_tokens=output_tokens,
+            pages_used=lane.pool.num_used,
+            pages_cached=lane.pool.num_evictable,
+            pages_total=lane.info.usable_pages,
+            preemptions=counters.preemptions,
+            compute_us=compute_us,
+            span_seconds=now - plans[0].sent_at if plans else 0.0,
+            workers=len(lanes),
+            all_running=sum(each.rows.num_seated for each in lanes),
+            all_pages_used=sum(each.pool.num_used for each in lanes),
+            all_pages_cached=sum(each.pool.num_evictable for each in lanes),
+            all_pages_total=sum(each.info.usable_pages for each in lanes),
+        )
+        return [report]
+
+    def known(self, request: Request) -> int:
+        """Returns the number of known tokens of a live request, also while it runs."""
+        return int(self[request.worker].rows.known[request.row]) if request.row else request.known
 
     # Workers -------------------------------------------------------------------------------------------------
 
@@ -249,12 +269,24 @@ class Lanes(dict[str, Lane]):
         self.serving = [lane for lane in self.seated if lane.phases.serves and lane.phases.stays]
         self._was_seated |= bool(self.seated)
 
+    def first_proven(self) -> Lane | None:
+        """Returns the standby lane that has been proven for the longest time and is not drained, None without one.
+
+        One that has the newest weights comes first.
+        """
+        waiting = [
+            (lane.phases.weights is not LanePhase.OPEN, lane.proven_at, lane.number, lane)
+            for lane in self.values()
+            if lane.phases.seat is LanePhase.STANDBY and lane.phases.stays
+        ]
+        return min(waiting)[3] if waiting else None
+
     def next_seating(self) -> float | None:
         """Returns when a standby worker is seated because no other worker has come; None if none is to be.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
-        first = None if self.seated else first_proven(self.values())
+        first = None if self.seated else self.first_proven()
         if first is None:
             return None
         return first.proven_at if self._was_seated else first.proven_at + PATIENCE_SECONDS
@@ -267,12 +299,10 @@ class Lanes(dict[str, Lane]):
     def seat_next(self, now: float) -> list[fx.Effect]:
         """Seats the standby worker that was proven first, if there is one whose model still matches."""
         effects: list[fx.Effect] = []
-        while (lane := first_proven(self.values())) is not None:
-            if difference := self._model_refusal(lane.info, lane.worker):
-                effects += self.close(lane.worker, difference, now, is_death=False)
-                effects += refused_for_good(lane.worker, difference)
-                continue
-            return effects + self._seat(lane, now)
+        while (lane := self.first_proven()) is not None:
+            if not (difference := self._model_refusal(lane.info, lane.worker)):
+                return effects + self._seat(lane, now)
+            effects += self._refuse_model(lane, difference, now)
         return effects
 
     def _seat(self, lane: Lane, now: float) -> list[fx.Effect]:
@@ -349,10 +379,12 @@ class Lanes(dict[str, Lane]):
 
     def end_probation(self, lane: Lane, now: float) -> list[fx.Effect]:
         """Proves the lane after its first step if its model still matches: other workers may be proven by now."""
-        if not (difference := self._model_refusal(lane.info, lane.worker)):
-            return self._prove(lane, now)
-        effects = self.close(lane.worker, difference, now, is_death=False)
-        return [*effects, *refused_for_good(lane.worker, difference)]
+        difference = self._model_refusal(lane.info, lane.worker)
+        return self._refuse_model(lane, difference, now) if difference else self._prove(lane, now)
+
+    def _refuse_model(self, lane: Lane, difference: str, now: float) -> list[fx.Effect]:
+        closed = self.close(lane.worker, difference, now, is_death=False)
+        return [*closed, *refused_for_good(lane.worker, difference)]
 
     def reset(
         self,
@@ -369,14 +401,12 @@ class Lanes(dict[str, Lane]):
         void = tuple(lane.in_flight)
         self._generation += 1
         self.counters.resets_by_cause[cause] += 1
-        # A preempted request no longer waits for the results of its plans in flight.
-        for handle in {handle for record in void for handle in record.handles.tolist()}:
-            request = self._queue.by_handle(handle)
-            if request is not None and not request.row:
-                request.void_pending_plans()
         requests = lane.reset(self._generation, keep_pages=keep_pages)
+        # No request waits for the results of these plans, also none that was preempted before.
+        for request in map(self._queue.by_handle, {each for record in void for each in record.handles.tolist()}):
+            if request is not None:
+                request.void_pending_plans()
         for request in requests:
-            request.void_pending_plans()
             self._queue.enqueue(request)
         effects = [
             _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
@@ -391,7 +421,7 @@ class Lanes(dict[str, Lane]):
         """Handles a failed step: resets the lane, or refuses the worker after too many failed steps in a row."""
         if cause in _KEEPING_CAUSES:
             self.suspects.implicate(lane, [lane.in_flight[0]], reason, is_step=True, num_lanes=0, now=now)
-            if self.suspects.has_convicted:
+            if self.suspects.convicted:
                 lane.failed_steps = 0  # a request made them fail, not the worker
         lane.failed_steps += 1
         if lane.failed_steps < _MAX_FAILED_STEPS:
@@ -406,6 +436,16 @@ class Lanes(dict[str, Lane]):
         """Closes the lane and refuses the worker, which may join again."""
         refused = fx.WorkerRefused(worker=lane.worker, reason=reason, retry=True)
         return [*self.close(lane.worker, reason, now, cause, compute_us), refused]
+
+
+def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, decode: int) -> StepKind:
+    if cause is not None:
+        return StepKind.RESET
+    if not plans:
+        return StepKind.JOINED
+    if prefill and decode:
+        return StepKind.MIXED
+    return StepKind.PREFILL if prefill else StepKind.DECODE
 
 
 def _told(message: str, *, is_orderly: bool) -> fx.Effect:

@@ -23,8 +23,7 @@ from scheduler_svc.core.operations.drains import Drains
 from scheduler_svc.core.operations.operators import Operators
 from scheduler_svc.core.operations.weights import Updates
 from scheduler_svc.core.preparations import Preparations
-from scheduler_svc.core.recovery.faults import Hung
-from scheduler_svc.core.recovery.workers import Standby, Workers
+from scheduler_svc.core.recovery.workers import Hung, Standby, Workers
 from scheduler_svc.core.requests.acceptance import Requests, restore
 from scheduler_svc.core.requests.deadlines import Deadlines
 from scheduler_svc.core.requests.lingering import Lingering
@@ -58,7 +57,7 @@ class Scheduler(Core):
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
         effects = self._handlers[type(event)](event, now)
-        if self.suspects.has_convicted:
+        if self.suspects.convicted:
             effects += end_convicted(self, now)
         if self.lanes.worker_infos.revision != self._seen_revision:
             effects += self._workers_changed(now)

@@ -11,20 +11,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
-from scheduler_svc.core.recovery.faults import ran_out_of_memory
+from scheduler_svc.core.recovery.workers import ran_out_of_memory
+from scheduler_svc.core.schedule import trials
 from scheduler_svc.core.schedule.placement import Placement, by_backlog
+from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
-from scheduler_svc.core.schedule.results import DETACHED, is_valid, read_result
-from scheduler_svc.core.schedule.trials import (
-    NO_STARTS,
-    Turn,
-    is_apart,
-    move_others,
-    others_turn,
-    trial_lane,
-    trial_starts,
-    turns,
-)
+from scheduler_svc.core.schedule.results import is_valid, read_result
 from scheduler_svc.core.state.lane import Lane, evict_unverified, want
 
 _CAUSES = {
@@ -41,10 +33,9 @@ class Steps(Organ):
         effects: list[fx.Effect] = []
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
-        trial_on = trial_lane(suspects, serving, now)
-        turn = others_turn(suspects, trial_on, proven)
-        in_flight = self._config.plans_in_flight
-        placement = Placement(proven, self._lanes.page_index, now=now, plans_in_flight=in_flight)
+        trial_on = trials.trial_lane(suspects, serving, now)
+        turn = trials.Turn(closed=trial_on if trials.is_apart(suspects, proven) else None)
+        placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
         while num_idle <= len(proven):
@@ -57,10 +48,9 @@ class Steps(Organ):
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, now)
                 else:
-                    plan = self._plan(lane, placement, turn if lane.phases.may_start else NO_STARTS, now)
+                    plan = self._plan(lane, placement, turn if lane.phases.may_start else trials.NO_STARTS, now)
                 placement.end(lane)
-                if lane.resources.wanted:
-                    effects += self._core.sources.orders(lane, now)
+                effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
@@ -77,29 +67,29 @@ class Steps(Organ):
             if lane.phases.may_plan and len(lane.in_flight) < most:
                 yield lane
 
-    def _plan(self, lane: Lane, placement: Placement, turn: Turn, now: float) -> Plan | None:
-        frontends = self._frontends
-        return plan_step(
+    def _plan(self, lane: Lane, placement: Placement, turn: trials.Turn, now: float) -> Plan | None:
+        builder = PlanBuilder(
             lane=lane,
             queue=self._queue,
             placement=placement,
-            frontend_idx=lambda frontend: frontends.get(frontend, DETACHED),
+            frontends=self._frontends,
             counters=self._lanes.counters,
             policy=self._config.policy,
-            max_bytes=plan_bytes(self._config, lane.info),
             now=now,
+            bytes_left=plan_bytes(self._config, lane.info),
             turn=turn,
         )
+        return plan_step(builder)
 
     def _plan_trial(self, lane: Lane, placement: Placement, now: float) -> Plan | None:
         """Makes the next plan of the lane of the current trial: the trial's, or one of other requests."""
         suspects = self._lanes.suspects
         others = [other for other in placement.lanes if other is not lane]
-        for request in trial_starts(suspects, lane):
+        for request in trials.trial_starts(suspects, lane):
             want(lane, request)
-        if is_apart(suspects, [lane, *others]):
-            move_others(lane, self._queue, others, self._lanes.counters)
-        for turn in turns(suspects, lane, others):
+        if trials.is_apart(suspects, [lane, *others]):
+            trials.move_others(lane, self._queue, others, self._lanes.counters)
+        for turn in trials.turns(suspects, lane, others):
             plan = self._plan(lane, placement, turn, now)
             if plan is not None:
                 suspects.is_next = not turn.is_trial
@@ -124,9 +114,9 @@ class Steps(Organ):
             cause = ResetCause.WRONG_STEP
             return self._lanes.reset_or_refuse(lane, what, now, cause, event.compute_us)
         if record.takes_over:
-            self._lanes.held_pools.answered(record.takes_over, event.pool_id)
+            self._lanes.held_pools.answered(lane, ok=event.pool_id == record.takes_over)
             lane.take_over_ended(record.takes_over, event.pool_id)
-        self._lanes.held_pools.found_damaged(event.damaged_pages)
+        self._lanes.held_pools.num_damaged += event.damaged_pages
         if event.status is not ev.StepStatus.OK:
             if event.status is ev.StepStatus.OUT_OF_MEMORY and lane.phases.serves:
                 return ran_out_of_memory(self._core, lane, event, now)
@@ -158,7 +148,6 @@ class Steps(Organ):
             self._lanes.crash_loop.confirmed()
         self._lanes.suspects.confirmed(lane, record)
         self._lanes.counters.step_confirmed(now - record.sent_at, num_tokens)
-        # A report is made before the requests that end leave their rows.
         effects = self._lanes.report(lane, now, (record,), output_tokens=num_tokens, compute_us=event.compute_us)
         for ending in step_tokens.endings:
             self._core.apply(ending, now)

@@ -108,7 +108,7 @@ class Waits:
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
-        if _tokens(request, self._lanes) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
+        if self._lanes.known(request) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
             return []
         # Its other samples end now, too, and need not tell it.
         self._known[request.submit.request_id] = self._told(entry, why, request, now)
@@ -136,7 +136,7 @@ class Waits:
             return _SUSPECT
         if (need := next(filter(self._is_awaited, request.needs), None)) is not None:
             return need.of_kind.wait
-        if queue.turns.of(request.submit.tenant).is_parked:
+        if queue.tenants[request.submit.tenant].is_parked:
             return _TENANT_SHARE
         return self._preempted if request.admitted_at is not None else self._queued
 
@@ -175,7 +175,7 @@ class Waits:
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:
-            if entry is not None and entry.told is not None and _tokens(request, self._lanes) == entry.tokens:
+            if entry is not None and entry.told is not None and self._lanes.known(request) == entry.tokens:
                 return entry, _COMPUTING
             return None, None
         if entry is None or not entry.waits:
@@ -189,8 +189,7 @@ class Waits:
         return not _is_same(entry.told, why) and not is_patient and now - entry.told_at >= LOOK_SECONDS
 
     def _told(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
-        tokens = _tokens(request, self._lanes)
-        return _Known(reader=entry.reader, waits=True, since=entry.since, told=why, told_at=now, tokens=tokens)
+        return entry._replace(waits=True, told=why, told_at=now, tokens=self._lanes.known(request))
 
 
 def _wait(why: Why, told: Sequence[tuple[int, float]]) -> Wait:
@@ -205,8 +204,3 @@ def _is_same(told: Why | None, why: Why) -> bool:
 
 def _reader(request: Request) -> tuple[str, int]:
     return request.frontend, request.stream - request.sample_idx
-
-
-def _tokens(request: Request, lanes: Lanes) -> int:
-    """Returns the number of known tokens of a live request."""
-    return int(lanes[request.worker].rows.known[request.row]) if request.row else request.known

@@ -27,13 +27,22 @@ STORES = {
     "Counters.memory_reductions": "recovery",
     "Counters.preemptions": "lanes schedule",
     "Counters.resets_by_cause": "lanes",
+    "HeldPools.num_damaged": "steps",
     "LabelQueue.is_on": "recovery",
     "Lane.failed_steps": "lanes",
+    "LanePages.pool_id": "state",
+    "LaneSchedule.blocked": "schedule",
+    "LaneSchedule.has_preempted": "schedule",
+    "LaneSchedule.lookups": "operations schedule",
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
+    "LaneWeights.running": "operations",
+    "LaneWeights.told": "operations",
+    "LaneWeights.until": "operations recovery",
     "OutputWeights.keeps_pages": "operations",
     "Request.first_token_at": "schedule",
     "Request.frontend": "queue",
+    "Request.has_wait_deadline": "core requests",
     "Request.last_token_at": "core",
     "Request.passed_over": "schedule",
     "Request.pending_plans": "schedule",
@@ -61,13 +70,11 @@ CALLS = {
     "LanePhases": "lanes operations",
     "LaneResources": "preparations recovery sources",
     "LaneSchedule": "schedule",
-    "LaneWeights": "operations recovery",
     "Lanes": "core operations recovery steps",
     "MemoryLimit": "recovery",
     "OutputCollector": "core steps",
     "OutputWeights": "operations requests",
     "PagePool": "operations recovery schedule state",
-    "Placement": "steps",
     "Quarantine": "operations",
     "Request": "core lanes queue requests schedule",
     "RequestQueue": "core lanes operations requests schedule suspicion",
@@ -82,11 +89,10 @@ CALLS = {
 CACHES = frozenset(
     {
         *("AdmissionOrder._cached_pages", "AdmissionOrder._first", "AdmissionOrder._waiting"),
-        *("LaneSchedule._lookups", "Placement._num_rows", "PlanBuilder._logit_rows", "Request.page_hashes"),
+        *("LaneSchedule.lookups", "Placement._num_rows", "PlanBuilder._logit_rows", "Request.page_hashes"),
         *("StepClock._oldest", "StepClock._prediction", "StepClock._work"),
-        # Entries of requests that wait no more, and queues without a request, are dropped when they are met.
-        *("Turns._active", "Turns._merged", "Turns._num_merged"),
-        *("WaitingList._front", "WaitingList._has_left", "WaitingList._rest"),
+        # Tenants without a waiting request are dropped when they are met.
+        *("RequestQueue._active", "RequestQueue._merged", "RequestQueue._num_merged"),
     }
 )
 """What only keeps what could be computed again. Who asks for it may store it, and writes nothing."""
@@ -99,7 +105,6 @@ UNFOLLOWED = {
     "report",
     "self._handlers[type(event)]",
     "self._is_live",
-    "self.frontend_idx",
 }
 """Calls of what an object was given. Whether these write is not known."""
 
@@ -198,7 +203,7 @@ PUT_IN = {
         "steps.py", "Steps.read", "self._lanes[event.worker].generation += 1", "Steps.read: Lane.generation"
     ),
     "by a method": (
-        "waits.py", "Waits.tell", "self._queue.turns.park('')", "Waits.tell: Turns"
+        "waits.py", "Waits.tell", "self._queue.park('')", "Waits.tell: RequestQueue"
     ),
     "by a bound method": (
         "suspicion/convictions.py", "Convictions.tick", "forget = self._lanes.pop\nforget('w')",
@@ -211,10 +216,10 @@ PUT_IN = {
         "suspicion/suspects.py", "Suspects.confirmed", "setattr(lane, 'step', 0)", "Suspects.confirmed: Lane.*"
     ),
     "by del": (
-        "requests/listing.py", "Listing.answer", "del self._queue.turns.queues['']", "Listing.answer: Turns.queues"
+        "requests/listing.py", "Listing.answer", "del self._queue.tenants['']", "Listing.answer: RequestQueue.tenants"
     ),
     "by a function that changes its argument": (
-        "schedule/admit.py", "admit", "heapq.heappush(queue.turns.of('')._free_turns, 1)",
+        "schedule/admit.py", "admit", "heapq.heappush(queue.tenants['']._free_turns, 1)",
         "admit: TenantQueue._free_turns",
     ),
     "in a comprehension": (
@@ -222,13 +227,14 @@ PUT_IN = {
         "Preparations.tick: Request.outputs",
     ),
     "of a message's array": (
-        "recovery/faults.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
+        "recovery/workers.py", "ran_out_of_memory", "event.tokens[0] = 1", "ran_out_of_memory: StepDone.tokens"
     ),
     "of what a function passes on": (
-        "requests/refusals.py", "_queue_full", "queue.first().clear()", "_queue_full: WaitingList._front"
+        "requests/refusals.py", "_queue_full", "core.queue.by_request_id('')[0].outputs.clear()",
+        "_queue_full: Request.outputs",
     ),
     "of what is not known": (
-        "requests/refusals.py", "_queue_full", "getattr(queue, 'turns').queues = {}", "_queue_full: ?.queues"
+        "requests/refusals.py", "_queue_full", "getattr(core.queue, 'accounts').queues = {}", "_queue_full: ?.queues"
     ),
     "by a method that stores, two calls away": (
         "state/rows.py", "Rows.page_sum", "self._has_logprobs(row)\nself.attach(row, 0, 0)", "_slow_checksum: Rows"

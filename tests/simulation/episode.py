@@ -244,7 +244,7 @@ class Episode:
         self._check_seats(bool(lanes))
         self.seen["several lanes at work"] += sum(bool(lane.in_flight) for lane in lanes) > 1
         if lanes and not any(lane.in_flight for lane in lanes):
-            turns = self.core.queue.turns
+            tenants = self.core.queue.tenants
             may_start = [lane for lane in lanes if lane.phases.may_start]
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits a resource"] += sum(lane.rows.num_awaiting for lane in may_start)
@@ -252,9 +252,7 @@ class Episode:
             # A tenant may have all its rows on a worker that was told to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
             stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
-            waiting = [
-                one for one in self.core.queue.waiting() if not (stops and turns.of(one.submit.tenant).is_parked)
-            ]
+            waiting = [one for one in self.core.queue.waiting() if not (stops and tenants[one.submit.tenant].is_parked)]
             if any(one.needs for one in self.core.suspects.members()):
                 # A trial may wait for what it needs, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]

@@ -49,7 +49,7 @@ class CoreConfig:
     step_timeout_seconds: float = 120.0
     """A worker is treated as lost if its current step takes longer than this."""
     predict_steps: bool = False
-    """Whether a worker is also treated as lost if its current step takes much longer than predicted (`faults`)."""
+    """Whether a worker is also treated as lost if its current step takes longer than `state/step_clock.py` predicts."""
     silence_timeout_seconds: float = 3.0
     """A worker is treated as lost if it has no plan in flight and sends no message for this long."""
     max_worker_wait_seconds: float = 600.0

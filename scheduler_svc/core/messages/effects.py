@@ -4,14 +4,14 @@ The shell carries out each effect in order. The tokens of a step form one StepOu
 at 1,024 rows an object per row would cost more time than the step itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Float32Array, Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, NO_STREAMS, Float32Array, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply, Weights
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.reports import DrainReport, Exchange, Load, StepReport, WaitReason, WeightsReport
@@ -307,15 +307,15 @@ class StepOutput:
     """What one step produced for the streams of one front end: prompt logprobs, then n tokens, then ends."""
 
     frontend: str
-    streams: npt.NDArray[np.uint64]
+    streams: npt.NDArray[np.uint64] = field(default_factory=lambda: NO_STREAMS)
     """uint64[n]: the stream of each token."""
-    offsets: Int32Array
+    offsets: Int32Array = field(default_factory=lambda: NO_IDS)
     """int32[n]: the number of the stream's output tokens before this one."""
-    tokens: Int32Array
+    tokens: Int32Array = field(default_factory=lambda: NO_IDS)
     """int32[n]."""
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: tuple[PromptLogprobs, ...]
-    ends: tuple[End, ...]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    ends: tuple[End, ...] = ()
     weights_version: str = ""
     """Of the weights that computed the tokens; empty for those that workers are started with."""
 
@@ -441,39 +441,14 @@ class News:
     message: str
 
 
-Effect = (
-    Admitted
-    | Rejected
-    | StepOutput
-    | Waits
-    | AbortReply
-    | LoadReply
-    | FlushReply
-    | QuarantineReply
-    | RequestsReply
-    | ModelServed
-    | CoreStatus
-    | WorkerAccepted
-    | WorkerProven
-    | WorkerRefused
-    | AskRejoin
-    | DismissWorker
-    | KillWorker
-    | SendPlan
-    | PrepareResource
-    | DropResource
-    | LoadWeights
-    | WeightsChanged
-    | WeightsReport
-    | UpdateRefused
-    | AnnounceDrain
-    | DrainReport
-    | DrainRefused
-    | Note
-    | News
-    | StepReport
-    | Resumed
-    | Replaced
-    | Detached
-    | Forgotten
-)
+ToCallers = Admitted | Rejected | StepOutput | Waits | Resumed | Replaced
+"""What a front end tells the caller of a request."""
+ToOperators = AbortReply | LoadReply | FlushReply | QuarantineReply | RequestsReply
+Progress = DrainReport | DrainRefused | WeightsReport | UpdateRefused
+"""Of operations, to those who watch."""
+ToFrontends = ModelServed | CoreStatus | AnnounceDrain
+ToWorkers = WorkerAccepted | WorkerRefused | AskRejoin | DismissWorker | SendPlan | LoadWeights
+ToPrepare = PrepareResource | DropResource
+ToShell = WorkerProven | KillWorker | WeightsChanged | Note | News | StepReport | Detached | Forgotten
+"""What the shell carries out, logs, or keeps in its journal."""
+Effect = ToCallers | ToOperators | Progress | ToFrontends | ToWorkers | ToPrepare | ToShell

@@ -55,7 +55,7 @@ class Submit:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     priority: int
-    """Requests of a higher priority go first (`queue/order.queue_key`)."""
+    """Requests of a higher priority go first (`queue/turns.queue_key`)."""
     max_time_seconds: float
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
     deadline_seconds: float
@@ -347,34 +347,10 @@ class Paused:
     seconds: float
 
 
-Event = (
-    Submit
-    | Resume
-    | Restored
-    | Cancel
-    | Finish
-    | Abort
-    | LoadQuery
-    | FlushCache
-    | QuarantineQuery
-    | RequestsQuery
-    | ClearQuarantine
-    | QuarantineRestored
-    | FrontendJoined
-    | FrontendLost
-    | WorkerJoined
-    | WorkerLost
-    | WorkerStops
-    | WorkerAlive
-    | StepDone
-    | ResourceReady
-    | TenantsChanged
-    | Tick
-    | Paused
-    | Drain
-    | DrainStarted
-    | DrainEnded
-    | UpdateWeights
-    | WeightsLoaded
-    | WeightsRestored
-)
+FromCallers = Submit | Resume | Cancel | Finish | Abort
+FromOperators = LoadQuery | FlushCache | QuarantineQuery | ClearQuarantine | RequestsQuery | Drain | UpdateWeights
+FromWorkers = WorkerJoined | WorkerLost | WorkerStops | WorkerAlive | StepDone | ResourceReady | WeightsLoaded
+FromJournal = Restored | QuarantineRestored | WeightsRestored
+"""Of an earlier process."""
+FromShell = FrontendJoined | FrontendLost | TenantsChanged | Tick | Paused | DrainStarted | DrainEnded
+Event = FromCallers | FromOperators | FromWorkers | FromJournal | FromShell

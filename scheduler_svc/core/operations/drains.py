@@ -3,18 +3,18 @@
 `Drains` owns the drains, and remembers nothing of one after its end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_svc.core.core import Core, Organ, handles
-from scheduler_svc.core.lanes import Lanes, first_proven
+from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, ResetCause
 from scheduler_svc.core.operations.operation import Operation, why_not_watched
-from scheduler_svc.core.queue.order import running_key
-from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import running_key
 from scheduler_svc.core.recovery.held_pools import fits
 from scheduler_svc.core.schedule.policy import headroom
 from scheduler_svc.core.state.lane import Lane, holds
@@ -26,38 +26,6 @@ LEAVE_SECONDS = 5.0
 """A worker that was told to end ends within this time, or its lane is closed."""
 STAY_SECONDS = 2.0
 """How long the rows of a worker that was asked to stop go on there if no other worker takes them."""
-
-
-def _is_last(lane: Lane, lanes: Lanes) -> bool:
-    """Returns whether no worker would serve without this one."""
-    others = any(other is not lane for other in lanes.serving)
-    return lane.phases.serves and not others and _heir(lanes) is None
-
-
-def _advance_rows(
-    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission, now: float
-) -> tuple[list[fx.Effect], list[Request]]:
-    """Moves rows of the lane if others have room, and dismisses the worker when it is empty.
-
-    Returns effects and the requests that were moved; `moving` has those moved before that have no row yet.
-    """
-    phases, effects, moved = lane.phases, list[fx.Effect](), list[Request]()
-    heir = _heir(lanes) if phases.seat is LanePhase.SERVING else None
-    hands_over = heir is not None and _can_continue(heir, lane)
-    if hands_over != (phases.stay is LanePhase.HANDING_OVER):
-        phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
-    if hands_over:
-        if lane.in_flight:
-            return [], []
-    else:
-        if heir is not None:
-            phases.move(LaneMove.REPLACE)
-            effects += lanes.seat_next(now)
-        moved = _move_rows(lane, lanes, queue, moving, admission)
-        if lane.rows.num_seated or (lane.in_flight and phases.serves):
-            return effects, moved
-    phases.move(LaneMove.DISMISS)
-    return [*effects, fx.DismissWorker(worker=lane.worker)], moved
 
 
 def _can_continue(heir: Lane, lane: Lane) -> bool:
@@ -88,34 +56,6 @@ def _tokens_left(lane: Lane) -> int:
     return int(rows.expected(seated, rows.known[seated] - 1).sum())
 
 
-def _heir(lanes: Lanes) -> Lane | None:
-    """Returns the standby worker that would be seated next."""
-    return first_proven(lanes.values())
-
-
-def _move_rows(
-    lane: Lane, lanes: Lanes, queue: RequestQueue, moving: list[Request], admission: Admission
-) -> list[Request]:
-    """Sends rows back to the queue that another lane has room for, those first that come first in the queue.
-
-    Each lane gets about one step of tokens at a time, so that the rows wait here no longer than they must.
-    """
-    moved = [request for request in lane.rows.requests_at(lane.rows.seated()) if queue.is_held(request)]
-    # Suspects run only in trials, which are on other lanes from now on.
-    for request in moved:
-        _release(lane, request, queue)
-    others = (other for other in lanes.serving if other.num_free_rows and not other.schedule.is_blocked)
-    rooms = [_Room.on(other, moving, admission) for other in others]
-    if not rooms:
-        return moved
-    for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key):
-        known = int(lane.rows.known[request.row])
-        if any(room.takes(request, known) for room in rooms):
-            _release(lane, request, queue)
-            moved.append(request)
-    return moved
-
-
 @dataclass(slots=True)
 class _Room:
     """What a lane can take from a drained one in this tick: rows, tokens of about one step, and pages."""
@@ -126,13 +66,14 @@ class _Room:
     pages: int
 
     @classmethod
-    def on(cls, lane: Lane, moving: list[Request], admission: Admission) -> "_Room":
+    def on(cls, lane: Lane, moving: Sequence[Request], admission: Admission) -> "_Room":
         """The room that requests which were moved before, and have no row yet, leave."""
-        unused = lane.pool.num_unused - headroom(admission, lane.rows, lane.info, lane.schedule.expected_share)
+        unused, left = lane.pool.num_unused - headroom(lane, admission), lane.rows.known - lane.rows.planned
+        uncomputed = int(left[lane.rows.seated()].clip(0).sum())
         return cls(
             lane,
             rows=lane.num_free_rows - len(moving),
-            tokens=lane.info.token_budget - _uncomputed(lane) - sum(one.known for one in moving),
+            tokens=lane.info.token_budget - uncomputed - sum(one.known for one in moving),
             pages=unused - sum(lane.pages_for(one.known) + 1 for one in moving),
         )
 
@@ -146,17 +87,6 @@ class _Room:
             return False
         self.rows, self.tokens, self.pages = self.rows - 1, self.tokens - known, self.pages - needed
         return True
-
-
-def _release(lane: Lane, request: Request, queue: RequestQueue) -> None:
-    lane.unseat(request, Move.RESET)
-    queue.enqueue(request)
-
-
-def _uncomputed(lane: Lane) -> int:
-    """Returns the tokens of prompts that the lane has not planned yet."""
-    left = lane.rows.known - lane.rows.planned
-    return int(left[lane.rows.seated()].clip(0).sum())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,7 +132,7 @@ class Drains(Organ):
             return [_refused(event, fx.RejectCode.NOT_FOUND, message)]
         drain = self._drains.get(lane.worker)
         if drain is None:
-            if not event.force and _is_last(lane, self._lanes):
+            if not event.force and self._is_last(lane):
                 message = (
                     f"worker: {lane.worker} is the only worker that serves, and none is on standby; start another one "
                     "first, set force to let its requests end there while new ones wait, or drain the service"
@@ -281,7 +211,7 @@ class Drains(Organ):
             effects += drain.reports(
                 DrainReport, self._frontends, self._queue, now, lambda drain=drain: self._figures(drain)
             )
-            if drain.worker and drain.is_over:
+            if drain.worker and drain.state.is_final:
                 del self._drains[drain.worker]
         return effects
 
@@ -321,15 +251,61 @@ class Drains(Organ):
             closed = self._close(lane, reason, now, is_orderly=drain.is_wished)
             return [fx.DismissWorker(worker=lane.worker), *closed]
         drain.moving = [request for request in drain.moving if request.phase is Phase.WAITING]
-        effects, moved = _advance_rows(lane, self._lanes, self._queue, drain.moving, self._config.policy.admission, now)
-        drain.moving += moved
-        drain.moved += len(moved)
+        effects = self._advance_rows(drain, lane, now)
         if lane.phases.stay is LanePhase.DISMISSED:
             drain.state = DrainState.LEAVING
             drain.ends_at = now + LEAVE_SECONDS
             drain.moved += lane.rows.num_seated
         drain.detail = _detail_of(lane, self._lanes)
         return effects
+
+    def _is_last(self, lane: Lane) -> bool:
+        """Returns whether no worker would serve without this one."""
+        others = any(other is not lane for other in self._lanes.serving)
+        return lane.phases.serves and not others and self._lanes.first_proven() is None
+
+    def _advance_rows(self, drain: _Drain, lane: Lane, now: float) -> list[fx.Effect]:
+        """Moves rows of the lane if others have room, and dismisses the worker when it is empty."""
+        phases, effects = lane.phases, list[fx.Effect]()
+        heir = self._lanes.first_proven() if phases.seat is LanePhase.SERVING else None
+        hands_over = heir is not None and _can_continue(heir, lane)
+        if hands_over != (phases.stay is LanePhase.HANDING_OVER):
+            phases.move(LaneMove.HAND_OVER if hands_over else LaneMove.DRAIN)
+        if hands_over:
+            if lane.in_flight:
+                return []
+        else:
+            if heir is not None:
+                phases.move(LaneMove.REPLACE)
+                effects += self._lanes.seat_next(now)
+            self._move_rows(drain, lane)
+            if lane.rows.num_seated or (lane.in_flight and phases.serves):
+                return effects
+        phases.move(LaneMove.DISMISS)
+        return [*effects, fx.DismissWorker(worker=lane.worker)]
+
+    def _move_rows(self, drain: _Drain, lane: Lane) -> None:
+        """Sends rows back to the queue that another lane has room for, those first that come first in the queue.
+
+        Each lane gets about one step of tokens at a time, so that the rows wait here no longer than they must.
+        """
+        before = tuple(drain.moving)
+        # Suspects run only in trials, which are on other lanes from now on.
+        for request in lane.rows.requests_at(lane.rows.seated()):
+            if self._queue.is_held(request):
+                self._release(drain, lane, request)
+        others = (other for other in self._lanes.serving if other.num_free_rows and not other.schedule.blocked)
+        rooms = [_Room.on(other, before, self._config.policy.admission) for other in others]
+        for request in sorted(lane.rows.requests_at(lane.rows.seated()), key=running_key) if rooms else ():
+            known = int(lane.rows.known[request.row])
+            if any(room.takes(request, known) for room in rooms):
+                self._release(drain, lane, request)
+
+    def _release(self, drain: _Drain, lane: Lane, request: Request) -> None:
+        lane.unseat(request, Move.RESET)
+        self._queue.enqueue(request)
+        drain.moving.append(request)
+        drain.moved += 1
 
     def _close(self, lane: Lane, reason: str, now: float, *, is_orderly: bool) -> list[fx.Effect]:
         drained = ResetCause.DRAINED

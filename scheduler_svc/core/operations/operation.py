@@ -37,11 +37,6 @@ class Operation(Generic[_State]):
     _reports_at: float = 0.0
     _reported: object = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the state is final."""
-        return self.state.is_final
-
     def is_late(self, now: float) -> bool:
         """Whether its time is over."""
         return self.ends_at is not None and now >= self.ends_at
@@ -88,7 +83,7 @@ class Operation(Generic[_State]):
             self._reports_at, self._reported = now + REPORT_SECONDS, change
         if not told:
             return []
-        if self.is_over:
+        if self.state.is_final:
             self._watchers = set()
         waiting = queue.num_waiting
         values = figures() | {"state": self.state, "detail": self.detail, "seconds": now - self.began_at}
@@ -98,7 +93,7 @@ class Operation(Generic[_State]):
     def due_times(self) -> list[float]:
         """When something is due though no event comes."""
         times = [self._reports_at] if self._watchers else []
-        return times if self.ends_at is None or self.is_over else [*times, self.ends_at]
+        return times if self.ends_at is None or self.state.is_final else [*times, self.ends_at]
 
 
 def why_not_watched(operations: Iterable[Operation[Any]], what: str) -> str:

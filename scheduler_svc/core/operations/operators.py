@@ -25,7 +25,7 @@ class Operators(Organ):
         """Evicts all cached pages, also those of lost workers."""
         count = self._core.held_pools.evict_all()
         for lane in self._lanes.values():
-            lane.schedule.clear_lookups()
+            lane.schedule.lookups.clear()
             lane.pages.labels.forget()
             count += lane.pool.evict_all() + lane.host.evict_all()
         return [fx.FlushReply(frontend=event.frontend, query=event.query, pages=count)]

@@ -51,7 +51,7 @@ def swapped(lane: Lane, core: Core, weights: Weights, now: float) -> list[fx.Eff
     """Applies the lane's new weights to the core's state."""
     running = lane.weights.running
     lane.take_weights(weights)
-    lane.schedule.clear_lookups()
+    lane.schedule.lookups.clear()
     if lane.pages.pending is not None:
         lane.pages.drop_take_over()
     requests = lane.rows.requests_at(lane.rows.seated())
@@ -200,13 +200,15 @@ class Updates(Organ):
         """Tells workers to load, marks lanes, and reports."""
         self._looked_at = now
         lanes, version = list(self._lanes.values()), self._version
-        if self._update is None and all(_is_settled(lane, version) for lane in lanes):
+        if self._update is None and all(
+            lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN for lane in lanes
+        ):
             return []
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
         if (update := self._update) is not None:
             self._follow(update, lanes, now)
-            if update.is_over:
+            if update.state.is_final:
                 self._update = None
         for lane in lanes:
             effects += self._advance_lane(lane, lanes, now)
@@ -245,7 +247,7 @@ class Updates(Organ):
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
         is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
-        if update.is_over or is_loading:
+        if update.state.is_final or is_loading:
             return
         if update.is_committed and all(lane.weights.refusal for lane in behind):
             if not behind:
@@ -292,14 +294,16 @@ class Updates(Organ):
         if missing is None or now < lane.weights.retry_at:
             _empty(lane, missing is not None and lane.phases.on_probation)
             return []
-        lane.weights.due()
+        lane.weights.retry_at = 0.0
         running = self._turn(lane, lanes) or Running.FINISH
         _empty(lane, lane.phases.on_probation or running is not Running.FINISH)
         if lane.in_flight or (running is Running.FINISH and lane.rows.num_seated):
             return []
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         lane.phases.move(LaneMove.LOAD)
-        lane.weights.begin(missing, Running.CONTINUE if keep_rows else running, now + LOAD_SECONDS)
+        told = lane.weights
+        told.told, told.until = missing, now + LOAD_SECONDS
+        told.running = Running.CONTINUE if keep_rows else running
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 
@@ -320,10 +324,6 @@ class Updates(Organ):
                 lane.phases.move(LaneMove.OPEN)
             elif not is_open and before is LanePhase.OPEN:
                 lane.phases.move(LaneMove.CLOSE)
-
-
-def _is_settled(lane: Lane, version: str) -> bool:
-    return lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN
 
 
 def _empty(lane: Lane, is_due: bool) -> None:

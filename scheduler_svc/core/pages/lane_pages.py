@@ -107,6 +107,8 @@ class LanePages:
         """The lane in the index."""
         self.pending: TakeOver | None = None
         """The pool that the worker has not been told to take over yet."""
+        self.num_taken_over = 0
+        """Cached pages of the pool that the worker was given last, when it was."""
         self._zero_pages: list[int] = []
         self._enter_index()
 
@@ -138,10 +140,6 @@ class LanePages:
         self.pool.evict_all()
         self.host.evict_all()
 
-    def plans_voided(self) -> None:
-        """Forgets what a plan had to zero: no plan of the old generation follows."""
-        self._zero_pages = []
-
     # The pool of a lost worker -------------------------------------------------------------------------------------
 
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
@@ -149,16 +147,13 @@ class LanePages:
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
         self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
+        self.num_taken_over = pool.num_cached
         self._enter_index()
 
     def told(self) -> TakeOver | None:
         """Takes the pool that the plan being made tells the worker to take over, None without one."""
         take_over, self.pending = self.pending, None
         return take_over
-
-    def forget_pool(self) -> None:
-        """Records that nobody knows which pool the worker uses, so that no later worker can take it over."""
-        self.pool_id = b""
 
     def drop_take_over(self) -> None:
         """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""

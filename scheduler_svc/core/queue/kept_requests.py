@@ -11,14 +11,14 @@ the one that ended first is dropped first.
 """
 
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.effects import Effect, End, Forgotten
 from scheduler_svc.core.messages.events import Restored, Submit
-from scheduler_svc.core.queue.request_queue import ExpiryHeap
+from scheduler_svc.core.queue.request_queue import ExpiryHeap, RequestQueue
 from scheduler_svc.core.state.request import Request
 
 # What an entry takes besides its tokens and its description, as counted in `max_bytes`.
@@ -30,19 +30,15 @@ _NO_HASH = bytes(32)
 class KeptRequest:
     """A submitted request that lingers, with all its samples."""
 
-    request_id: str
-    tenant: str
+    submit: Submit
+    """As it came, without its prompt and what else may be large, but with its description."""
     accepted_at: float
     """When the request was accepted, perhaps by an earlier process."""
-    secret_hash: bytes
-    description: bytes
-    linger_seconds: float
-    num_samples: int
     first_handle: int
     """The handle of the first sample; sample i has `first_handle + i`. Without a reader it is also the first stream."""
     num_live: int
     """Number of samples that have not ended."""
-    reader: tuple[str, int] | None
+    reader: tuple[str, int] | None = None
     """The front end and the first sample's stream; None without a reader."""
     answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
     """The tokens and the end of each ended sample, by its index."""
@@ -52,20 +48,6 @@ class KeptRequest:
     """What the journal had of it, while its live samples are not queued because no worker has been proven."""
     num_bytes: int = 0
     """Size of the description and the answers."""
-
-    def attach(self, reader: tuple[str, int] | None) -> None:
-        """Sets the reader."""
-        self.reader = reader
-        if reader is not None and self.num_live:
-            self.expires_at = None
-
-    def sample_ended(self, sample_idx: int, answer: tuple[Int32Array, End] | None) -> None:
-        """Records the end of a sample. `answer` is None if it was freed without one."""
-        if answer is not None:
-            self.answers[sample_idx] = answer
-            self.num_bytes += answer[0].nbytes
-        self.num_live -= 1
-        assert self.num_live >= 0, f"request {self.request_id}: more samples ended than it has"
 
 
 class KeptRequests:
@@ -78,6 +60,8 @@ class KeptRequests:
         self.by_id = self._by_id.get
         """Returns the entry with an id, or None."""
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
+        self.by_reader = self._by_reader.get
+        """Returns the entry whose reader has this front end and first stream, or None."""
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
         self.ended_bytes = 0
@@ -93,74 +77,58 @@ class KeptRequests:
         """All entries, in the order in which their requests arrived."""
         return list(self._by_id.values())
 
-    def by_reader(self, frontend: str, stream: int) -> KeptRequest | None:
-        """Returns the entry whose reader has this front end and first stream, or None."""
-        return self._by_reader.get((frontend, stream))
-
-    def of_frontend(self, frontend: str) -> list[KeptRequest]:
-        """Returns the entries whose readers are at this front end."""
-        return [entry for entry in self._by_id.values() if entry.reader is not None and entry.reader[0] == frontend]
-
     def authorized(self, request_id: str, secret_hash: bytes) -> KeptRequest | None:
         """Returns the entry with this id and secret, or None. The comparison takes the same time for any hash."""
         entry = self._by_id.get(request_id)
-        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.secret_hash, secret_hash)
+        is_same = hmac.compare_digest(_NO_HASH if entry is None else entry.submit.secret_hash, secret_hash)
         return entry if is_same else None
 
     def add(self, submit: Submit, first_handle: int, accepted_at: float) -> KeptRequest:
         """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
         assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
+        kept = replace(submit, prompt=NO_IDS, sampling=b"", page_hashes=b"", resources=())
         entry = KeptRequest(
-            request_id=submit.request_id,
-            tenant=submit.tenant,
+            submit=kept,
             accepted_at=accepted_at,
-            secret_hash=submit.secret_hash,
-            description=submit.description,
-            linger_seconds=submit.linger_seconds,
-            num_samples=submit.num_samples,
             first_handle=first_handle,
             num_live=submit.num_samples,
-            reader=None,
             num_bytes=ENTRY_BYTES + len(submit.description),
         )
-        self._by_id[entry.request_id] = entry
+        self._by_id[submit.request_id] = entry
         if submit.frontend:
-            self.attach(entry, submit.frontend, submit.stream)
+            self.attach(entry, submit.frontend, submit.stream, accepted_at)
         return entry
 
-    def attach(self, entry: KeptRequest, frontend: str, stream: int) -> None:
-        """Makes the front end the entry's reader."""
+    def attach(self, entry: KeptRequest, frontend: str, stream: int, now: float) -> None:
+        """Makes the front end the entry's reader. The linger time of a request that has ended begins again."""
         self._drop_reader(entry)
-        entry.attach((frontend, stream))
+        entry.reader = frontend, stream
         self._by_reader[frontend, stream] = entry
+        if entry.num_live:
+            entry.expires_at = None
+        else:
+            self._expire_at(entry, now + entry.submit.linger_seconds)
 
     def detach(self, entry: KeptRequest, now: float, linger_seconds: float | None = None) -> None:
         """Records that the entry has no reader any more. It expires after its own linger time, or after another one."""
         self._drop_reader(entry)
-        self._expire_at(entry, now + (entry.linger_seconds if linger_seconds is None else linger_seconds))
-
-    def refresh(self, entry: KeptRequest, now: float) -> None:
-        """Begins the linger time of an ended request again, because a reader came back."""
-        self._expire_at(entry, now + entry.linger_seconds)
+        self._expire_at(entry, now + (entry.submit.linger_seconds if linger_seconds is None else linger_seconds))
 
     def sample_ended(
         self, entry: KeptRequest, sample_idx: int, answer: tuple[Int32Array, End] | None, now: float
     ) -> None:
         """Keeps the answer of a sample that has ended; None if it was freed without one."""
-        entry.sample_ended(sample_idx, answer)
+        if answer is not None:
+            entry.answers[sample_idx] = answer
+            entry.num_bytes += answer[0].nbytes
+        entry.num_live -= 1
+        assert entry.num_live >= 0, f"request {entry.submit.request_id}: more samples ended than it has"
         if entry.num_live:
             return
-        self._ended[entry.request_id] = entry
+        self._ended[entry.submit.request_id] = entry
         self.ended_bytes += entry.num_bytes
         if entry.reader is not None:
-            self._expire_at(entry, now + entry.linger_seconds)
-
-    def accepted(self, submit: Submit, first_handle: int, now: float) -> list[Effect]:
-        """Begins to keep an accepted request, if it lingers. Forgets an ended request of the same id in any case."""
-        effects = self.forget(submit.request_id)
-        if submit.lingers:
-            self.add(submit, first_handle, now)
-        return effects
+            self._expire_at(entry, now + entry.submit.linger_seconds)
 
     def ended(self, request: Request, end: End, num_tokens: int, now: float) -> None:
         """Keeps the answer of a sample that has ended after `num_tokens` output tokens, if it lingers."""
@@ -178,7 +146,7 @@ class KeptRequests:
         # A failed sample ends the stream, so nothing is missing without the others.
         if entry.num_live or any(end.failure for _, end in entry.answers.values()):
             return []
-        return self.forget(entry.request_id)
+        return self.forget(entry.submit.request_id)
 
     def forget(self, request_id: str) -> list[Effect]:
         """Drops the entry of a request without live samples, if there is one."""
@@ -198,16 +166,13 @@ class KeptRequests:
             entry.restored = None
         return [(entry.first_handle, entry.accepted_at, restored) for entry, restored in waiting]
 
-    def surplus(self) -> KeptRequest | None:
-        """Returns the entry that must be forgotten because more are kept than the bounds allow, or None."""
+    def pop_due(self, now: float) -> KeptRequest | None:
+        """Takes an entry that must be forgotten, if there is one: its time is over, or too much is kept."""
+        if (due := self._expiries.pop(now, len(self))) is not None:
+            return due[2]
         if len(self._ended) <= self._max_ended and self.ended_bytes <= self._max_bytes:
             return None
         return next(iter(self._ended.values()))
-
-    def pop_expired(self, now: float) -> KeptRequest | None:
-        """Removes and returns an entry's expiry that has passed, or None. The caller must forget the entry."""
-        due = self._expiries.pop(now, len(self))
-        return None if due is None else due[2]
 
     def next_expiry(self) -> float | None:
         """Returns the earliest expiry, or None. It may be stale."""
@@ -221,4 +186,36 @@ class KeptRequests:
     def _drop_reader(self, entry: KeptRequest) -> None:
         if entry.reader is not None:
             del self._by_reader[entry.reader]
-            entry.attach(None)
+            entry.reader = None
+
+
+class Accepted:
+    """The handles of requests, which are never used twice, and the order of acceptance, in which they are listed."""
+
+    def __init__(self, queue: RequestQueue, kept: KeptRequests) -> None:
+        self._queue, self._kept = queue, kept
+        self.order: list[tuple[int, str]] = []
+        """The first handle and the id of each accepted request, ascending. Those that are gone are dropped at times."""
+        self.epoch = -1.0
+        """When the first request was accepted: no other core has the same."""
+        self._next_handle = 1
+
+    def take_handles(self, count: int) -> int:
+        """Takes `count` new handles, and returns the first."""
+        first, self._next_handle = self._next_handle, self._next_handle + count
+        return first
+
+    def record(self, first_handle: int, request_id: str, now: float) -> None:
+        """Records the order of a request that was accepted, or restored."""
+        if self.epoch < 0:
+            self.epoch = now
+        self.order.append((first_handle, request_id))
+        if len(self.order) > 2 * (len(self._queue) + len(self._kept)) + 64:
+            self.order = [each for each in self.order if any(self.of(*each))]
+
+    def of(self, first: int, name: str) -> tuple[tuple[Request, ...], KeptRequest | None]:
+        """Returns the live samples and the kept answers of a request. A later one may have the id of one that ended."""
+        live, kept = self._queue.by_request_id(name), self._kept.by_id(name)
+        if live and live[0].handle - live[0].sample_idx != first:
+            live = ()
+        return live, None if kept is None or kept.first_handle != first else kept

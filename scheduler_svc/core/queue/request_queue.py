@@ -1,6 +1,13 @@
-"""All live requests, and the queue of those that wait.
+"""All live requests, and the queue of those that wait: start-time fair queueing between tenants, counted in tokens.
 
-Requests wait in one queue and are not assigned to a lane. `turns` has their order.
+Requests wait in one queue and are not assigned to a lane. Each tenant has its own order (`turns`). The tenant with the
+earliest turn is next. A request that gets its first row takes the tenant's next turn and moves the following one back
+by the tokens that it is expected to use (`Request.expected_length`); its end corrects that. The virtual time of the
+service is the least that a waiting tenant has used when a request gets a row or a tenant begins to wait. A tenant that
+begins to wait counts as having used as much, so it gets no credit for idle time. Only requests that have ended count as
+used: if running ones did, a tenant with short requests would wait for one with long prompts to be computed whole, or
+behind reserved output that is given back. Without a token file there is one tenant, "", and its own order is the order
+of the service.
 
 **Set aside.** A request that no present worker can hold is taken out of the queue, so that it does not block those
 behind it. It goes back when another worker is proven, or when the last worker is lost.
@@ -11,16 +18,17 @@ behind it. It goes back when another worker is proven, or when the last worker i
 """
 
 import heapq
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from scheduler_svc.core.queue.order import WINDOW, Entry, queue_key
 from scheduler_svc.core.queue.quotas import Account, Accounts, DrainRate
-from scheduler_svc.core.queue.turns import Turns
+from scheduler_svc.core.queue.turns import WINDOW, Entry, TenantQueue, drop, queue_key
 from scheduler_svc.core.state.request import Phase, Request
 
 What = TypeVar("What")
@@ -72,8 +80,14 @@ class RequestQueue:
         """`by_handle` returns the live request with a handle, or None."""
         self._by_stream: dict[tuple[str, int], Request] = {}
         self._by_id: dict[str, list[Request]] = {}
-        self.turns = Turns()
-        """The queues and turns of the tenants; others read them."""
+        self.tenants: dict[str, TenantQueue] = {}
+        """All tenants that had requests; others read them."""
+        # Those with waiting requests, and some that had them before.
+        self._active: dict[str, TenantQueue] = {}
+        self._virtual_time = 0
+        # The first requests of several tenants in order, and how many were asked for; None after a change.
+        self._merged: list[Entry] | None = None
+        self._num_merged = 0
         self._set_aside: dict[int, Request] = {}
         # Handles of the requests that are held, and those of them that wait.
         self._held: set[int] = set()
@@ -102,7 +116,7 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Adds a new request and queues it."""
-        self.turns.open(request.submit.tenant)
+        self._open(request.submit.tenant)
         if request.submit.tenant:
             self.accounts.open(request.submit.tenant, request.arrived_at)
         self._by_handle[request.handle] = request
@@ -117,32 +131,58 @@ class RequestQueue:
         self._by_stream[frontend, stream] = request
 
     def remove(self, request: Request) -> None:
-        """Removes a request that has ended."""
+        """Removes a request that has ended. Its tenant is considered again."""
         self._held.discard(request.handle)
-        self.turns.ended(request)
+        tenant = self.tenants[request.submit.tenant]
+        tenant.ended(request)
+        self._unpark(tenant)
+        self._merged = None
         del self._by_handle[request.handle]
         del self._by_stream[request.frontend, request.stream]
         samples = self._by_id[request.submit.request_id]
         samples.remove(request)
         if not samples:
             del self._by_id[request.submit.request_id]
-        self.turns.of(request.submit.tenant).fair_share.prune(len(self))
+        tenant.fair_share.prune(len(self))
 
     # The queue -----------------------------------------------------------------------------------------------
 
     def enter(self, tenant: str, share: bytes, cost: int) -> int:
         """Places a new request among its tenant's: `share` is its part, by salt. Returns its virtual start time."""
-        return self.turns.open(tenant).fair_share.enter(share, cost)
+        return self._open(tenant).fair_share.enter(share, cost)
+
+    def _open(self, tenant: str) -> TenantQueue:
+        if tenant not in self.tenants:
+            self.tenants[tenant] = TenantQueue()
+        return self.tenants[tenant]
 
     def enqueue(self, request: Request) -> None:
-        """Inserts a waiting request at its place in the order, unless it is held."""
+        """Inserts a waiting request, which may have had a row, at its place in the order, unless it is held."""
         assert request.phase is Phase.WAITING
-        self.turns.left_row(request)
+        tenant = self.tenants[request.submit.tenant]
+        if tenant.left_row(request):
+            self._unpark(tenant)
+            self._merged = None
         if request.handle in self._held:
             self._held_waiting[request.handle] = request
         else:
-            self.turns.insert(request)
+            self._insert(request)
         self._count(request, 1, request.known)
+
+    def _insert(self, request: Request) -> None:
+        tenant = self.tenants[request.submit.tenant]
+        if not tenant.waiting:
+            self._advance()
+            tenant.began_to_wait(self._virtual_time)
+            self._active[request.submit.tenant] = tenant
+        insort(tenant.waiting, (queue_key(request), request))
+        self._merged = None
+
+    def _drop(self, request: Request) -> None:
+        """Takes a request out of its tenant's order."""
+        found = drop(self.tenants[request.submit.tenant].waiting, request)
+        assert found, f"request {request.submit.request_id} does not wait in the queue"
+        self._merged = None
 
     def _count(self, request: Request, count: int, tokens: int) -> None:
         self.num_waiting += count
@@ -150,25 +190,44 @@ class RequestQueue:
         if request.submit.tenant:
             self.accounts.of(request.submit.tenant).queues(count, tokens)
 
+    def _ready(self) -> list[TenantQueue]:
+        """Returns the queues that a request may be taken from."""
+        for name in [name for name, tenant in self._active.items() if not tenant.waiting]:
+            del self._active[name]
+        return [tenant for tenant in self._active.values() if not tenant.is_parked]
+
+    def _advance(self) -> None:
+        if tenants := self._ready():
+            self._virtual_time = max(self._virtual_time, min(tenant.used for tenant in tenants))
+
     def first(self, count: int = WINDOW) -> list[Entry]:
-        """Returns the first `count` waiting requests in order. The list is valid until the queue changes."""
-        return self.turns.first(count)
+        """Returns the first `count` waiting requests of all tenants in order."""
+        tenants = self._ready()
+        if len(tenants) == 1:
+            return tenants[0].waiting[:count]
+        if self._merged is None or self._num_merged < count:
+            merged = heapq.merge(*(tenant.turns(count) for tenant in tenants), key=_by_turn)
+            self._merged, self._num_merged = [entry for _, entry in islice(merged, count)], count
+        return self._merged[:count]
 
     def head(self) -> Request | None:
         """Returns the first waiting request, or None if no request waits in the queue."""
-        return self.turns.head() if self.num_waiting else None
+        first = self.first() if self.num_waiting else ()
+        return first[0][1] if first else None
 
     def take(self, request: Request, now: float) -> None:
         """Removes a waiting request that is about to be admitted: one of the `first`, or one that is held."""
         if request.handle in self._held:
             self._held_waiting.pop(request.handle, None)
         else:
-            self.turns.take(request)
+            self._advance()
+            self._drop(request)
         # A request that priority moved forward has a later start time than the requests it overtook. The virtual time
         # must not pass theirs, so it advances only to this request's queue key.
-        fair_share = self.turns.of(request.submit.tenant).fair_share
-        fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
-        self.turns.seated(request)
+        tenant = self.tenants[request.submit.tenant]
+        tenant.fair_share.admitted(min(request.virtual_start, queue_key(request)[0]))
+        tenant.seated(request)
+        self._merged = None
         self.drain.record(now, request.known)
         if request.submit.tenant:
             self.accounts.of(request.submit.tenant).drain.record(now, request.known)
@@ -176,38 +235,48 @@ class RequestQueue:
 
     def park(self, tenant: str) -> None:
         """Leaves a tenant out until one of its rows is free, or `unpark_all` is called."""
-        self.turns.park(tenant)
+        self.tenants[tenant].is_parked = True
+        self._merged = None
+
+    def _unpark(self, tenant: TenantQueue) -> None:
+        """Considers a tenant again. What it did not get while it was parked is lost to it."""
+        if tenant.is_parked:
+            tenant.is_parked = False
+            self._advance()
+            tenant.began_to_wait(self._virtual_time)
+            self._merged = None
 
     def unpark_all(self) -> None:
         """Considers all tenants again, because rows or limits changed."""
-        for queue in self.turns.queues.values():
-            self.turns.unpark(queue)
+        for tenant in self.tenants.values():
+            self._unpark(tenant)
 
     def account_of(self, request: Request) -> Account | None:
         """Returns the account of the request's tenant; None without a token file."""
         return self.accounts.of(request.submit.tenant) if request.submit.tenant else None
 
-    def num_running(self, tenant: str) -> int:
-        """Returns the number of rows that the tenant has on all lanes."""
-        queue = self.turns.queues.get(tenant)
-        return 0 if queue is None else len(queue.running)
+    def may_take_row(self, request: Request, num_rows: int) -> bool:
+        """Returns whether the request's tenant may have another one of all `num_rows` rows."""
+        account, running = self.account_of(request), self.tenants[request.submit.tenant].running
+        return account is None or account.may_take_row(len(running), num_rows)
 
     def withdraw(self, request: Request) -> None:
-        """Counts a request as no longer waiting. Its entry may stay in the queue until it reaches the front."""
+        """Removes a request that waits no longer."""
         is_elsewhere = self._set_aside.pop(request.handle, None) or self._held_waiting.pop(request.handle, None)
         if is_elsewhere is None:
-            self.turns.left(request)
+            self._drop(request)
         self._count(request, -1, -request.known)
 
     def set_aside(self, request: Request) -> None:
         """Takes one of the `first` waiting requests out of the queue. It still counts as waiting."""
-        self.turns.take(request)
+        self._advance()
+        self._drop(request)
         self._set_aside[request.handle] = request
 
     def restore_set_aside(self) -> None:
         """Puts all requests that were set aside back into the queue."""
         for request in self._set_aside.values():
-            self.turns.insert(request)
+            self._insert(request)
         self._set_aside.clear()
 
     def hold(self, request: Request) -> None:
@@ -216,14 +285,14 @@ class RequestQueue:
         self._held.add(request.handle)
         if is_queued:
             if self._set_aside.pop(request.handle, None) is None:
-                self.turns.discard(request)
+                self._drop(request)
             self._held_waiting[request.handle] = request
 
     def release(self, request: Request) -> None:
         """Puts a held request back into the queue if it waits."""
         self._held.discard(request.handle)
         if self._held_waiting.pop(request.handle, None) is not None:
-            self.turns.insert(request)
+            self._insert(request)
 
     def is_held(self, request: Request) -> bool:
         """Returns whether only a trial may run the request."""
@@ -235,11 +304,9 @@ class RequestQueue:
         self._count(request, 0, 1)
 
     def waiting(self) -> list[Request]:
-        """Returns all waiting requests: those in the queue, by tenant in order, then those set aside and held.
-
-        It takes O(n log n), so only audits and rare operations call it.
-        """
-        return [*self.turns.all(), *self._set_aside.values(), *self._held_waiting.values()]
+        """Returns all waiting requests: those in the queue, by tenant in order, then those set aside and held."""
+        queued = [request for tenant in self.tenants.values() for _, request in tenant.waiting]
+        return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
 
     # Deadlines -----------------------------------------------------------------------------------------------
 
@@ -257,6 +324,11 @@ class RequestQueue:
         return self._deadlines.next()
 
 
+def _by_turn(item: tuple[int, Entry]) -> tuple[int, int]:
+    turn, (_, request) = item
+    return turn, request.handle
+
+
 def audit_tenants(queue: RequestQueue) -> None:
     """Checks waiting requests, their tokens, rows and turns of all tenants."""
     waiting, tokens, reserved = Counter[str](), Counter[str](), Counter[str]()
@@ -272,8 +344,8 @@ def audit_tenants(queue: RequestQueue) -> None:
     for name, account in queue.accounts.items():
         counted, found = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
         assert counted == found, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {found}"
-    for name, tenant in queue.turns.queues.items():
-        rows = set(tenant.running)
+    for name, tenant in queue.tenants.items():
+        rows = {request.handle for _, request in tenant.running}
         assert rows == running.get(name, set()), f"tenant {name!r}: its rows are {rows}"
         assert tenant.reserved == reserved[name], f"tenant {name!r}: {tenant.reserved} tokens are reserved"
         assert tenant.used >= 0, f"tenant {name!r} has used {tenant.used} tokens"

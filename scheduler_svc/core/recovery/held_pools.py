@@ -3,7 +3,8 @@
 A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
 its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the
 same layout that begins to serve takes it over: its next plan names the pool, and the worker maps that memory in place
-of its own. If the worker answers that it could not, the lane evicts all pages and computes them again.
+of its own. If the worker answers that it could not, or finds a page damaged, the lane evicts all pages and computes
+them again.
 
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 
@@ -28,8 +29,6 @@ from tandem_contract.plural import numbered
 HOLD_SECONDS = 300.0
 """The holder keeps the memory of an unused pool for longer than this."""
 MAX_HELD = 8
-MAX_GIVEN = 1024
-"""A worker that dies before it answers leaves an entry behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +46,10 @@ class HeldPools:
 
     def __init__(self) -> None:
         self._held: dict[bytes, HeldPool] = {}
-        # The cached pages of pools that lanes have been given and whose workers have not answered.
-        self._given: dict[bytes, int] = {}
         self._num_taken_over = 0
         self._num_pages_kept = 0
-        self._num_damaged = 0
+        self.num_damaged = 0
+        """Pages that workers found damaged."""
 
     @property
     def pools(self) -> tuple[HeldPool, ...]:
@@ -66,7 +64,6 @@ class HeldPools:
         if not pool_id or not lane.pool.num_cached:
             return
         self._held.pop(pool_id, None)
-        self._given.pop(pool_id, None)
         # A lane whose worker was not told of the pool has not written to it.
         take_over = lane.pages.pending or TakeOver(pool_id=pool_id, generation=lane.generation)
         self._held[pool_id] = HeldPool(
@@ -86,22 +83,13 @@ class HeldPools:
         for pool_id, held in reversed(self._held.items()):
             if fits(held.info, lane.info):
                 del self._held[pool_id]
-                self._given[pool_id] = held.pages.num_cached
-                if len(self._given) > MAX_GIVEN:
-                    del self._given[next(iter(self._given))]
                 lane.take_over(held.pages, held.take_over)
                 return
 
-    def answered(self, wanted: bytes, used: bytes) -> None:
-        """Counts the answer of a worker that was told to take over pool `wanted`; it uses pool `used` now."""
-        pages = self._given.pop(wanted, 0)
-        if used == wanted:
-            self._num_taken_over += 1
-            self._num_pages_kept += pages
-
-    def found_damaged(self, num_pages: int) -> None:
-        """Counts pages that a worker found damaged."""
-        self._num_damaged += num_pages
+    def answered(self, lane: Lane, *, ok: bool) -> None:
+        """Counts the answer of a worker that was told to take a pool over."""
+        self._num_taken_over += ok
+        self._num_pages_kept += lane.pages.num_taken_over if ok else 0
 
     def load(self, now: float) -> HeldPoolsLoad:
         """Returns what is held at `now`, and the counts since the start."""
@@ -112,7 +100,7 @@ class HeldPools:
             bytes=sum(held.info.pool_bytes for held in pools),
             taken_over=self._num_taken_over,
             pages_kept=self._num_pages_kept,
-            damaged_pages=self._num_damaged,
+            damaged_pages=self.num_damaged,
         )
 
     def forget(self, pool_id: bytes, lanes: Iterable[Lane]) -> None:
@@ -120,7 +108,6 @@ class HeldPools:
         self._held.pop(pool_id, None)
         for lane in lanes:
             if lane.pages.pending is not None and lane.pages.pending.pool_id == pool_id:
-                self._given.pop(pool_id, None)
                 lane.pages.drop_take_over()
 
     def expire(self, now: float) -> None:

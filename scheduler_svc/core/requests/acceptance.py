@@ -26,14 +26,17 @@ class Requests(Organ):
             return [refused]
         ahead = core.queue.num_waiting
         first_handle = accept(core, event, now)
-        forgotten = core.kept.accepted(event, first_handle, now)
+        # Of an ended request of the same id.
+        forgotten = core.kept.forget(event.request_id)
+        if event.lingers:
+            core.kept.add(event, first_handle, now)
         core.accepted.record(first_handle, event.request_id, now)
         return [*forgotten, fx.Admitted(frontend=event.frontend, stream=event.stream, requests_ahead=ahead)]
 
     @handles(ev.Cancel)
     def _cancel(self, event: ev.Cancel, now: float) -> list[fx.Effect]:
         if event.detach:
-            entry = self._core.kept.by_reader(event.frontend, event.stream)
+            entry = self._core.kept.by_reader((event.frontend, event.stream))
             return [] if entry is None else detach(self._core, entry, now)
         request = self._queue.by_stream(event.frontend, event.stream)
         if request is None:

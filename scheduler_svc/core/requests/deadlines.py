@@ -38,35 +38,32 @@ class Deadlines(Organ):
                 effects = self._core.waits.last_word(request, now)
                 self._core.end(request, now, reason=fx.EndReason.TIME_LIMIT)
                 return effects
-            case DeadlineKind.DEADLINE:
-                message = (
-                    f"request {request.submit.request_id}: its deadline passed after {now - request.arrived_at:.3f} s"
-                )
-                message += self._core.waits.named(request, now)
-                self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
-            case DeadlineKind.QUEUE_TIME:
-                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
-                if request.admitted_at is None:
-                    waited = now - request.arrived_at
-                    limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
-                    message = f"request {request.submit.request_id}: it waited {waited:.3f} s in the queue; {limit}"
-                    message += self._core.waits.named(request, now)
-                    self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
             case DeadlineKind.WORKER_WAIT:
                 self._end_worker_wait(request, now)
+                return []
+            case DeadlineKind.DEADLINE:
+                what = f"its deadline passed after {now - request.arrived_at:.3f} s"
+            case DeadlineKind.QUEUE_TIME:
+                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
+                if request.admitted_at is not None:
+                    return []
+                limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"
+                what = f"it waited {now - request.arrived_at:.3f} s in the queue; {limit}"
+        message = f"request {request.submit.request_id}: {what}{self._core.waits.named(request, now)}"
+        self._core.end(request, now, failure=fx.Failure(code=fx.FailureCode.DEADLINE, message=message))
         return []
 
     def _end_worker_wait(self, request: Request, now: float) -> None:
-        """Ends a request if no worker was large enough for `max_worker_wait_seconds`; checks again later if not.
+        """Ends a request if no worker was large enough for `max_worker_wait_seconds`.
 
-        With an unset maximum, what it has is its answer.
+        The deadline may be of an earlier wait. With an unset maximum, what the request has is its answer.
         """
         limit, since = self._config.max_worker_wait_seconds, request.worker_wait_since
-        ends_at = request.worker_wait_ends_at(now, limit)
-        if since is None or ends_at is None:
+        request.has_wait_deadline = since is not None and now < since + limit
+        if since is None:
             return
-        if now < ends_at:
-            self._queue.add_deadline(ends_at, request, DeadlineKind.WORKER_WAIT)
+        if request.has_wait_deadline:
+            self._queue.add_deadline(since + limit, request, DeadlineKind.WORKER_WAIT)
             return
         if request.num_outputs and request.submit.is_max_unset:
             # It has all that the workers hold.

@@ -31,12 +31,10 @@ class Lingering(Organ):
         effects: list[fx.Effect] = []
         if self._kept.next_expiry() is None:
             return effects  # every ended entry expires, so the bounds hold as well
-        while (expired := self._kept.pop_expired(now)) is not None:
-            for request in self._queue.by_request_id(expired.request_id):
+        while (due := self._kept.pop_due(now)) is not None:
+            for request in self._queue.by_request_id(due.submit.request_id):
                 self._core.remove(request, now)
-            effects += self._kept.forget(expired.request_id)
-        while (surplus := self._kept.surplus()) is not None:
-            effects += self._kept.forget(surplus.request_id)
+            effects += self._kept.forget(due.submit.request_id)
         return effects
 
     def next_wake(self) -> float | None:
@@ -58,25 +56,23 @@ class Lingering(Organ):
             return [_rejected(event, fx.RejectCode.NOT_FOUND, _NOT_FOUND)]
         if entry.restored is not None:
             return [_rejected(event, fx.RejectCode.NOT_READY, core.availability.why_no_model)]
-        streams = range(event.stream, event.stream + entry.num_samples)
+        streams = range(event.stream, event.stream + entry.submit.num_samples)
         if any(self._queue.by_stream(event.frontend, stream) for stream in streams):
             return [_rejected(event, fx.RejectCode.DUPLICATE, f"a stream from {event.stream} on is in use")]
         effects: list[fx.Effect] = []
         if entry.reader is not None:
             effects.append(fx.Replaced(frontend=entry.reader[0], stream=entry.reader[1]))
-        self._kept.attach(entry, event.frontend, event.stream)
-        if not entry.num_live:
-            self._kept.refresh(entry, now)
+        self._kept.attach(entry, event.frontend, event.stream, now)
         ends = {sample_idx: replace(end, stream=streams[sample_idx]) for sample_idx, (_, end) in entry.answers.items()}
         for request in self._queue.by_request_id(request_id):
             _attach(core, request, event.frontend, streams[request.sample_idx], self._frontends[event.frontend])
         resumed = fx.Resumed(
             frontend=event.frontend,
             stream=event.stream,
-            request_id=entry.request_id,
-            description=entry.description,
+            request_id=request_id,
+            description=entry.submit.description,
             outputs=outputs_of(core, request_id),
-            ends=tuple(ends.get(sample_idx) for sample_idx in range(entry.num_samples)),
+            ends=tuple(ends.get(sample_idx) for sample_idx in range(entry.submit.num_samples)),
         )
         return [*effects, resumed]
 
@@ -93,7 +89,7 @@ class Lingering(Organ):
         if entry.num_live:
             entry.restored = replace(event, submit=submit)
         self._core.accepted.record(first_handle, event.submit.request_id, now)
-        return [fx.Detached(request_id=entry.request_id, stream=first_handle)]
+        return [fx.Detached(request_id=submit.request_id, stream=first_handle)]
 
 
 def meant(core: Core, request_id: str, others: Iterable[str]) -> str:
@@ -105,9 +101,9 @@ def meant(core: Core, request_id: str, others: Iterable[str]) -> str:
 def detach(core: Core, entry: KeptRequest, now: float) -> list[fx.Effect]:
     """Takes the reader from a request that lingers."""
     core.kept.detach(entry, now)
-    for request in core.queue.by_request_id(entry.request_id):
+    for request in core.queue.by_request_id(entry.submit.request_id):
         _attach(core, request, "", request.handle, 0)
-    return [fx.Detached(request_id=entry.request_id, stream=entry.first_handle)]
+    return [fx.Detached(request_id=entry.submit.request_id, stream=entry.first_handle)]
 
 
 def _attach(core: Core, request: Request, frontend: str, stream: int, frontend_idx: int) -> None:
@@ -122,16 +118,16 @@ def outputs_of(core: Core, request_id: str) -> tuple[Int32Array, ...]:
     assert entry is not None, f"request {request_id} is not kept"
     if entry.restored is not None:
         return entry.restored.outputs
-    outputs = [NO_IDS for _ in range(entry.num_samples)]
+    outputs = [NO_IDS for _ in range(entry.submit.num_samples)]
     for sample_idx, (tokens, _) in entry.answers.items():
         outputs[sample_idx] = tokens
     for request in core.queue.by_request_id(request_id):
+        first, known = request.prompt_tokens, core.lanes.known(request)
         if not request.row:
-            tokens = request.tokens_between(request.prompt_tokens, request.known)
+            outputs[request.sample_idx] = request.tokens_between(first, known)
         else:
             rows = core.lanes[request.worker].rows
-            tokens = rows.tokens_between(request.row, request.prompt_tokens, int(rows.known[request.row])).copy()
-        outputs[request.sample_idx] = tokens
+            outputs[request.sample_idx] = rows.tokens_between(request.row, first, known).copy()
     return tuple(outputs)
 
 
@@ -168,9 +164,10 @@ def _audit_kept(kept: KeptRequests, queue: RequestQueue) -> None:
     """Checks the requests that linger: each is live or expires, and the size of those that ended is right."""
     size = 0
     for entry in kept.all:
-        live = queue.by_request_id(entry.request_id)
-        assert entry.restored or len(live) == entry.num_live, f"{entry.request_id}: live samples are miscounted"
-        assert not any(request.sample_idx in entry.answers for request in live), f"{entry.request_id} ended and lives"
-        assert entry.expires_at is not None or (entry.num_live and entry.reader), f"{entry.request_id} never expires"
+        name = entry.submit.request_id
+        live = queue.by_request_id(name)
+        assert entry.restored or len(live) == entry.num_live, f"{name}: live samples are miscounted"
+        assert not any(request.sample_idx in entry.answers for request in live), f"{name} ended and lives"
+        assert entry.expires_at is not None or (entry.num_live and entry.reader), f"{name} never expires"
         size += 0 if entry.num_live else entry.num_bytes
     assert size == kept.ended_bytes, "the size of the kept answers is miscounted"

@@ -7,10 +7,10 @@ looks at no more than `MAX_EXAMINED` of them. Changes no request.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import Any
 
 from scheduler_svc.core.core import Organ, handles
-from scheduler_svc.core.messages.effects import Effect
-from scheduler_svc.core.messages.events import Restored
+from scheduler_svc.core.messages.effects import Effect, WeightsSpan
 from scheduler_svc.core.messages.names import forms, own_id
 from scheduler_svc.core.messages.operators import RequestsMark, RequestsQuery, RequestsReply
 from scheduler_svc.core.messages.reports import RequestEntry, RequestState, WaitReason
@@ -52,88 +52,79 @@ class Listing(Organ):
         prefixes, states = forms(query.id_prefix), query.states
         for first, name in accepted:
             live, kept = self._core.accepted.of(first, name)
-            if not (live or kept):
+            found = live[0] if live else kept
+            if found is None:
                 continue
-            tenant = live[0].submit.tenant if live else kept.tenant if kept else ""
+            tenant = found.submit.tenant
             if query.tenant is not None and tenant != query.tenant:
                 continue
             if query.id_prefix and not own_id(name, tenant).startswith(prefixes):
-                continue
-            if kept is None:
-                for request in live:
-                    if request.handle > last and (not states or _state(request) in states):
-                        yield request.handle, self._live(request, None, now)
                 continue
             for idx, request, state in _samples(live, kept):
                 if first + idx > last and (not states or state in states):
                     yield first + idx, self._entry(request, kept, idx, now)
 
-    def _entry(self, request: Request | None, kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
-        """Returns the entry of a sample of a kept request; `request` is the sample if it is live."""
+    def _entry(self, request: Request | None, kept: KeptRequest | None, idx: int, now: float) -> RequestEntry:
+        """Returns the entry of a sample; `request` is the sample if it is live, `kept` its request if it lingers."""
         if request is not None:
-            return self._live(request, kept, now)
-        if sample_idx in kept.answers:
-            return _answer(kept, sample_idx, now)
-        assert kept.restored is not None, "a sample that is neither live nor ended waits for a worker"
-        return self._restored(kept, kept.restored, sample_idx, now)
+            submit, arrived_at, own = request.submit, request.arrived_at, self._live(request, now)
+        else:
+            assert kept is not None, "a sample that is neither live nor kept"
+            is_ended = idx in kept.answers
+            submit, arrived_at = kept.submit, kept.accepted_at
+            own = _answer(kept, idx) if is_ended else self._restored(kept, idx)
+        ends_at = None if own["state"] is RequestState.KEPT else submit.ends_at(arrived_at)
+        return RequestEntry(
+            request_id=own_id(submit.request_id, submit.tenant),
+            tenant=submit.tenant,
+            age_seconds=now - arrived_at,
+            sample_idx=idx,
+            num_samples=submit.num_samples,
+            is_detached=kept is not None and kept.reader is None,
+            seconds_left=_left(ends_at, kept and kept.expires_at, now),
+            **own,
+        )
 
-    def _live(self, request: Request, kept: KeptRequest | None, now: float) -> RequestEntry:
-        why, spans = self._core.waits.why(request, now), request.weights.spans
-        output, version = request.num_outputs, spans[-1].version if spans else ""
+    def _live(self, request: Request, now: float) -> dict[str, Any]:
+        why, version = self._core.waits.why(request, now), _version(request.weights.spans)
         if request.row:
-            lane = self._lanes[request.worker]
-            output = int(lane.rows.known[request.row]) - request.prompt_tokens
-            version = lane.info.weights_version
-        return RequestEntry(
-            request_id=own_id(request.submit.request_id, request.submit.tenant),
-            tenant=request.submit.tenant,
-            state=_state(request),
-            wait_reason=why and why[0],
-            wait_message=why[1] if why else "",
-            age_seconds=now - request.arrived_at,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=output,
-            max_new_tokens=request.total_length - request.prompt_tokens,
-            priority=request.submit.priority,
-            sample_idx=request.sample_idx,
-            num_samples=request.submit.num_samples,
-            worker=request.worker,
-            weights_version=version,
-            is_detached=not request.frontend,
-            seconds_left=_left(request.submit.ends_at(request.arrived_at), kept and kept.expires_at, now),
-        )
+            version = self._lanes[request.worker].info.weights_version
+        return {
+            "state": _state(request),
+            "wait_reason": why and why[0],
+            "wait_message": why[1] if why else "",
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": self._lanes.known(request) - request.prompt_tokens,
+            "max_new_tokens": request.total_length - request.prompt_tokens,
+            "priority": request.submit.priority,
+            "worker": request.worker,
+            "weights_version": version,
+        }
 
-    def _restored(self, kept: KeptRequest, event: Restored, sample_idx: int, now: float) -> RequestEntry:
-        """Returns the entry of a sample from the journal that is not queued yet."""
-        blocked = self._core.availability.blocked
-        spans, submit = event.weights[sample_idx] if event.weights else (), event.submit
-        return RequestEntry(
-            request_id=own_id(kept.request_id, kept.tenant),
-            tenant=kept.tenant,
-            state=RequestState.WAITING,
-            wait_reason=WaitReason.NO_WORKER if blocked is None else blocked.reason,
-            wait_message=NOBODY if blocked is None else blocked.message,
-            age_seconds=now - kept.accepted_at,
-            prompt_tokens=len(submit.prompt),
-            output_tokens=len(event.outputs[sample_idx]),
-            max_new_tokens=submit.max_new_tokens,
-            priority=submit.priority,
-            sample_idx=sample_idx,
-            num_samples=kept.num_samples,
-            weights_version=spans[-1].version if spans else "",
-            is_detached=True,
-            seconds_left=_left(submit.ends_at(kept.accepted_at), kept.expires_at, now),
-        )
+    def _restored(self, kept: KeptRequest, idx: int) -> dict[str, Any]:
+        """Of a sample from the journal that is not queued yet."""
+        blocked, event = self._core.availability.blocked, kept.restored
+        assert event is not None, "a sample that is neither live nor ended waits for a worker"
+        return {
+            "state": RequestState.WAITING,
+            "wait_reason": WaitReason.NO_WORKER if blocked is None else blocked.reason,
+            "wait_message": NOBODY if blocked is None else blocked.message,
+            "prompt_tokens": len(event.submit.prompt),
+            "output_tokens": len(event.outputs[idx]),
+            "max_new_tokens": event.submit.max_new_tokens,
+            "priority": event.submit.priority,
+            "weights_version": _version(event.weights[idx] if event.weights else ()),
+        }
 
 
-def _samples(live: Sequence[Request], kept: KeptRequest) -> Iterator[tuple[int, Request | None, RequestState]]:
-    """Yields the index, the live request and the state of each sample of a kept request that is not gone."""
+def _samples(live: Sequence[Request], kept: KeptRequest | None) -> Iterator[tuple[int, Request | None, RequestState]]:
+    """Yields the index, the live request and the state of each sample of a request that is not gone."""
     by_idx = {request.sample_idx: request for request in live}
-    for idx in range(kept.num_samples):
+    for idx in by_idx if kept is None else range(kept.submit.num_samples):
         request = by_idx.get(idx)
-        if idx in kept.answers:
+        if kept is not None and idx in kept.answers:
             yield idx, request, RequestState.KEPT
-        elif request is not None or kept.restored is not None:
+        elif request is not None or (kept is not None and kept.restored is not None):
             yield idx, request, _state(request)
 
 
@@ -141,23 +132,16 @@ def _state(request: Request | None) -> RequestState:
     return RequestState.RUNNING if request is not None and request.row else RequestState.WAITING
 
 
-def _answer(kept: KeptRequest, sample_idx: int, now: float) -> RequestEntry:
-    """Returns the entry of a sample that has ended."""
-    tokens, end = kept.answers[sample_idx]
-    spans = end.stats.weights
-    return RequestEntry(
-        request_id=own_id(kept.request_id, kept.tenant),
-        tenant=kept.tenant,
-        state=RequestState.KEPT,
-        age_seconds=now - kept.accepted_at,
-        prompt_tokens=end.stats.prompt_tokens,
-        output_tokens=len(tokens),
-        sample_idx=sample_idx,
-        num_samples=kept.num_samples,
-        weights_version=spans[-1].version if spans else "",
-        is_detached=kept.reader is None,
-        seconds_left=_left(kept.expires_at, None, now),
-    )
+def _answer(kept: KeptRequest, idx: int) -> dict[str, Any]:
+    """Of a sample that has ended."""
+    tokens, end = kept.answers[idx]
+    stats = end.stats
+    own = {"state": RequestState.KEPT, "prompt_tokens": stats.prompt_tokens, "output_tokens": len(tokens)}
+    return own | {"weights_version": _version(stats.weights)}
+
+
+def _version(spans: Sequence[WeightsSpan]) -> str:
+    return spans[-1].version if spans else ""
 
 
 def _left(one: float | None, other: float | None, now: float) -> float | None:

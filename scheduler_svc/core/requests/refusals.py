@@ -11,21 +11,11 @@ from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.resources import Resource
-from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from tandem_contract.plural import numbered
 
 # Code, field, message.
 Refusal = tuple[RejectCode, str, str]
-
-
-def refusal(event: Submit, *, worker_infos: WorkerInfos, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """Returns the refusal of the request, None if it is accepted. Call it only after a worker has been proven."""
-    if queue.by_request_id(event.request_id) or any(
-        queue.by_stream(event.frontend, stream) for stream in event.streams
-    ):
-        return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
-    return _too_large(event, worker_infos) or _invalid(event, worker_infos, config) or _queue_full(event, queue, config)
 
 
 def total_tokens(worker_infos: WorkerInfos, prompt: int, maximum: Maximum) -> int:
@@ -87,9 +77,9 @@ def _too_large(event: Submit, worker_infos: WorkerInfos) -> Refusal | None:
     return RejectCode.INVALID, f"stop.{field}" if field else "token_ids", reason
 
 
-def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Refusal | None:
+def _invalid(core: Core, event: Submit) -> Refusal | None:
     """Returns the refusal of a request that would be invalid even with an empty queue."""
-    prompt, samples, info = len(event.prompt), event.num_samples, worker_infos.known[0]
+    prompt, samples, info, config = len(event.prompt), event.num_samples, core.lanes.worker_infos.known[0], core.config
     limit = min(MAX_NUM_SAMPLES, config.max_waiting)
     if samples > limit:
         return RejectCode.INVALID, "sampling.num_samples", f"num_samples is {samples}; the limit is {limit}"
@@ -105,36 +95,33 @@ def _invalid(event: Submit, worker_infos: WorkerInfos, config: CoreConfig) -> Re
     return None
 
 
-def _queue_full(event: Submit, queue: RequestQueue, config: CoreConfig) -> Refusal | None:
-    """Returns the refusal of a request for which the queue has no room now."""
-    prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
-    if queue.accounts.has_own_place(event.tenant, samples, samples * prompt, limit, config.max_waiting_tokens):
-        return None
+def _queue_full(core: Core, event: Submit) -> str:
+    """Returns one sentence if the queue has no room for the request now, otherwise ''."""
+    queue, config = core.queue, core.config
+    prompt, samples, limit, token_limit = len(event.prompt), event.num_samples, *_limits(config)
+    if queue.accounts.has_own_place(event.tenant, samples, samples * prompt, limit, token_limit):
+        return ""
     if queue.num_waiting + samples > limit:
         more = f" and num_samples is {samples}" if samples > 1 else ""
-        return (
-            RejectCode.QUEUE_FULL,
-            "",
-            f"{numbered(queue.num_waiting, 'request', 'are')} waiting{more}; the limit is {limit}",
-        )
-    limit = config.max_waiting_tokens
-    if queue.waiting_tokens + samples * prompt > limit:
+        return f"{numbered(queue.num_waiting, 'request', 'are')} waiting{more}; the limit is {limit}"
+    if queue.waiting_tokens + samples * prompt > token_limit:
         each = f" for each of {samples} samples" if samples > 1 else ""
-        message = (
-            f"{numbered(queue.waiting_tokens, 'token', 'are')} waiting and the "
-            f"prompt has {prompt}{each}; the limit is {limit}"
-        )
-        return RejectCode.QUEUE_FULL, "", message
-    return None
+        waiting = numbered(queue.waiting_tokens, "token", "are")
+        return f"{waiting} waiting and the prompt has {prompt}{each}; the limit is {token_limit}"
+    return ""
 
 
-def tenant_queue_full(tenant: str, count: int, tokens: int, queue: RequestQueue, config: CoreConfig) -> str:
+def _limits(config: CoreConfig) -> tuple[int, int]:
+    return config.max_waiting, config.max_waiting_tokens
+
+
+def _tenant_queue_full(core: Core, tenant: str, count: int, tokens: int) -> str:
     """Returns one sentence if the tenant has too much of the queue for this request, otherwise ''.
 
     count: the samples of the request. tokens: the prompt's in all samples.
     """
+    queue, config, limits = core.queue, core.config, _limits(core.config)
     account = queue.accounts.of(tenant)
-    limits = config.max_waiting, config.max_waiting_tokens
     if message := account.queue_refusal(count, tokens, *limits):
         return message
     if not queue.accounts.is_shared or queue.accounts.has_own_place(tenant, count, tokens, *limits):
@@ -167,6 +154,8 @@ def rejected(core: Core, event: Submit, now: float) -> Rejected | None:
     if refused is None:
         return None
     code, field, message = refused
+    # Whether the smallest request of the tenant would be refused for want of a place, too.
+    is_full = code is RejectCode.QUEUE_FULL and bool(event.tenant and _tenant_queue_full(core, event.tenant, 1, 1))
     return Rejected(
         frontend=event.frontend,
         stream=event.stream,
@@ -174,15 +163,14 @@ def rejected(core: Core, event: Submit, now: float) -> Rejected | None:
         message=message,
         field=field,
         retry_seconds=retry_seconds,
-        tenant_is_full=code is RejectCode.QUEUE_FULL and _is_full(core, event.tenant),
+        tenant_is_full=is_full,
     )
 
 
 def _tenant_refusal(core: Core, event: Submit, now: float) -> tuple[Refusal | None, float]:
     """Returns the refusal for a limit of the tenant, and in how many seconds it may be accepted."""
     account = core.queue.accounts.of(event.tenant, now)
-    count, tokens = event.num_samples, event.num_samples * len(event.prompt)
-    if message := tenant_queue_full(event.tenant, count, tokens, core.queue, core.config):
+    if message := _tenant_queue_full(core, event.tenant, event.num_samples, event.num_samples * len(event.prompt)):
         seconds = account.drain.seconds(account.waiting, account.waiting_tokens, now)
         return (RejectCode.QUEUE_FULL, "", message), seconds
     expected, is_unset = expected_tokens(event, core.lanes.worker_infos), event.is_max_unset
@@ -191,26 +179,29 @@ def _tenant_refusal(core: Core, event: Submit, now: float) -> tuple[Refusal | No
     return None, 0.0
 
 
-def _is_full(core: Core, tenant: str) -> bool:
-    """Returns whether the smallest request of the tenant would be refused for want of a place."""
-    return bool(tenant) and bool(tenant_queue_full(tenant, 1, 1, core.queue, core.config))
-
-
 def _refusal(core: Core, event: Submit, now: float) -> Refusal | None:
     """Returns code, field and message of the refusal, None if the request is accepted."""
-    if event.frontend not in core.frontends:
-        message = "this front end is not registered with the core; it must send Hello first"
+    if message := _not_ready(core, event, now):
         return RejectCode.NOT_READY, "", message
-    if core.lanes.worker_infos.served is None:
-        return RejectCode.NOT_READY, "", core.availability.why_no_model
-    if core.is_stopping:
-        return RejectCode.NOT_READY, "", "the service is shutting down"
-    if cause := core.lanes.crash_loop.cause(now):
-        return RejectCode.NOT_READY, "", cause
     if sentence := core.quarantine.refusal(event, now):
         return RejectCode.QUARANTINED, "", sentence
-    refused = refusal(event, worker_infos=core.lanes.worker_infos, queue=core.queue, config=core.config)
-    return refused or next(filter(None, (_of(core, resource, event) for resource in event.resources)), None)
+    queue = core.queue
+    if queue.by_request_id(event.request_id) or any(queue.by_stream(event.frontend, one) for one in event.streams):
+        return RejectCode.DUPLICATE, "request_id", f"request_id {event.request_id!r} is live already"
+    if refused := _too_large(event, core.lanes.worker_infos) or _invalid(core, event):
+        return refused
+    if message := _queue_full(core, event):
+        return RejectCode.QUEUE_FULL, "", message
+    return next(filter(None, (_of(core, resource, event) for resource in event.resources)), None)
+
+
+def _not_ready(core: Core, event: Submit, now: float) -> str:
+    """Returns one sentence if no request is accepted now, otherwise ''."""
+    if event.frontend not in core.frontends:
+        return "this front end is not registered with the core; it must send Hello first"
+    if core.lanes.worker_infos.served is None:
+        return core.availability.why_no_model
+    return "the service is shutting down" if core.is_stopping else core.lanes.crash_loop.cause(now)
 
 
 def _of(core: Core, resource: Resource, event: Submit) -> Refusal | None:

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 
-from scheduler_svc.core.messages.config import Policy
-from scheduler_svc.core.queue.order import WINDOW, trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import WINDOW, trial_key
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER, before_sampling, chunk_tokens, headroom, headroom_bound
 from scheduler_svc.core.schedule.prefix_match import NO_MATCH, PrefixMatch, match_prefix
-from scheduler_svc.core.schedule.trials import Turn
 from scheduler_svc.core.state.lane import Lane, holds, may_sample, may_start, want
 from scheduler_svc.core.state.request import Request
 
@@ -123,31 +121,28 @@ class _Start:
     """Number of unused pages that it needs."""
 
 
-def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy, *, tenant: str | None = None) -> None:
+def admit(builder: PlanBuilder, *, tenant: str | None = None) -> None:
     """Gives rows to waiting requests, as far as rows, pages and budgets allow; only to `tenant` if it is given."""
-    lane, queue = builder.lane, builder.queue
+    lane, queue, placement, stops_at = builder.lane, builder.queue, builder.placement, builder.turn.stops_at
     if not queue.num_waiting or not lane.num_free_rows or builder.budget <= 0 or not lane.pool.num_unused:
         return
     head = queue.head()
-    if head is None or (lane.rows.num_seated and lane.schedule.still_blocks(head.handle, lane.pool.num_releases)):
+    if head is None or (lane.rows.num_seated and lane.schedule.blocked == (head.handle, lane.pool.num_releases)):
         return
-    lane.schedule.unblock()
+    lane.schedule.blocked = None
     placement.begin(lane)
-    order = AdmissionOrder(lane, queue, placement, cache_aware=policy.cache_aware)
+    order = AdmissionOrder(lane, queue, placement, cache_aware=builder.policy.cache_aware)
     while lane.num_free_rows and builder.budget > 0:
         request = order.next()
         if request is None or (tenant is not None and request.submit.tenant != tenant):
             return
-        if turn.stops_at is not None and trial_key(request) > turn.stops_at:
+        if stops_at is not None and trial_key(request) > stops_at:
             return
-        account = queue.account_of(request)
-        if account is not None and not account.may_take_row(
-            queue.num_running(request.submit.tenant), placement.num_rows
-        ):
+        if not queue.may_take_row(request, placement.num_rows):
             queue.park(request.submit.tenant)
             order.queue_changed()
             continue
-        verdict = _judge(builder, request, placement, turn, policy)
+        verdict = _judge(builder, request)
         if verdict is _Refusal.SKIP:
             order.skip(request)
             if not request.pending_plans and not placement.holds(request):
@@ -155,13 +150,13 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
                 order.queue_changed()
         elif verdict is _Refusal.STOP:
             return
-        elif not _has_room(lane, policy, verdict):
+        elif not _has_room(builder, verdict):
             if order.stop_overtaking(request):
                 continue
             # If a request was skipped, block with handle 0: other lanes see this lane as blocked, but its next plan
             # checks the queue again, because the skipped request may be ready then.
             handle = 0 if order.skipped else head.handle
-            lane.schedule.block(handle, lane.pool.num_releases)
+            lane.schedule.blocked = handle, lane.pool.num_releases
             return
         else:
             order.admitted(request)
@@ -169,22 +164,32 @@ def admit(builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
             _start(builder, request, verdict)
 
 
-def _judge(
-    builder: PlanBuilder, request: Request, placement: Placement, turn: Turn, policy: Policy
-) -> _Start | _Refusal:
+def admit_suspects(builder: PlanBuilder) -> None:
+    """Starts the trial's waiting suspects, in order, as far as rows, pages and budgets allow, without headroom."""
+    lane = builder.lane
+    for request in builder.turn.suspects:
+        if not lane.num_free_rows or builder.budget <= 0:
+            return
+        verdict = _judge(builder, request)
+        if verdict is _Refusal.SKIP:
+            continue
+        if verdict is _Refusal.STOP or verdict.pages > lane.pool.num_unused:
+            return
+        _start(builder, request, verdict)
+
+
+def _judge(builder: PlanBuilder, request: Request) -> _Start | _Refusal:
     """Decides how the request starts in this plan, or why it does not. The caller checks the free pages."""
     lane = builder.lane
     if request.pending_plans:
         # Its plans in flight may add tokens, so it waits for their results. Those of another lane may take long.
-        return _Refusal.STOP if lane.awaits(request) else _Refusal.SKIP
+        return _Refusal.STOP if lane.awaits(request) and not builder.turn.is_trial else _Refusal.SKIP
     if not holds(lane, request):
         return _Refusal.SKIP
     if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
         return _Refusal.SKIP
-    siblings = builder.queue.by_request_id(request.submit.request_id)
-    newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
-    matched = match_prefix(lane, request, siblings, newly_seated)
-    if matched is None or placement.starts_elsewhere(lane, request, matched, turn.closed):
+    matched = _match(builder, request)
+    if matched is None:
         return _Refusal.SKIP
     if request.needs:
         want(lane, request)
@@ -192,19 +197,30 @@ def _judge(
             return _Refusal.SKIP
     if not builder.has_bytes_for(request, lane.pages_for(request.known)):
         return _Refusal.STOP  # the next plan starts it
-    count = _first_chunk(builder, request, matched, policy)
+    count = _first_chunk(builder, request, matched)
     if count == 0:
         return _Refusal.STOP
     return _Start(matched, count, _pages_needed(lane, request, matched, count))
 
 
-def _has_room(lane: Lane, policy: Policy, start: _Start) -> bool:
+def _match(builder: PlanBuilder, request: Request) -> PrefixMatch | None:
+    """Finds what the lane has of the request. Leaves it to another lane, or to a sibling's prompt, if None."""
+    lane, turn = builder.lane, builder.turn
+    if turn.is_trial:
+        return match_prefix(lane, request) if turn.uses_cache else NO_MATCH
+    siblings = builder.queue.by_request_id(request.submit.request_id)
+    newly_seated = [start.row for start in builder.starts] if len(siblings) > 1 else ()
+    matched = match_prefix(lane, request, siblings, newly_seated)
+    if matched is None or builder.placement.starts_elsewhere(lane, request, matched, turn.closed):
+        return None
+    return matched
+
+
+def _has_room(builder: PlanBuilder, start: _Start) -> bool:
     """Returns whether the headroom for the running rows is still free after the request has got its pages."""
+    lane, admission = builder.lane, builder.policy.admission
     num_left = lane.pool.num_unused - start.pages
-    if num_left < 0:
-        return False
-    state = policy.admission, lane.rows, lane.info, lane.schedule.expected_share
-    return headroom_bound(*state) <= num_left or headroom(*state) <= num_left
+    return num_left >= 0 and (headroom_bound(lane, admission) <= num_left or headroom(lane, admission) <= num_left)
 
 
 def _start(builder: PlanBuilder, request: Request, start: _Start) -> None:
@@ -216,34 +232,13 @@ def _start(builder: PlanBuilder, request: Request, start: _Start) -> None:
         builder.chunk(row, matched.first_position, start.count)
 
 
-def admit_suspects(builder: PlanBuilder, turn: Turn, policy: Policy) -> None:
-    """Starts the trial's waiting suspects, in order, as far as rows, pages and budgets allow, without headroom."""
-    lane = builder.lane
-    for request in turn.suspects:
-        if not lane.num_free_rows or builder.budget <= 0:
-            return
-        if request.pending_plans or not holds(lane, request):
-            continue
-        if request.prompt_logprobs_from and builder.logit_rows_left() < lane.info.chunk_align:
-            continue
-        matched = match_prefix(lane, request) if turn.uses_cache else NO_MATCH
-        assert matched is not None, "match_prefix returns None only if siblings are passed"
-        if request.needs and not _may_begin(lane, request, matched):
-            continue
-        if not builder.has_bytes_for(request, lane.pages_for(request.known)):
-            return
-        count = _first_chunk(builder, request, matched, policy)
-        if not count or _pages_needed(lane, request, matched, count) > lane.pool.num_unused:
-            return
-        _start(builder, request, _Start(matched, count, 0))
-
-
 # The head of the queue -------------------------------------------------------------------------------------------
 
 
-def set_aside_misfits(queue: RequestQueue, lane: Lane, placement: Placement) -> None:
+def set_aside_misfits(builder: PlanBuilder) -> None:
     """Sets aside each request at the queue's head that no present lane can ever run."""
-    while (head := queue.head()) is not None and not (holds(lane, head) or placement.holds(head)):
+    lane, queue = builder.lane, builder.queue
+    while (head := queue.head()) is not None and not (holds(lane, head) or builder.placement.holds(head)):
         queue.set_aside(head)
 
 
@@ -259,14 +254,14 @@ def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
 # Sizes -------------------------------------------------------------------------------------------------------------
 
 
-def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch, policy: Policy) -> int:
+def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch) -> int:
     """Decides how many positions the request computes in this step; 0 if the token budget is too small."""
     lane = builder.lane
     if request.known - matched.first_position == 1:
         return 1
     headroom_pages = 0
     if lane.info.window:
-        headroom_pages = headroom(policy.admission, lane.rows, lane.info, lane.schedule.expected_share)
+        headroom_pages = headroom(lane, builder.policy.admission)
     count = _chunk_with_pages(lane, request, matched, builder.budget, headroom_pages=headroom_pages)
     if count and request.prompt_logprobs_from:
         count = builder.take_logit_rows(request, matched.first_position, count)

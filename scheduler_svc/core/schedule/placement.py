@@ -18,6 +18,7 @@ from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, cached_limit, match_prefix
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
+from scheduler_svc.core.state.lane_schedule import MAX_LOOKUPS
 from scheduler_svc.core.state.request import Request
 
 ROW_TOKENS = 32
@@ -43,7 +44,7 @@ class _Load:
     def takes(self, request: Request, *, prepared: bool) -> bool:
         """Returns whether the lane has a row for the request; if `prepared`, also what it needs."""
         lane = self.lane
-        if self.free_rows <= 0 or lane.schedule.is_blocked or not holds(lane, request):
+        if self.free_rows <= 0 or lane.schedule.blocked or not holds(lane, request):
             return False
         return not prepared or may_sample(lane, request)
 
@@ -63,13 +64,10 @@ class Placement:
     Call `begin` before a lane looks at the queue and `end` after its plan was made.
     """
 
-    def __init__(
-        self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0, plans_in_flight: int = 2
-    ) -> None:
-        """`page_index` has the pages of the lanes. A lane with `plans_in_flight` plans plans no more in this tick."""
+    def __init__(self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0) -> None:
+        """`page_index` has the pages of the lanes."""
         self.lanes = lanes
         self._page_index = PageIndex() if page_index is None else page_index
-        self._plans_in_flight, self._now = plans_in_flight, now
         # Lanes of workers that take too long for a step are no alternative.
         self._rivals = {lane.number: lane for lane in lanes if not lane.is_overdue(now)} if len(lanes) > 1 else {}
         self._loads: dict[int, _Load] = {}
@@ -202,13 +200,14 @@ def _standing(load: _Load) -> tuple[int, int]:
 
 def _pages(lane: Lane, request: Request) -> int:
     """Returns the number of pages that a lane with a window need not compute. It keeps the answer until it plans."""
-    found = lane.schedule.lookup(request.handle, request.known)
-    if found is None:
+    lookups, key = lane.schedule.lookups, (request.handle, request.known)
+    if key not in lookups:
         there = match_prefix(lane, request)
         assert there is not None, "match_prefix returns None only if siblings are passed"
-        found = len(there.pages)
-        lane.schedule.store_lookup(request.handle, request.known, found)
-    return found
+        if len(lookups) >= MAX_LOOKUPS:
+            lookups.clear()
+        lookups[key] = len(there.pages)
+    return lookups[key]
 
 
 def backlog(lane: Lane) -> int:

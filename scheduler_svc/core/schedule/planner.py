@@ -20,7 +20,7 @@ checked like any other. When the step is confirmed, the lane gets requests, and 
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,12 @@ from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
-from scheduler_svc.core.queue.order import running_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import running_key
 from scheduler_svc.core.schedule.admit import admit, admit_suspects, set_aside_misfits
 from scheduler_svc.core.schedule.placement import Placement
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder, wanted_by_chunk
 from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens
-from scheduler_svc.core.schedule.trials import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, free_behind_windows, holds
 from scheduler_svc.core.state.request import Move, Request
@@ -46,36 +45,13 @@ _NO_ROWS = np.zeros(0, np.int64)
 _A_CHUNK = 2
 
 
-def plan_step(
-    *,
-    lane: Lane,
-    queue: RequestQueue,
-    placement: Placement,
-    frontend_idx: Callable[[str], int],
-    counters: Counters,
-    policy: Policy,
-    max_bytes: int,
-    now: float,
-    turn: Turn = EVERYBODY,
-) -> Plan | None:
-    """Makes the lane's next plan, and its record in the lane. Returns None if nothing can run.
-
-    `placement` assigns waiting requests to lanes. The rows that the plan starts have up to `max_bytes` encoded bytes.
-    `turn` says whose plan it is while requests are suspected.
-    """
-    set_aside_misfits(queue, lane, placement)
-    builder = PlanBuilder(
-        lane=lane,
-        queue=queue,
-        frontend_idx=frontend_idx,
-        counters=counters,
-        now=now,
-        budget=lane.memory.token_budget,
-        bytes_left=max_bytes,
-    )
-    make_room(builder, turn)
+def plan_step(builder: PlanBuilder) -> Plan | None:
+    """Makes the lane's next plan, and its record in the lane. Returns None if nothing can run."""
+    lane = builder.lane
+    set_aside_misfits(builder)
+    make_room(builder)
     while True:
-        decode, is_starved = _decide(builder, turn, placement, policy)
+        decode, is_starved = _decide(builder)
         if builder.chunks or len(decode):
             lane.schedule.step_planned()
             plan = finish_plan(builder, decode)
@@ -89,17 +65,15 @@ def plan_step(
         # Every row is in the middle of its prompt and waits for pages that another row holds. The last one in the order
         # is preempted, so the first one always keeps its pages and makes progress.
         builder.preempt(max(lane.rows.requests_at(lane.rows.seated()), key=running_key))
-        builder.restart(lane.memory.token_budget)
+        builder.restart()
 
 
-def _decide(
-    builder: PlanBuilder, turn: Turn, placement: Placement, policy: Policy
-) -> tuple[npt.NDArray[np.int64], bool]:
+def _decide(builder: PlanBuilder) -> tuple[npt.NDArray[np.int64], bool]:
     """Decides what the plan contains. The builder has it, but for the rows that decode, which are returned.
 
     Also returns whether a row in the middle of its prompt got no pages.
     """
-    rows = builder.lane.rows
+    rows, turn, mixed_steps = builder.lane.rows, builder.turn, builder.policy.mixed_steps
     seated = rows.seated()
     if turn.is_trial is not None:
         # The other rows of the lane pause.
@@ -110,7 +84,7 @@ def _decide(
     if rows.num_awaiting:
         remaining = _without_sampling(rows, seated, remaining, builder.lane.info.chunk_align)
     decoding = seated[remaining == 1]
-    decode = _grow_decoding(builder, decoding) if policy.mixed_steps else _NO_ROWS
+    decode = _grow_decoding(builder, decoding) if mixed_steps else _NO_ROWS
     if builder.has_preempted:
         mask = rows.handle[seated] != 0
         seated, remaining = seated[mask], remaining[mask]
@@ -118,17 +92,17 @@ def _decide(
     is_starved = False
     if len(decode) < len(seated):
         chunking = sorted(rows.requests_at(seated[remaining > 1]), key=running_key)
-        before, behind = before_head(builder, turn, chunking)
+        before, behind = before_head(builder, chunking)
         is_starved = _continue_chunks(builder, before)
         if behind:
             if not builder.has_preempted and turn.admits and (head := builder.queue.head()) is not None:
-                admit(builder, turn, placement, policy, tenant=head.submit.tenant)
+                admit(builder, tenant=head.submit.tenant)
             is_starved |= _continue_chunks(builder, behind)
     if not builder.has_preempted and turn.is_trial:
-        admit_suspects(builder, turn, policy)
+        admit_suspects(builder)
     elif not builder.has_preempted and turn.admits:
-        admit(builder, turn, placement, policy)
-    if not policy.mixed_steps and not builder.chunks and not builder.fresh:
+        admit(builder)
+    if not mixed_steps and not builder.chunks and not builder.fresh:
         decode = _grow_decoding(builder, decoding)
     if builder.fresh:
         decode = np.concatenate([decode, np.array(builder.fresh, np.int64)])
@@ -190,15 +164,15 @@ def _continue_chunks(builder: PlanBuilder, chunking: Sequence[Request]) -> bool:
     return False
 
 
-def make_room(builder: PlanBuilder, turn: Turn) -> None:
+def make_room(builder: PlanBuilder) -> None:
     """Preempts one request if the next one has waited for a row or pages that its tenant has a better claim to."""
-    queue, lane = builder.queue, builder.lane
-    if not queue.turns.is_shared or turn.is_trial is not None or not turn.admits or turn.closed is lane:
+    queue, lane, turn = builder.queue, builder.lane, builder.turn
+    if len(queue.tenants) < 2 or turn.is_trial is not None or not turn.admits or turn.closed is lane:
         return
     head = queue.head()
     if head is None or head.pending_plans or not holds(lane, head):
         return
-    if lane.num_free_rows and not lane.schedule.still_blocks(head.handle, lane.pool.num_releases):
+    if lane.num_free_rows and lane.schedule.blocked != (head.handle, lane.pool.num_releases):
         return
     running = lane.rows.requests_at(lane.rows.seated())
     rows = Counter(request.submit.tenant for request in running)
@@ -208,13 +182,13 @@ def make_room(builder: PlanBuilder, turn: Turn) -> None:
         builder.has_preempted = False  # it was made for an admission
 
 
-def before_head(builder: PlanBuilder, turn: Turn, requests: list[Request]) -> tuple[list[Request], list[Request]]:
+def before_head(builder: PlanBuilder, requests: list[Request]) -> tuple[list[Request], list[Request]]:
     """Divides running requests into those that go before the next waiting one and those that go behind it."""
     queue = builder.queue
-    head = None if not queue.turns.is_shared or turn.is_trial is not None else queue.head()
+    head = None if len(queue.tenants) < 2 or builder.turn.is_trial is not None else queue.head()
     if head is None:
         return requests, []
-    at = queue.turns.of(head.submit.tenant).first_turn()
+    at = next(turn for turn, _ in queue.tenants[head.submit.tenant].turns(1))
     before = [request for request in requests if request.submit.tenant == head.submit.tenant or request.turn <= at]
     return before, [request for request in requests if request not in before]
 
@@ -343,16 +317,17 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
     )
     queue = RequestQueue()
     queue.add(request)
-    plan = plan_step(
+    builder = PlanBuilder(
         lane=lane,
         queue=queue,
         placement=Placement((lane,)),
-        frontend_idx=lambda _: 0,
+        frontends={},
         counters=Counters(),
         policy=Policy(),
-        max_bytes=max_bytes,
         now=now,
+        bytes_left=max_bytes,
     )
+    plan = plan_step(builder)
     assert plan is not None, "an empty lane has room for one token"
     lane.unseat(request, Move.END)
     return plan

@@ -1,6 +1,6 @@
 """Scheduling policies: which request is preempted, how large a chunk is, how many pages stay free, when to swap.
 
-The functions are pure. All orders of requests are those of `queue/order`.
+The functions are pure. All orders of requests are those of `queue/turns`.
 """
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages.config import Admission
 from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.rows import Rows
 
 MAX_PASSED_OVER = 32
@@ -60,23 +61,25 @@ def swapping_pays(info: WorkerInfo) -> bool:
 # Headroom ------------------------------------------------------------------------------------------------------
 
 
-def headroom(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
+def headroom(lane: Lane, admission: Admission) -> int:
     """Returns how many pages admission must leave free for the growth of running rows; 0 if no row runs."""
+    rows, info = lane.rows, lane.info
     if not rows.num_seated or admission is Admission.KNOWN:
         return 0
     if admission is Admission.WATERMARK:
         return max(1, round(WATERMARK * info.usable_pages))
     seated = rows.seated()
     near = pages_of_next_steps(rows, seated, info.page_size, min(NEAR_STEPS, info.page_size))
-    return max(near, _expected(rows, seated, info, expected_share))
+    return max(near, _expected(rows, seated, info, lane.schedule.expected_share))
 
 
-def headroom_bound(admission: Admission, rows: Rows, info: WorkerInfo, expected_share: float) -> int:
+def headroom_bound(lane: Lane, admission: Admission) -> int:
     """Returns an upper bound on `headroom` in O(1). If it is free, the caller need not compute `headroom`."""
     if admission is not Admission.HORIZON:
-        return headroom(admission, rows, info, expected_share)
+        return headroom(lane, admission)
     # Within `NEAR_STEPS` a row crosses at most one page edge.
-    return max(rows.num_seated, int(rows.remaining_bound * expected_share) // info.page_size)
+    rows = lane.rows
+    return max(rows.num_seated, int(rows.remaining_bound * lane.schedule.expected_share) // lane.info.page_size)
 
 
 def pages_of_next_steps(rows: Rows, seated: npt.NDArray[np.int64], page_size: int, steps: int) -> int:

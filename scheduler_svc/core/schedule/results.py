@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, is_any_of, is_within
+from scheduler_svc.core.messages.arrays import Int32Array, is_any_of, is_within
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, PromptLogprobs, StepOutput, TokenLogprobs
 from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
+from scheduler_svc.core.schedule.plan_builder import DETACHED
 from scheduler_svc.core.state.lane import Lane, cache_full_pages
 from scheduler_svc.core.state.request import Request
 
@@ -88,10 +89,6 @@ def _fits(raw: RawLogprobs, count: int, top_k: int, vocab_size: int, ignored: Se
     return raw.top_k == top_k and (not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
 
 
-# The index that stands for no front end, in the tokens of requests without a reader. Front ends count from 1.
-DETACHED = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTokens:
     """The tokens of one step: `frontend_idx` int32[n], `streams` uint64[n], `offsets` and `tokens` int32[n]."""
@@ -140,20 +137,17 @@ def read_result(
     rows.drop_sampled(sampled_rows[failed])
     endings = step_tokens.endings
     endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
-    pending_sampled: list[int] = []
+    sampled = np.flatnonzero(good)
     if not all_mine:
-        pending, pending_sampled = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, frontend_idx, now)
-        step_tokens = _joined(step_tokens, pending)
-        endings += pending.endings
+        pending, ended = _pending(lane, queue, record, tokens, outcomes, ~sampled_mine, frontend_idx, now)
+        endings += ended
+        step_tokens, sampled = _joined(step_tokens, sampled, pending)
     if not_finite:
         # These requests fail even if the step's token ends them, because logprobs that they asked for are missing.
         failed = {request.handle for request in not_finite}
         endings = [ending for ending in endings if ending.request.handle not in failed]
         endings += map(Ending.not_finite, not_finite)
-    logprobs = None
-    if record.num_logprobs is not None:
-        sampled = np.concatenate([np.flatnonzero(good), np.array(pending_sampled, np.int64)])
-        logprobs = entry_logprobs(record, event.logprobs, sampled)
+    logprobs = entry_logprobs(record, event.logprobs, sampled)
     return replace(step_tokens, endings=endings, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
@@ -212,14 +206,13 @@ def _pending(
     is_pending: npt.NDArray[np.bool_],
     frontend_idx: Mapping[str, int],
     now: float,
-) -> tuple[StepTokens, list[int]]:
-    """Applies pending tokens of preempted requests; returns them and their indices among the sampled rows."""
-    indices: list[int] = []
-    streams: list[int] = []
-    offsets: list[int] = []
+) -> tuple[list[tuple[int, int, int, int, int]], list[Ending]]:
+    """Applies pending tokens of preempted requests.
+
+    Returns for each its front end, stream, offset, token and index among the sampled rows; and who ends with them.
+    """
+    found: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []
-    pending_tokens: list[int] = []
-    sampled: list[int] = []
     info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
         request = queue.by_handle(int(record.handles[record.sampled[i]]))
@@ -232,11 +225,8 @@ def _pending(
         token = int(tokens[i])
         if request.known == request.prompt_tokens:
             request.first_token_at = now
-        indices.append(frontend_idx.get(request.frontend, DETACHED))
-        streams.append(request.stream)
-        offsets.append(request.num_outputs)
-        pending_tokens.append(token)
-        sampled.append(i)
+        reader = frontend_idx.get(request.frontend, DETACHED)
+        found.append((reader, request.stream, request.num_outputs, token, i))
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
@@ -247,14 +237,7 @@ def _pending(
             ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
-    step_tokens = StepTokens(
-        frontend_idx=np.array(indices, np.int32),
-        streams=np.array(streams, np.uint64),
-        offsets=np.array(offsets, np.int32),
-        tokens=np.array(pending_tokens, np.int32),
-        endings=endings,
-    )
-    return step_tokens, sampled
+    return found, endings
 
 
 def _prompt_logprobs(
@@ -277,15 +260,21 @@ def _prompt_logprobs(
     return tuple(pieces), not_finite
 
 
-def _joined(first: StepTokens, second: StepTokens) -> StepTokens:
-    """Returns the concatenation of both. Endings are left out; `read_result` adds them."""
-    return StepTokens(
-        frontend_idx=np.concatenate([first.frontend_idx, second.frontend_idx]),
-        streams=np.concatenate([first.streams, second.streams]),
-        offsets=np.concatenate([first.offsets, second.offsets]),
-        tokens=np.concatenate([first.tokens, second.tokens]),
-        endings=[],
+def _joined(
+    first: StepTokens, sampled: npt.NDArray[np.int64], pending: Sequence[tuple[int, int, int, int, int]]
+) -> tuple[StepTokens, npt.NDArray[np.int64]]:
+    """Returns the tokens with the pending ones behind them, and their indices among the sampled rows."""
+    if not pending:
+        return first, sampled
+    readers, streams, offsets, tokens, indices = zip(*pending, strict=True)
+    joined = replace(
+        first,
+        frontend_idx=np.concatenate([first.frontend_idx, np.array(readers, np.int32)]),
+        streams=np.concatenate([first.streams, np.array(streams, np.uint64)]),
+        offsets=np.concatenate([first.offsets, np.array(offsets, np.int32)]),
+        tokens=np.concatenate([first.tokens, np.array(tokens, np.int32)]),
     )
+    return joined, np.concatenate([sampled, np.array(indices, np.int64)])
 
 
 def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
@@ -293,7 +282,8 @@ def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.i
 
     `sampled` int64[entries] has the index of each entry among the plan's sampled rows.
     """
-    assert record.num_logprobs is not None
+    if record.num_logprobs is None:
+        return None
     is_wanted = record.num_logprobs > 0
     entries = np.flatnonzero(is_wanted[sampled])
     if not len(entries):
@@ -315,9 +305,6 @@ def _table(raw: RawLogprobs) -> Logprobs:
         top_token_ids=raw.top_token_ids.reshape(shape),
         top_logprobs=raw.top_logprobs.reshape(shape),
     )
-
-
-_NO_STREAMS = np.zeros(0, np.uint64)
 
 
 class OutputCollector:
@@ -370,15 +357,7 @@ class OutputCollector:
             return []
         ends, self._ends = self._ends, {}
         return [
-            StepOutput(
-                frontend=frontend,
-                streams=_NO_STREAMS,
-                offsets=NO_IDS,
-                tokens=NO_IDS,
-                logprobs=None,
-                prompt_logprobs=(),
-                ends=tuple(of),
-            )
+            StepOutput(frontend=frontend, ends=tuple(of))
             for frontend, of in ends.items()
             if frontend in frontends or frontend in self._others
         ]

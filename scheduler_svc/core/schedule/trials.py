@@ -13,8 +13,8 @@ there, because suspects must never run on two lanes; no other member starts ther
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.queue.order import trial_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import trial_key
 from scheduler_svc.core.schedule.placement import backlog
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, holds, may_sample
@@ -70,19 +70,14 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
         return lane.is_overdue(now), is_busy, not is_last, backlog(lane), lane.number
 
     best = min(fitting, key=key)
-    loss = suspects.last_loss
-    is_short = len(proven) < loss.num_lanes and now < loss.at + PATIENCE_SECONDS
+    lost_at, num_lanes = suspects.last_loss
+    is_short = len(proven) < num_lanes and now < lost_at + PATIENCE_SECONDS
     if best.rows.num_seated and is_short and suspects.is_repeated():
         # The dead worker will soon be replaced. Until then the trial spares the remaining lanes.
-        suspects.waits_until = loss.at + PATIENCE_SECONDS
+        suspects.waits_until = lost_at + PATIENCE_SECONDS
         return None
     suspects.begin_on(best)
     return best
-
-
-def others_turn(suspects: Suspects, trial_on: Lane | None, proven: Sequence[Lane]) -> Turn:
-    """Returns the turn of every lane but the trial's."""
-    return Turn(closed=trial_on) if trial_on is not None and is_apart(suspects, proven) else EVERYBODY
 
 
 def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:

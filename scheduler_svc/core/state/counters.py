@@ -1,16 +1,9 @@
-"""Counters of the core since its start, and the reports of steps, lane resets and joins that are made from them.
-
-The plan builder and the lanes count. Reports are made only if the config asks for them; that of a step is made when its
-result is read, before the requests that it ends leave their rows.
-"""
+"""Counters of the core since its start. The plan builder and the lanes count."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
 from statistics import median
 
-from scheduler_svc.core.messages.plan import SentPlan
-from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
-from scheduler_svc.core.state.lane import Lane
+from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.state.memory_limit import Reduction
 
 _RECENT_STEPS = 64
@@ -57,57 +50,3 @@ class Counters:
         """Counts a request that got its first row. `cached_tokens` of its prompt were in the prefix cache."""
         self.prompt_tokens += prompt_tokens
         self.cached_prompt_tokens += cached_tokens
-
-
-def step_report(
-    counters: Counters,
-    waiting: int,
-    lanes: Collection[Lane],
-    lane: Lane,
-    now: float,
-    plans: Sequence[SentPlan],
-    cause: ResetCause | None,
-    output_tokens: int,
-    compute_us: int,
-) -> StepReport:
-    """Returns the report of one event of `lane`. `lanes` are all that are seated, without one that the event closed.
-
-    `plans` holds the plan of a confirmed step, or the plans that a reset made void, oldest first. A reset has a
-    `cause`. A join has neither.
-    """
-    prefill = sum(plan.prefill_tokens for plan in plans)
-    decode = sum(plan.decode_tokens for plan in plans)
-    return StepReport(
-        kind=_kind(cause, plans, prefill, decode),
-        cause=cause,
-        at=now,
-        step=counters.steps,
-        lane=lane.number,
-        generation=lane.generation,
-        running=lane.rows.num_seated,
-        waiting=waiting,
-        prefill_tokens=prefill,
-        decode_tokens=decode,
-        output_tokens=output_tokens,
-        pages_used=lane.pool.num_used,
-        pages_cached=lane.pool.num_evictable,
-        pages_total=lane.info.usable_pages,
-        preemptions=counters.preemptions,
-        compute_us=compute_us,
-        span_seconds=now - plans[0].sent_at if plans else 0.0,
-        workers=len(lanes),
-        all_running=sum(each.rows.num_seated for each in lanes),
-        all_pages_used=sum(each.pool.num_used for each in lanes),
-        all_pages_cached=sum(each.pool.num_evictable for each in lanes),
-        all_pages_total=sum(each.info.usable_pages for each in lanes),
-    )
-
-
-def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, decode: int) -> StepKind:
-    if cause is not None:
-        return StepKind.RESET
-    if not plans:
-        return StepKind.JOINED
-    if prefill and decode:
-        return StepKind.MIXED
-    return StepKind.PREFILL if prefill else StepKind.DECODE

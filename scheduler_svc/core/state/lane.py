@@ -69,6 +69,8 @@ class Lane:
         self.sink_pages = -(-info.sink_tokens // info.page_size)
         """Number of leading pages that every position reads, in addition to its window."""
         self.pages = LanePages(info, page_index)
+        self.host = self.pages.host
+        """The pages in the worker's host memory."""
         self.schedule, self.weights, self.resources = LaneSchedule(), LaneWeights(), LaneResources()
         self.proven_at = float("inf")
         """When the worker's first step succeeded, or it joined with `prove_workers` off."""
@@ -79,7 +81,7 @@ class Lane:
         self.generation = generation
         self.step = 0
         """Number of the last plan in this generation."""
-        self.pages.plans_voided()
+        self.pages.take_zero_pages()  # no plan of the old generation follows
         self.schedule.reset()
         self.rows = Rows(self.info.max_rows, self.info.page_size, self.info.longest_sequence)
         self.in_flight: deque[SentPlan] = deque()
@@ -89,11 +91,6 @@ class Lane:
     def pool(self) -> PagePool:
         """The page pool that the worker uses."""
         return self.pages.pool
-
-    @property
-    def host(self) -> HostPool:
-        """The pages in the worker's host memory."""
-        return self.pages.host
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -158,14 +155,14 @@ class Lane:
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
         self.step = record.step
         self.in_flight.append(record)
-        self.schedule.clear_lookups()
+        self.schedule.lookups.clear()
 
     def result_confirmed(self) -> None:
         """Removes the oldest plan in flight, because its result is valid."""
         record = self.in_flight.popleft()
         self.clock.confirmed(record)
         self.memory.confirmed(record)
-        self.schedule.clear_lookups()
+        self.schedule.lookups.clear()
         self.failed_steps = 0
 
     def prove(self, now: float) -> None:
@@ -229,7 +226,7 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                self.pages.forget_pool()
+                self.pages.pool_id = b""  # nobody knows which pool the worker uses
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)

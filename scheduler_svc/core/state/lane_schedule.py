@@ -12,7 +12,7 @@ FIRST_SHARE, SHARE_DECAY, SHARE_RAISE = 0.3, 0.998, 0.005
 """The expected share at the start, its factor per planned step, and what a step with a preemption adds to it.
 
 A higher share preempts less but admits fewer requests. core/README.md has the figures."""
-_MAX_LOOKUPS = 64
+MAX_LOOKUPS = 64
 _NOTHING = Weights(version="", folder="")
 
 
@@ -29,66 +29,27 @@ class LaneSchedule:
     def __init__(self) -> None:
         self.expected_share = FIRST_SHARE
         """Share of its remaining output tokens that a running request is expected to produce, at most 1."""
-        self._has_preempted = False
-        self._blocked: tuple[int, int] | None = None
-        self._lookups: dict[tuple[int, int], int] = {}
+        self.has_preempted = False
+        """Whether a request was preempted since the last planned step: the expected share was too small."""
+        self.blocked: tuple[int, int] | None = None
+        """The request that does not fit, by handle, and the pool's counter of releases then.
+
+        With handle 0 other lanes see this lane as blocked, but it checks the head again when it next plans."""
+        self.lookups: dict[tuple[int, int], int] = {}
+        """By handle and known tokens: how many pages the lane has of a request. Valid until it plans or is answered."""
 
     def reset(self) -> None:
         """Drops the data that depends on the lane's rows and cached pages."""
-        self._blocked = None
-        self._lookups.clear()
-
-    # The expected share --------------------------------------------------------------------------------------------
-
-    def preempted(self) -> None:
-        """Records a preemption, which shows that the expected share was too small."""
-        self._has_preempted = True
+        self.blocked = None
+        self.lookups.clear()
 
     def step_planned(self) -> None:
         """Updates the expected share, once per planned step, so that it does not decay while the core is idle."""
-        if self._has_preempted:
+        if self.has_preempted:
             self.expected_share = min(1.0, self.expected_share + SHARE_RAISE)
         else:
             self.expected_share *= SHARE_DECAY
-        self._has_preempted = False
-
-    # The head of the queue -----------------------------------------------------------------------------------------
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the lane could not admit the head of the queue when it last planned."""
-        return self._blocked is not None
-
-    def block(self, handle: int, num_releases: int) -> None:
-        """Records that a request does not fit. `num_releases` is the pool's counter of releases.
-
-        With `handle` 0 other lanes see this lane as blocked, but it checks the head again when it next plans.
-        """
-        self._blocked = handle, num_releases
-
-    def unblock(self) -> None:
-        """Records that the lane checks the head of the queue again."""
-        self._blocked = None
-
-    def still_blocks(self, handle: int, num_releases: int) -> bool:
-        """Returns whether the request need not be checked, because no page was released since it did not fit."""
-        return self._blocked == (handle, num_releases)
-
-    # Lookups -------------------------------------------------------------------------------------------------------
-
-    def lookup(self, handle: int, known: int) -> int | None:
-        """Returns the stored lookup of a request with `known` known tokens. None without a valid one."""
-        return self._lookups.get((handle, known))
-
-    def store_lookup(self, handle: int, known: int, found: int) -> None:
-        """Stores how many pages the lane has of a request. It is valid until the lane plans or a result arrives."""
-        if len(self._lookups) >= _MAX_LOOKUPS:
-            self._lookups.clear()
-        self._lookups[handle, known] = found
-
-    def clear_lookups(self) -> None:
-        """Drops all lookups, because the lane's cached pages may have changed."""
-        self._lookups.clear()
+        self.has_preempted = False
 
 
 @dataclass(slots=True)
@@ -104,15 +65,3 @@ class LaneWeights:
     """After a refusal: when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""
-
-    def begin(self, weights: Weights, running: Running, until: float) -> None:
-        """The worker is told to load."""
-        self.told, self.running, self.until = weights, running, until
-
-    def due(self) -> None:
-        """The worker is asked again as soon as its lane is empty."""
-        self.retry_at = 0.0
-
-    def paused(self, seconds: float) -> None:
-        """The scheduler did not run, so the worker gets this time in addition."""
-        self.until += seconds

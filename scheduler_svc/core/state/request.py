@@ -151,6 +151,7 @@ class Request:
     worker_wait_since: float | None = None
     """When the wait for a worker that can hold the request began. None if a present worker can hold it."""
     has_wait_deadline: bool = False
+    """Whether the queue has a deadline of this wait, or of an earlier one."""
 
     def move(self, move: Move) -> None:
         """Makes a transition. Raises AssertionError if `TRANSITIONS` does not contain it."""
@@ -194,23 +195,6 @@ class Request:
         assert self.pending_tokens > 0, f"request {self.submit.request_id}: a token arrived that was not in flight"
         self.pending_tokens -= 1
 
-    def begin_worker_wait(self, now: float) -> bool:
-        """Begins the wait for a worker that can hold the request, unless it waits already.
-
-        Returns True if the caller must add a deadline for the end of the wait to the queue.
-        """
-        if self.worker_wait_since is not None:
-            return False
-        self.worker_wait_since = now
-        is_new, self.has_wait_deadline = not self.has_wait_deadline, True
-        return is_new
-
-    def worker_wait_ends_at(self, now: float, limit_seconds: float) -> float | None:
-        """Called when the deadline of the wait is due. Returns when the wait ends, None if there is none any more. If
-        it has begun again since the deadline was added, its end is later than `now`, and the caller adds a deadline."""
-        self.has_wait_deadline = self.worker_wait_since is not None and now < self.worker_wait_since + limit_seconds
-        return None if self.worker_wait_since is None else self.worker_wait_since + limit_seconds
-
     def prompt_logprobs_sent(self, start: int, count: int) -> None:
         """Records that the logprobs of `count` prompt positions from `start` on were sent.
 
@@ -246,12 +230,11 @@ class Request:
         parts = "prompt, output so far and what must follow" if is_unset else "prompt and max_new_tokens"
         return f"{numbered(self.least_length(self.known), 'token')} ({parts})"
 
-    def known_tokens(self) -> Int32Array:
-        """Returns the tokens of a request without a row: int32[known]. The caller must not change them."""
-        return np.concatenate([self.submit.prompt, *self.outputs]) if self.outputs else self.submit.prompt
-
     def tokens_between(self, start: int, end: int) -> Int32Array:
-        """Returns the tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""
+        """Returns the tokens from `start` to `end - 1`, int32[end - start], which the caller must not change.
+
+        `end` is at most `known`.
+        """
         prompt = len(self.submit.prompt)
         if self.outputs and end == prompt + self.num_outputs and len(self.outputs[-1]) >= end - start:
             return self.outputs[-1][start - end :]  # the common case: a page that became full just now

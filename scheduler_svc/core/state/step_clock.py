@@ -8,7 +8,7 @@ assumptions about the time t(w) of a step with work w: t does not fall if w grow
 w. Each confirmed step with work v therefore bounds the time of every other step: t(w) <= t(v) * max(1, w / v).
 Confirmed steps are kept in classes of work, each twice as large as the one before, with a moving average of the time
 for each class. Steps with and without prompt chunks have separate classes, because the price of context differs between
-the two.
+the two. Example: after steps of 1 row in 5 ms, a step of 256 rows is predicted at 1.28 s.
 """
 
 import math
@@ -88,13 +88,9 @@ class StepTimes:
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        own = _class_of(work)
-        average = self._averages(record).get(own, seconds)
-        average += (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
-        if record.prefill_tokens:
-            self._of_chunks[own] = average
-        else:
-            self._of_decodes[own] = average
+        averages, own = self._averages(record), _class_of(work)
+        average = averages.get(own, seconds)
+        averages[own] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes
@@ -105,13 +101,10 @@ def _bound(averages: dict[int, float], work: float) -> float:
     own = _class_of(work)
     if own in averages:
         return averages[own]
-    larger = min((each for each in averages if each > own), default=None)
-    smaller = max((each for each in averages if each < own), default=None)
-    bounds: list[float] = []
-    if larger is not None:
-        bounds.append(averages[larger])
-    if smaller is not None:
-        bounds.append(averages[smaller] * work / 2.0**smaller)
+    larger, smaller = [each for each in averages if each > own], [each for each in averages if each < own]
+    bounds = [averages[min(larger)]] if larger else []
+    if smaller:
+        bounds.append(averages[max(smaller)] * work / 2.0 ** max(smaller))
     return min(bounds)
 
 

@@ -7,11 +7,12 @@ from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES
 
 def end_convicted(core: Core, now: float) -> list[fx.Effect]:
     """Ends and quarantines the requests that were convicted of killing their workers or making their steps fail."""
-    effects, quarantine = list[fx.Effect](), core.quarantine
-    convicted = core.suspects.take_convicted()
-    for conviction in convicted:
-        request, cause = conviction.request, conviction.cause
-        quarantine.add(request, cause, now)
+    effects, suspects = list[fx.Effect](), core.suspects
+    convicted, suspects.convicted = suspects.convicted, []
+    for request, cause in convicted:
+        if request.handle not in suspects.handles:
+            continue
+        core.quarantine.add(request, cause, now)
         # The deaths are explained, so they were no crash loop.
         core.lanes.crash_loop.confirmed()
         message = f"request {request.submit.request_id}: {cause}"
@@ -23,7 +24,7 @@ def end_convicted(core: Core, now: float) -> list[fx.Effect]:
 class Convictions(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
         """Ends the requests that this Tick has convicted so far, so that no plan has them."""
-        return end_convicted(self._core, now) if self._core.suspects.has_convicted else []
+        return end_convicted(self._core, now) if self._core.suspects.convicted else []
 
     def next_wake(self) -> float | None:
         """Returns when the trial stops waiting for another worker, None if it does not wait."""

@@ -82,11 +82,11 @@ class Suspect:
         self.control = num_steps
         return self.lone_deaths >= LONE_DEATHS
 
-    def conviction(self, what: str, *, is_step: bool) -> "Conviction":
-        """Returns the conviction after the death or failed step that `what` describes."""
+    def cause(self, what: str, *, is_step: bool) -> str:
+        """Returns why it is convicted after the death or failed step that `what` describes, in one sentence."""
         who = "its step failed" if is_step else "its worker died or hung"
         where = f"{numbered(self.lone_deaths, 'time')} while it ran alone at token {self.lone_position}"
-        return Conviction(request=self.request, cause=f"{who} {where}; the last time: {what}")
+        return f"{who} {where}; the last time: {what}"
 
 
 @dataclass(slots=True)
@@ -96,23 +96,6 @@ class Trial:
     handles: list[int]
     worker: str = ""
     """The lane that was chosen for it, or empty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conviction:
-    """A request that must end, and why: one sentence."""
-
-    request: Request
-    cause: str
-
-
-@dataclass(slots=True)
-class Loss:
-    """The last death of a worker with a request in flight."""
-
-    at: float = 0.0
-    num_lanes: int = 0
-    """Number of lanes before it."""
 
 
 def halves(requests: Sequence[Request], *, is_step: bool) -> list[list[int]]:
@@ -137,7 +120,8 @@ class Suspects:
 
     _queue: RequestQueue
     trial: Trial | None = None
-    last_loss: Loss = field(default_factory=Loss)
+    last_loss: tuple[float, int] = (0.0, 0)
+    """The last death of a worker with a request in flight: its time, and the number of lanes before it."""
     last_worker: str = ""
     """The lane of the current trial, or of the last one."""
     waits_until: float | None = None
@@ -151,7 +135,8 @@ class Suspects:
     _by_handle: dict[int, Suspect] = field(default_factory=dict[int, Suspect])
     # Groups that wait for their trial, the next one first. They may name requests that are no suspects any more.
     _groups: deque[list[int]] = field(default_factory=deque[list[int]])
-    _convicted: list[Conviction] = field(default_factory=list[Conviction])
+    convicted: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])
+    """Requests that `convictions` ends, and why: one sentence."""
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -188,7 +173,7 @@ class Suspects:
         counts = is_step or num_lanes <= 1 or self.is_trial(plans)
         if not is_step and ends:
             self.num_losses += 1
-            self.last_loss = Loss(now, num_lanes)
+            self.last_loss = now, num_lanes
         self._end_trial_on(lane.worker, ends.keys())
         requests = [request for request in map(self._queue.by_handle, ends) if request is not None]
         for request in requests:
@@ -196,7 +181,7 @@ class Suspects:
             suspect = self._suspect(request, known)
             suspect.met(max(known, ends[request.handle]), is_step=is_step, is_alone=len(ends) == 1)
             if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
-                self._convicted.append(suspect.conviction(what, is_step=is_step))
+                self.convicted.append((request, suspect.cause(what, is_step=is_step)))
         self._regroup(requests, is_step=is_step)
 
     def _regroup(self, requests: Sequence[Request], *, is_step: bool) -> None:
@@ -234,16 +219,6 @@ class Suspects:
         self.trial = None
         if rest:
             self._groups.append(rest)
-
-    @property
-    def has_convicted(self) -> bool:
-        """Whether a request was convicted since the last `take_convicted`."""
-        return bool(self._convicted)
-
-    def take_convicted(self) -> list[Conviction]:
-        """Takes the requests that were convicted since the last call. The caller ends them."""
-        convicted, self._convicted = self._convicted, []
-        return [one for one in convicted if one.request.handle in self._by_handle]
 
     # Clearing --------------------------------------------------------------------------------------------------------
 
@@ -296,19 +271,21 @@ class Suspects:
                 self._groups.append(handles)
         return None
 
+    def _tried(self) -> list[Suspect]:
+        handles = () if self.trial is None else self.trial.handles
+        return [self._by_handle[handle] for handle in handles if handle in self._by_handle]
+
     def members(self) -> list[Request]:
         """Returns the requests of the current trial that are not cleared."""
-        if self.trial is None:
-            return []
-        return [self._by_handle[handle].request for handle in self.trial.handles if handle in self._by_handle]
+        return [suspect.request for suspect in self._tried()]
 
     def is_repeated(self) -> bool:
         """Returns whether a member of the trial has been in more than one death, so that a culprit is likely."""
-        return any(self._by_handle[request.handle].deaths > 1 for request in self.members())
+        return any(suspect.deaths > 1 for suspect in self._tried())
 
     def may_use_cache(self) -> bool:
         """Returns whether the members of the trial may start from cached pages."""
-        return all(self._by_handle[request.handle].trusts_cache for request in self.members())
+        return all(suspect.trusts_cache for suspect in self._tried())
 
     def begin_on(self, lane: Lane) -> None:
         """Moves the trial to a lane. Members that the lane can never hold form a group of their own."""
@@ -325,13 +302,13 @@ class Suspects:
 
     def lacks_control(self) -> bool:
         """Returns whether a death would meet a lone suspect again, and no other request got a token since the last."""
-        members = [self._by_handle[request.handle] for request in self.members()]
-        return len(members) == 1 and members[0].lone_deaths > 0 and members[0].control >= self.num_steps
+        tried = self._tried()
+        return len(tried) == 1 and tried[0].lone_deaths > 0 and tried[0].control >= self.num_steps
 
     def waive_control(self) -> None:
         """Records that no other request can run."""
-        for request in self.members():
-            self._by_handle[request.handle].control = -1
+        for suspect in self._tried():
+            suspect.control = -1
 
 
 def _known(lane: Lane, request: Request) -> int:

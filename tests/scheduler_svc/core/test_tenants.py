@@ -104,7 +104,7 @@ def test_a_tenant_never_has_more_rows_than_its_share() -> None:
         world.step(0.01)
         for tenant in most:
             running = [one for one in world.core.queue if one.submit.tenant == tenant and one.phase is Phase.RUNNING]
-            assert len(running) == world.core.queue.num_running(tenant)
+            assert len(running) == len(world.core.queue.tenants[tenant].running)
             most[tenant] = max(most[tenant], len(running))
     world.check_all_ended()
     assert most["acme"] == 2 and most["other"] >= 2
@@ -128,7 +128,8 @@ def test_parked_requests_are_never_lost(moves: list[tuple[str, int]]) -> None:
     assert len(world.core.queue) == 0
     for tenant in ("acme", "other"):
         account = world.core.queue.accounts.of(tenant)
-        assert (account.waiting, account.waiting_tokens, world.core.queue.num_running(tenant)) == (0, 0, 0)
+        assert account.waiting == account.waiting_tokens == 0
+    assert not any(tenant.running or tenant.waiting for tenant in world.core.queue.tenants.values())
 
 
 # Requests and tokens per minute ---------------------------------------------------------------------------------------

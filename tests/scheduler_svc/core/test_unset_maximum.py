@@ -201,7 +201,7 @@ def test_headroom_turns_and_drains_count_an_unset_maximum_as_the_named_estimate(
         world.tick()
         lane = world.lane
         assert lane is not None
-        rows, queue = lane.rows, world.core.queue.turns.of("")
+        rows, queue = lane.rows, world.core.queue.tenants[""]
         world.handle(ev.Drain(frontend=FRONTEND, query=1, worker="", max_seconds=100.0))
         world.tick()
         [report] = [effect for effect in world.effects if isinstance(effect, DrainReport)][-1:]

@@ -374,7 +374,7 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
         lives.kill()
         lives.begin()
         lives.resume_all()
-    assert set(lives.core.sources._users.values()) == {2, 1}
+    assert {one.users for one in lives.core.sources._sources.values()} == {2, 1}
     lives.run()
     reasons = [end.reason for caller in callers for end in caller.ends if end is not None]
     assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons

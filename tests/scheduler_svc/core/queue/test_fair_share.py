@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.queue.order import AGEING_TOKENS
-from scheduler_svc.core.queue.turns import FairShare
+from scheduler_svc.core.queue.turns import AGEING_TOKENS, FairShare
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import World, greedy
 
@@ -210,4 +209,4 @@ def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
         else:
             world.cancel(stream)
     world.check_empty()
-    assert len(world.core.queue.turns.of("").fair_share._last_finish) <= 64
+    assert len(world.core.queue.tenants[""].fair_share._last_finish) <= 64

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
-from scheduler_svc.core.queue.order import AGEING_TOKENS, WINDOW, queue_key
 from scheduler_svc.core.queue.request_queue import RequestQueue
+from scheduler_svc.core.queue.turns import AGEING_TOKENS, WINDOW, queue_key
 from scheduler_svc.core.state.request import Move, Request
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.bare import bare_request
@@ -137,7 +137,7 @@ def test_the_order_is_that_of_the_definition() -> None:
             head = queue.head()
             assert ([head.handle] if head else []) == handles[:1]
             assert {one.handle: its for one, its in oracle.running.values()} == {
-                handle: one.turn for tenant in queue.turns.queues.values() for handle, one in tenant.running.items()
+                one.handle: one.turn for tenant in queue.tenants.values() for _, one in tenant.running
             }
 
 

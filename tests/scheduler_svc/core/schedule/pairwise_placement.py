@@ -3,13 +3,14 @@
 It takes O(lanes x requests x lanes) per tick. `Placement` must choose the same lanes for one and two lanes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 import pytest
 
 from scheduler_svc.core import steps
+from scheduler_svc.core.pages.page_index import PageIndex
 from scheduler_svc.core.schedule.placement import ROW_TOKENS, Placement, backlog
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch, match_prefix
 from scheduler_svc.core.state.lane import Lane
@@ -18,6 +19,10 @@ from scheduler_svc.core.state.request import Request
 
 class PairwisePlacement(Placement):
     """Counts what each lane starts in the tick, and what the lane that plans leaves to each other one."""
+
+    def __init__(self, lanes: Sequence[Lane], page_index: PageIndex | None = None, *, now: float = 0.0) -> None:
+        super().__init__(lanes, page_index, now=now)
+        self._now = now
 
     def begin(self, lane: Lane) -> None:
         if not self._started:
@@ -38,7 +43,7 @@ class PairwisePlacement(Placement):
         known = request.known
         best, chosen = (self._load(lane)[0] + known - matched.first_position, lane.number), None
         for other in self.lanes:
-            if other is lane or other is closed or other.is_overdue(self._now) or other.schedule.is_blocked:
+            if other is lane or other is closed or other.is_overdue(self._now) or other.schedule.blocked:
                 continue
             tokens, rows = self._load(other)
             if rows <= 0 or not other.info.holds(request.total_length):

@@ -1,7 +1,7 @@
 """A request that fits is admitted although another one waits: for pages, for a sibling, for an overdue worker."""
 
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.queue.order import AGEING_TOKENS
+from scheduler_svc.core.queue.turns import AGEING_TOKENS
 from scheduler_svc.core.state.lane import OVERDUE_SECONDS
 from scheduler_svc.core.state.request import Request
 from tests.rigs.executor import Shape

@@ -6,7 +6,7 @@ The worker has one row and pages of four tokens. A stem of nine tokens is cached
 import pytest
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.queue.order import WINDOW
+from scheduler_svc.core.queue.turns import WINDOW
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
@@ -100,7 +100,7 @@ def test_a_request_that_does_not_read_the_cache_passes_no_other() -> None:
 def test_a_request_does_not_pass_another_tenant(cached_for: str) -> None:
     world = warm(salt=cached_for)
     # As if the stem had been computed long ago.
-    world.core.queue.turns.of("").fair_share._last_finish.clear()
+    world.core.queue.tenants[""].fair_share._last_finish.clear()
     streams = [cold(world, salt="a"), with_stem(world, salt="b"), with_stem(world, salt="a")]
     # The tenants take turns: a, b, a.
     assert run(world) == streams
@@ -109,7 +109,7 @@ def test_a_request_does_not_pass_another_tenant(cached_for: str) -> None:
 def test_a_tenant_with_cached_prompts_does_not_delay_another_tenant() -> None:
     """If they passed their tenant's own first request, which keeps its place, the other tenant would wait for all."""
     world = warm(salt="greedy")
-    world.core.queue.turns.of("").fair_share._last_finish.clear()
+    world.core.queue.tenants[""].fair_share._last_finish.clear()
     first = cold(world, salt="greedy")
     others = [with_stem(world, salt="greedy") for _ in range(20)]
     another = cold(world, salt="another")
@@ -118,7 +118,7 @@ def test_a_tenant_with_cached_prompts_does_not_delay_another_tenant() -> None:
 
 def test_a_tenant_may_pass_itself_when_no_other_tenant_waits() -> None:
     world = warm(salt="a")
-    world.core.queue.turns.of("").fair_share._last_finish.clear()
+    world.core.queue.tenants[""].fair_share._last_finish.clear()
     first, other, second = cold(world, salt="a"), cold(world, salt="b"), cold(world, salt="a")
     cached = with_stem(world, salt="a")
     assert run(world) == [first, other, cached, second]

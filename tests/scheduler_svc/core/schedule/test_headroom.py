@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
-from scheduler_svc.core.schedule.policy import (
-    headroom,
-    pages_of_next_steps,
-)
+from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.schedule.policy import headroom, pages_of_next_steps
+from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.lane_schedule import FIRST_SHARE, SHARE_DECAY, SHARE_RAISE, LaneSchedule
 from scheduler_svc.core.state.rows import Rows
 from tests.rigs.executor import Shape
@@ -113,23 +114,27 @@ def test_the_near_horizon_does_not_count_pages_that_rows_hold_already(
 # Admission rules and the expected share ---------------------------------------------------------------------------
 
 
+def lane_of(rows: Rows, info: WorkerInfo, share: float) -> Lane:
+    return cast(Lane, SimpleNamespace(rows=rows, info=info, schedule=SimpleNamespace(expected_share=share)))
+
+
 def test_each_admission_rule_keeps_its_headroom() -> None:
     info = info_of(Shape(page_size=4, num_pages=401))
     rows = rows_of([Running(begins=6, left=80, held=2), Running(begins=5, left=40, held=2)], 4)
-    assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
+    assert headroom(lane_of(rows, info, 0.5), Admission.KNOWN) == 0
     # No row is seated according to the counter.
-    assert headroom(Admission.HORIZON, rows, info, 0.5) == 0
+    assert headroom(lane_of(rows, info, 0.5), Admission.HORIZON) == 0
     rows.num_seated = 2
-    assert headroom(Admission.KNOWN, rows, info, 0.5) == 0
-    assert headroom(Admission.WATERMARK, rows, info, 0.5) == 4
+    assert headroom(lane_of(rows, info, 0.5), Admission.KNOWN) == 0
+    assert headroom(lane_of(rows, info, 0.5), Admission.WATERMARK) == 4
     # Each row takes one page for certain. Half of their remaining output is 60 tokens.
-    assert headroom(Admission.HORIZON, rows, info, 0.0) == 2
-    assert headroom(Admission.HORIZON, rows, info, 0.5) == 15
+    assert headroom(lane_of(rows, info, 0.0), Admission.HORIZON) == 2
+    assert headroom(lane_of(rows, info, 0.5), Admission.HORIZON) == 15
     # With a window of 200 they still take 80 and 40 tokens. With a window of 8 they take 2 and 3, then release as many.
     wide = info_of(Shape(page_size=4, num_pages=401, window=200))
-    assert headroom(Admission.HORIZON, rows, wide, 0.5) == 15
+    assert headroom(lane_of(rows, wide, 0.5), Admission.HORIZON) == 15
     sliding = info_of(Shape(page_size=4, num_pages=401, window=8))
-    assert headroom(Admission.HORIZON, rows, sliding, 0.5) == 2
+    assert headroom(lane_of(rows, sliding, 0.5), Admission.HORIZON) == 2
 
 
 def test_the_expected_share_decays_with_each_planned_step() -> None:
@@ -145,11 +150,11 @@ def test_the_expected_share_decays_with_each_planned_step() -> None:
 
 def test_a_preemption_raises_the_expected_share_to_at_most_one() -> None:
     schedule = LaneSchedule()
-    schedule.preempted()
+    schedule.has_preempted = True
     schedule.step_planned()
     assert schedule.expected_share == FIRST_SHARE + SHARE_RAISE
     for _ in range(math.ceil(1 / SHARE_RAISE)):
-        schedule.preempted()
+        schedule.has_preempted = True
         schedule.step_planned()
     assert schedule.expected_share == 1.0
 

@@ -113,7 +113,7 @@ def test_a_request_starts_in_one_tick_beside_a_lane_that_gets_room_in_it() -> No
         fleet.tick()
     assert [len(fleet.running(name)) for name in "abc"] == [1, 1, 1]
     fleet.run()
-    fleet.lane_of("b").schedule.block(0, 0)
+    fleet.lane_of("b").schedule.blocked = 0, 0
     stream = fleet.submit(prompt, max_new_tokens=9, ignore_eos=True)
     fleet.tick()
     assert [fleet.running(name) for name in "abc"].count([stream]) == 1

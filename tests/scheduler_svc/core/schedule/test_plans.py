@@ -9,7 +9,7 @@ from scheduler_svc.core.messages.config import Admission, Policy
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.placement import Placement
-from scheduler_svc.core.schedule.plan_builder import Counters
+from scheduler_svc.core.schedule.plan_builder import Counters, PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move
@@ -264,16 +264,17 @@ def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_
         assert pages is not None
         lane.rows.seat(request, pages, frontend_idx=1, first_position=0, held_from=0)
     queue.add(bare_request(3, priority=2))
-    plan = plan_step(
+    builder = PlanBuilder(
         lane=lane,
         queue=queue,
         placement=Placement((lane,)),
-        frontend_idx=lambda frontend: 1,
+        frontends={},
         counters=Counters(),
         policy=Policy(admission=Admission.KNOWN),
-        max_bytes=1 << 20,
         now=0.0,
+        bytes_left=1 << 20,
     )
+    plan = plan_step(builder)
     assert plan is not None
     return plan
 
