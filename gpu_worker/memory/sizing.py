@@ -317,8 +317,8 @@ def bytes_beside_pool(costs: Costs, geometry: Geometry) -> int:
     """The most bytes for any number of pages."""
     num_pages = num_first_pages(replace(geometry, num_pages=MAX_PAGE_IDS))
     total = 0
-    for part in costs.slices:
-        page_bytes = geometry.page_size * part.bytes_per_token
-        granules = -(-num_pages * page_bytes // GRANULE_BYTES) + _ENDS + _ENDS_OF_SINKS * bool(part.extra_pages)
-        total += part.tensors * (part.heads * granules * GRANULE_BYTES + (PAGES_AT_ONCE + 1) * page_bytes)
+    for tensors in costs.pool:
+        page_bytes = geometry.page_size * tensors.head_dim * tensors.itemsize
+        granules = -(-num_pages * page_bytes // GRANULE_BYTES) + _ENDS + _ENDS_OF_SINKS * bool(tensors.extra_pages)
+        total += tensors.count * (tensors.heads * granules * GRANULE_BYTES + (PAGES_AT_ONCE + 1) * page_bytes)
     return total

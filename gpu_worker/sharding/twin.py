@@ -20,14 +20,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.distributed.utils import TransformersDeviceMesh
 
-from gpu_worker.attention.kv_cache import pool_bytes
 from gpu_worker.attention.layers import AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import own_part
 from gpu_worker.compatibility.check_model import meta_model_of
 from gpu_worker.compatibility.probe import Recorded, calls_without_masks
 from gpu_worker.failures import first_line
-from gpu_worker.memory.costs import Costs, pool_slices, pool_tensors
+from gpu_worker.memory.costs import pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import plan_for, plan_hash
@@ -73,9 +72,14 @@ def part_of(
         )
     pairs = zip(whole.layers.layers, recorded.calls, strict=True)
     layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
-    return Part(
-        facts=replace(whole, layers=layers, costs=_costs(whole.costs, layers, kept, dtype)), plan=plan, plan_hash=hashed
+    # The activations are counted as the whole model's, which is more than a rank has.
+    costs = replace(
+        whole.costs,
+        weights=kept * dtype.itemsize,
+        smaller_weights=whole.costs.smaller_weights and (whole.costs.smaller_weights[0], 2 * kept),
+        pool=pool_tensors(layers, dtype),
     )
+    return Part(facts=replace(whole, layers=layers, costs=costs), plan=plan, plan_hash=hashed)
 
 
 @contextmanager
@@ -149,20 +153,6 @@ def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) 
     # All KV heads are computed, and those are kept that the query heads from `rank * num_heads` on read.
     own = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
     return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=own)
-
-
-def _costs(whole: Costs, layers: LayerMap, kept: int, dtype: torch.dtype) -> Costs:
-    """The activations are counted as the whole model's, which is more than a rank has."""
-    halves = None if whole.smaller_weights is None else (whole.smaller_weights[0], 2 * kept)
-    return replace(
-        whole,
-        weights=kept * dtype.itemsize,
-        smaller_weights=halves,
-        kv_per_token=layers.elements_per_token * dtype.itemsize,
-        learned_sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
-        pool_tensors=pool_tensors(layers),
-        slices=pool_slices(layers, dtype),
-    )
 
 
 def _in_short(error: Exception) -> str:
