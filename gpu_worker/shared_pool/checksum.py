@@ -8,10 +8,9 @@ equal, so that another worker can check them: products and sums of int64 wrap mo
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,34 +18,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.geometry import PAGES_AT_ONCE
-from gpu_worker.native.library import native_library
+from gpu_worker.native.library import NativeLibrary, native_library
 from gpu_worker.shared_pool.cuda_region import bytes_at
 
 # The odd increment of splitmix64.
 _STEP = 0x9E3779B97F4A7C15
+_LAST_64_BITS = (1 << 64) - 1
+# Two plans in flight, and one more.
+_NUM_RESULTS = 3
 
 
-class PageChecksums:
-    """Checksums of the pages of `pools`, each [heads, tokens, dimension]."""
+class PageChecksums(Protocol):
+    """Checksums of the pages of a pool; at most `_NUM_RESULTS - 1` results may be unread."""
 
-    def __init__(self, pools: Sequence[Tensor], page_size: int) -> None:
-        of_pools = iter(odd(len(pools)))
-        self._groups = [
-            _Group(words, odd(words.shape[3]), np.array([next(of_pools) for _ in words], np.uint64))
-            for words in (group.numpy().view(np.uint64) for group in words_of(pools, page_size))
-        ]
-        library = native_library()
-        self._calls: list[_PageWords] = []
-        if library is not None:
-            self._sum: Any = library.functions.tandem_page_sum
-            self._sum.argtypes, self._sum.restype = (ctypes.POINTER(_PageWords), ctypes.c_int64), ctypes.c_uint64
-            self._calls = [group.call() for group in self._groups]
+    def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
+        """Enqueues the checksums of the pages' present content. The function returns them when the work has ended."""
+        ...
 
-    def of(self, page: int) -> int:
-        """The checksum of one page."""
-        if self._calls:
-            return sum(self._sum(call, page) for call in self._calls) & 0xFFFFFFFFFFFFFFFF
-        return sum(group.sum(page) for group in self._groups) & 0xFFFFFFFFFFFFFFFF
+    def of(self, pages: Sequence[int]) -> list[int]:
+        """The checksums of the pages' present content. Waits for the device."""
+        ...
+
+
+def checksums_of(words: Sequence[Tensor]) -> PageChecksums:
+    """words: of each group of pools, as `words_of` returns them."""
+    library = native_library() if words[0].is_cpu else None
+    return TorchChecksums(words) if library is None else KernelChecksums(words, library)
 
 
 class _PageWords(ctypes.Structure):
@@ -64,54 +61,48 @@ class _PageWords(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Pools of one shape."""
+class KernelChecksums:
+    """In host memory, by the kernels of the machine."""
 
-    # [pools, heads, pages, words of a page]
-    words: NDArray[np.uint64]
-    # Weights: [words of a page] and [pools].
-    of_words: NDArray[np.uint64]
-    of_pools: NDArray[np.uint64]
+    def __init__(self, words: Sequence[Tensor], library: NativeLibrary) -> None:
+        """words: as of `checksums_of`."""
+        self._sum: Any = library.functions.tandem_page_sum
+        self._sum.argtypes, self._sum.restype = (ctypes.POINTER(_PageWords), ctypes.c_int64), ctypes.c_uint64
+        # The calls have their addresses.
+        self._kept = words, list(_weights(words))
+        self.calls: list[_PageWords] = []
+        for group, (of_pools, of_words) in zip(*self._kept, strict=True):
+            num_pools, num_heads, _, num_words = group.shape
+            addresses = group.data_ptr(), of_words.ctypes.data, of_pools.ctypes.data
+            self.calls.append(_PageWords(*addresses, num_pools, group.stride(0), num_heads, group.stride(1), num_words))
 
-    def sum(self, page: int) -> int:
-        """The group's part of the checksum of a page. Products modulo 2^64 are exact in uint64."""
-        sums = np.add.reduce(self.words[:, :, page], axis=1) @ self.of_words
-        return int(sums @ self.of_pools)
+    def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
+        found = self.of(pages)
+        return lambda: found
 
-    def call(self) -> _PageWords:
-        """The same for the kernel. The addresses are valid as long as this group."""
-        num_pools, num_heads, _, num_words = self.words.shape
-        pool_distance, head_distance, _, _ = (distance // 8 for distance in self.words.strides)
-        addresses = (each.ctypes.data for each in (self.words, self.of_words, self.of_pools))
-        return _PageWords(*addresses, num_pools, pool_distance, num_heads, head_distance, num_words)
-
-
-def odd(count: int) -> NDArray[np.uint64]:
-    """`count` odd weights, each different."""
-    return (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)) | np.uint64(1)
+    def of(self, pages: Sequence[int]) -> list[int]:
+        return [sum(self._sum(call, page) for call in self.calls) & _LAST_64_BITS for page in pages]
 
 
-class DeviceChecksums:
-    """Checksums of the pages of a pool; at most `num_buffers - 1` results may be unread."""
+class TorchChecksums:
+    """On any device."""
 
-    def __init__(self, words: Sequence[Tensor], num_pages: int, *, num_buffers: int) -> None:
-        """words: of each group of pools, as `words_of` returns them."""
-        device = words[0].device
-        self._words = words
-        weights = _weights([(group.shape[0], group.shape[3]) for group in words])
-        self._weights = [torch.from_numpy(each).to(device) for each in weights]
-        self._sums = [torch.zeros((PAGES_AT_ONCE, *each.shape), dtype=torch.int64, device=device) for each in weights]
-        self._parts = torch.zeros((len(words), num_pages), dtype=torch.int64, device=device)
-        self._found = torch.zeros(num_pages, dtype=torch.int64, device=device)
-        self._device, self._next = device, 0
-        self._results = [
-            torch.zeros(num_pages, dtype=torch.int64, pin_memory=device.type == "cuda") for _ in range(num_buffers)
-        ]
+    def __init__(self, words: Sequence[Tensor]) -> None:
+        """words: as of `checksums_of`."""
+        self._device, num_pages = words[0].device, min(group.shape[2] for group in words)
+        self._words, weights = words, [np.outer(*of_group).view(np.int64) for of_group in _weights(words)]
+        self._weights = [torch.from_numpy(of_group).to(self._device) for of_group in weights]
+        zeros = {"dtype": torch.int64, "device": self._device}
+        self._sums = [torch.zeros((PAGES_AT_ONCE, *of_group.shape), **zeros) for of_group in weights]
+        self._parts, self._found = torch.zeros((len(words), num_pages), **zeros), torch.zeros(num_pages, **zeros)
+        is_gpu = self._device.type == "cuda"
+        self._results = [torch.zeros(num_pages, dtype=torch.int64, pin_memory=is_gpu) for _ in range(_NUM_RESULTS)]
+        self._next = 0
+        # Loads the kernels.
+        self.begin([0])
 
     @torch.inference_mode()
     def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
-        """Enqueues the checksums of the pages' present content. The function returns them when the work has ended."""
         count, result = len(pages), self._results[self._next]
         self._next = (self._next + 1) % len(self._results)
         for at in range(0, count, PAGES_AT_ONCE):
@@ -126,11 +117,15 @@ class DeviceChecksums:
         return lambda: result[:count].numpy().view(np.uint64).tolist()
 
     def of(self, pages: Sequence[int]) -> list[int]:
-        """The checksums of the pages' present content. Waits for the device."""
         read = self.begin(pages)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return read()
+
+
+def odd(count: int) -> NDArray[np.uint64]:
+    """`count` odd weights, each different."""
+    return (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_STEP)) | np.uint64(1)
 
 
 def words_of(pools: Sequence[Tensor], page_size: int) -> list[Tensor]:
@@ -164,8 +159,10 @@ def _group(pools: Sequence[Tensor], page_size: int) -> Tensor:
     )
 
 
-def _weights(shapes: Sequence[tuple[int, int]]) -> list[np.ndarray[tuple[int, int], np.dtype[np.int64]]]:
-    """[pools, words] for each group: the weight of a pool times that of a word."""
-    of_words = odd(max(words for _, words in shapes))
-    of_pools = np.split(odd(sum(pools for pools, _ in shapes)), np.cumsum([pools for pools, _ in shapes])[:-1])
-    return [np.outer(own, of_words[:words]).view(np.int64) for own, (_, words) in zip(of_pools, shapes, strict=True)]
+def _weights(words: Sequence[Tensor]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+    """Of each group, the weights of its pools, and those of the words of a page."""
+    num_before = 0
+    of_pools = odd(sum(group.shape[0] for group in words))
+    for group in words:
+        yield of_pools[num_before : num_before + group.shape[0]], odd(group.shape[3])
+        num_before += group.shape[0]

@@ -5,20 +5,19 @@ checksum and the step's number. A worker that takes the pool over compares the c
 starts with it, so that only pages that are used are read, each once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.checksum import DeviceChecksums
+from gpu_worker.shared_pool.checksum import PageChecksums
 from gpu_worker.shared_pool.messages import PageDamaged
 from gpu_worker.shared_pool.region import Header
 from gpu_worker.wire.frames import Plan
 
 
 class PageGuard:
-    """`checksums_of` returns those of pages' present content. Set before the first step."""
+    """`checksums` are set before the first step."""
 
-    checksums_of: Callable[[Sequence[int]], Iterable[int]]
+    checksums: PageChecksums
 
     def __init__(self, header: Header, num_pages: int) -> None:
         self._header = header
@@ -26,6 +25,8 @@ class PageGuard:
         self._is_unchecked = bytearray(num_pages)
         self._may_be_unchecked = False
         self._filled: list[int] = []
+        # Of each step in flight that fills pages, those that no later plan has begun to write.
+        self._in_flight: list[set[int]] = []
         self._generation = 0
 
     def begin_generation(self, generation: int) -> None:
@@ -44,12 +45,16 @@ class PageGuard:
     def _restart(self, *, is_unchecked: bool) -> None:
         self._is_unchecked = bytearray(bytes([is_unchecked]) * len(self._is_unchecked))
         self._may_be_unchecked = is_unchecked
+        for pages in self._in_flight:
+            pages.clear()
+        self._in_flight = []
         self._header.begin_generation(self._generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
         """Checks the pages that the plan's rows start with, and marks those that the step writes.
 
-        `tables` have the plan's rows and pages, and positions before the step. Raises PageDamaged.
+        `tables` have the plan's rows and pages, and positions before the step. Waits for the device only for pages of a
+        dead worker that were not checked. Raises PageDamaged.
         """
         # Plans of generation 0 are the worker's own.
         self._filled = _pages_filled(plan, tables) if self._generation else []
@@ -63,80 +68,41 @@ class PageGuard:
         filled_by, is_unchecked = self._header.filled_by, self._is_unchecked
         for page in begun:
             filled_by[page] = is_unchecked[page] = 0
+        for filled in self._in_flight:
+            filled.difference_update(begun)
 
     def end_step(self, step: int) -> Callable[[], None] | None:
-        """Records the checksums of the pages that the last step filled; it has ended, so nothing is left to do then."""
-        if self._filled:
-            self._record(zip(self._filled, self.checksums_of(self._filled), strict=True), step)
-            self._filled = []
-        return None
-
-    def _record(self, found: Iterable[tuple[int, int]], step: int) -> None:
-        """Records (page, checksum) of pages that the step filled."""
-        for page, checksum in found:
-            self._header.checksums[page] = checksum
-            # Written last: until then the page is not whole.
-            self._header.filled_by[page] = step
-
-    def _check(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            if not self._header.filled_by[page]:
-                raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
-        for page, checksum in zip(pages, self.checksums_of(pages), strict=True):
-            if checksum != int(self._header.checksums[page]):
-                step = int(self._header.filled_by[page])
-                raise PageDamaged(
-                    f"page {page} of the pool that was taken over has changed since step {step} filled it"
-                )
-            self._is_unchecked[page] = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Filled:
-    """Pages that a step in flight fills, without those that a later plan has begun to write."""
-
-    pages: set[int]
-
-
-class DeviceGuard(PageGuard):
-    """`checksums` are set before the first step, too."""
-
-    checksums: DeviceChecksums
-
-    def __init__(self, header: Header, num_pages: int) -> None:
-        super().__init__(header, num_pages)
-        self._in_flight: list[_Filled] = []
-
-    def _restart(self, *, is_unchecked: bool) -> None:
-        super()._restart(is_unchecked=is_unchecked)
-        self._in_flight = []
-
-    def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """As `PageGuard.begin_step`. It waits for the device only for pages of a dead worker that were not checked."""
-        super().begin_step(plan, tables)
-        if self._in_flight:
-            begun = pages_begun(plan, tables.geometry.page_size)
-            for filled in self._in_flight:
-                filled.pages.difference_update(begun)
-
-    def end_step(self, step: int) -> Callable[[], None] | None:
-        """Enqueues the checksums of the pages that the last step fills; the step is enqueued.
+        """Begins the checksums of the pages that the last step fills; the step has ended, or is enqueued.
 
         The function, called when this work has ended, records them. None if no page was filled.
         """
         if not self._filled:
             return None
         pages, self._filled = self._filled, []
-        read, filled = self.checksums.begin(pages), _Filled(pages=set(pages))
-        self._in_flight.append(filled)
+        read, whole = self.checksums.begin(pages), set(pages)
+        self._in_flight.append(whole)
 
         def record() -> None:
-            if filled in self._in_flight:
-                self._in_flight.remove(filled)
-                found = zip(pages, read(), strict=True)
-                self._record(((page, checksum) for page, checksum in found if page in filled.pages), step)
+            self._in_flight = [other for other in self._in_flight if other is not whole]
+            for page, checksum in zip(pages, read(), strict=True):
+                if page in whole:
+                    self._header.checksums[page] = checksum
+                    # Written last: until then the page is not whole.
+                    self._header.filled_by[page] = step
 
         return record
+
+    def _check(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not self._header.filled_by[page]:
+                raise PageDamaged(f"page {page} of the pool that was taken over is not whole")
+        for page, checksum in zip(pages, self.checksums.of(pages), strict=True):
+            if checksum != int(self._header.checksums[page]):
+                step = int(self._header.filled_by[page])
+                raise PageDamaged(
+                    f"page {page} of the pool that was taken over has changed since step {step} filled it"
+                )
+            self._is_unchecked[page] = 0
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:

@@ -18,7 +18,7 @@ from gpu_worker.attention.kv_cache import PoolMemory, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.checksum import PageChecksums
+from gpu_worker.shared_pool.checksum import checksums_of, words_of
 from gpu_worker.shared_pool.cuda_region import bytes_at
 from gpu_worker.shared_pool.guard import PageGuard
 from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError, close_all
@@ -37,7 +37,6 @@ class WorkerPool(PoolMemory):
         self,
         holder: HolderClient,
         geometry: Geometry,
-        guard: type[PageGuard],
         *,
         layout: bytes,
         identity: str,
@@ -57,7 +56,7 @@ class WorkerPool(PoolMemory):
             os.close(memory)
         self._header_bytes = header_bytes(geometry.num_pages)
         self._header = Header(self._host.bytes_at(0, self._header_bytes), geometry.num_pages)
-        self._guard = guard(self._header, geometry.num_pages)
+        self._guard = PageGuard(self._header, geometry.num_pages)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next tensor of the pool. Called for K and V of each layer, in order."""
@@ -68,7 +67,7 @@ class WorkerPool(PoolMemory):
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
-        raise NotImplementedError
+        self._guard.checksums = checksums_of(words_of(pools, page_size))
 
     def begin_generation(self, generation: int) -> None:
         """Plans of this generation follow."""
@@ -128,7 +127,7 @@ class SharedPool(WorkerPool):
         sizes = [align_up(math.prod(shape) * dtype.itemsize, HUGE_PAGE_BYTES) for shape in shapes_of(layers, geometry)]
         num_bytes = header_bytes(geometry.num_pages) + sum(sizes)
         layout = layout_of(layers, geometry, dtype)
-        super().__init__(holder, geometry, PageGuard, layout=layout, identity=identity, num_bytes=num_bytes)
+        super().__init__(holder, geometry, layout=layout, identity=identity, num_bytes=num_bytes)
         self._address = self._host.address + self._header_bytes
         self._describe()
 
@@ -136,10 +135,6 @@ class SharedPool(WorkerPool):
         """Makes every page zero, and frees its memory until it is written."""
         self._host.zero()
         self._describe()
-
-    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        checksum = PageChecksums(pools, page_size).of
-        self._guard.checksums_of = lambda pages: map(checksum, pages)
 
 
 def shapes_of(layers: LayerMap, geometry: Geometry) -> list[tuple[int, int, int]]:
