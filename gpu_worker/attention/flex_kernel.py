@@ -71,8 +71,7 @@ class FlexKernel:
                     score = softcap * torch.tanh(score / softcap)
                 if learned_sink_slot is not None:
                     # V of this slot is zero: the sink takes part in the softmax and adds nothing.
-                    assert sinks is not None, "the kernel is for learned sinks"
-                    sink = sinks[h, q_idx] if rows_are_heads else sinks[h]
+                    sink = sinks[h, q_idx] if rows_are_heads else sinks[h]  # type: ignore[index]
                     score = torch.where(kv_idx == learned_sink_slot, sink, score)
                 return score
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from gpu_worker.group.launch import STORE_VARIABLE
 from gpu_worker.memory.model_facts import ModelFacts
-from gpu_worker.memory.sizes import Sizes
+from gpu_worker.memory.sizing import Sizes
 from gpu_worker.process.machine import usable_cpus
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.step.output import keep_tokens

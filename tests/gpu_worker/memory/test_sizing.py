@@ -6,8 +6,17 @@ from dataclasses import replace
 import pytest
 
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolTensors
-from gpu_worker.memory.sizes import Machine, Measured, Sizes, ledger, readable, settable
-from gpu_worker.memory.sizing import DoesNotFit, check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import (
+    DoesNotFit,
+    Machine,
+    Measured,
+    Sizes,
+    check_host_memory,
+    choose_sizes,
+    ledger,
+    readable,
+    settable,
+)
 from gpu_worker.settings import WorkerSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
