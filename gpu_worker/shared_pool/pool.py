@@ -18,9 +18,8 @@ from gpu_worker.attention.kv_cache import PoolMemory, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.checksum import checksums_of, words_of
 from gpu_worker.shared_pool.cuda_region import bytes_at
-from gpu_worker.shared_pool.guard import PageGuard
+from gpu_worker.shared_pool.guard import PageGuard, checksums_of, words_of
 from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError, close_all
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, VERSION, Header, Region, header_bytes, identity_hash
 from gpu_worker.wire.frames import Plan

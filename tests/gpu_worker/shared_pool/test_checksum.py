@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpu_worker.native.library import NativeLibrary
-from gpu_worker.shared_pool import checksum
-from gpu_worker.shared_pool.checksum import KernelChecksums, PageChecksums, checksums_of, words_of
+from gpu_worker.shared_pool import guard
+from gpu_worker.shared_pool.guard import KernelChecksums, PageChecksums, checksums_of, words_of
 from tests.rigs.torch_kernels import torch_kernels
 
 PAGE = 16
@@ -67,9 +67,9 @@ def test_the_kernels_of_every_instruction_set_equal_torchs(
 ) -> None:
     """A worker with other kernels, or without, checks the pages of a dead one."""
     tensors = list(torch.randn(6, 3, 5 * PAGE, 20).to(dtype)) if is_group else pools(dtype)
-    monkeypatch.setattr(checksum, "native_library", lambda: None)
+    monkeypatch.setattr(guard, "native_library", lambda: None)
     exact = checksums(tensors)
-    monkeypatch.setattr(checksum, "native_library", lambda: library)
+    monkeypatch.setattr(guard, "native_library", lambda: library)
     found = checksums(tensors)
     assert isinstance(found, KernelChecksums) and len(found.calls) == (1 if is_group else len(tensors))
     assert found.of(range(5)) == exact.of(range(5)) and not isinstance(exact, KernelChecksums)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.shared_pool.checksum import PAGES_AT_ONCE, TorchChecksums, checksums_of, words_of
+from gpu_worker.shared_pool.guard import PAGES_AT_ONCE, TorchChecksums, checksums_of, words_of
 
 PAGE = 16
 
