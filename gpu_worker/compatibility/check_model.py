@@ -2,9 +2,9 @@
 
 Owns the `LayerMap` and the reasons for refusing how a model is built. No rule names a model family: a copy of the model
 on PyTorch's meta device, which has shapes and no data, runs one step, and its calls of attention are recorded. Meta
-tensors cannot branch on data, so a forward that does so is refused too. Owns, too, the shapes of attention that do not
-compile, or do not start, on a CUDA device, found by compiling the generated kernels for sm_90 with torch 2.11 and
-Triton 3.6. Knows nothing of weights, pages or kernels, and asks no device.
+tensors cannot branch on data, so a forward that does so is refused too. Shapes of attention that do not compile, or do
+not start, on a CUDA device are those that no line of the table of kernel options covers. Knows nothing of weights or
+pages, and asks no device.
 """
 
 import copy
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from gpu_worker.attention.kernel_options import most_group, most_head_dim
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import without_warning_of_padding
@@ -48,14 +49,6 @@ _HARMLESS_KEYWORDS = frozenset(
     }
 )
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
-# The query heads of a group are the query rows of the decode kernel; from 128 on FlexAttention has none.
-_MAX_GROUP = 127
-# A kernel for 65 rows or more is compiled for 128. In float32, and for heads of more than 256 dimensions, it takes more
-# shared memory than a card has, or gigabytes of local memory.
-_MAX_GROUP_OF_LARGE_HEADS = 64
-_MAX_SMALL_HEAD_BYTES = 512
-# For larger heads the decode kernel spills float32 registers until its local memory does not fit beside the pool.
-MAX_FLOAT32_HEAD_DIM = 256
 
 
 def default_length(config: PreTrainedConfig) -> int:
@@ -252,27 +245,18 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     )
 
 
-def max_group(dtype: torch.dtype, head_dim: int) -> int:
-    """The most query heads per KV head for which there is a decode kernel."""
-    is_small = dtype.itemsize <= 2 and head_dim * dtype.itemsize <= _MAX_SMALL_HEAD_BYTES
-    return _MAX_GROUP if is_small else _MAX_GROUP_OF_LARGE_HEADS
-
-
 def check_cuda_shapes(layers: LayerMap, dtype: torch.dtype) -> None:
     """Raises ModelRefused, which names the layer, the limit and a remedy."""
-    name = str(dtype).removeprefix("torch.")
+    name, widest = str(dtype).removeprefix("torch."), most_head_dim(dtype)
     for layer in layers.layers:
         kind = layer.kind
-        limit = max_group(dtype, kind.head_dim)
-        if kind.group > limit:
+        if kind.head_dim > widest:
             raise ModelRefused(
-                f"{layer.name} has {numbered(kind.group, 'query head')} per KV head; "
-                f"the decode kernel for CUDA takes at most "
-                f"{limit} of {numbered(kind.head_dim, 'dimension')} in {name}; device cpu has no such limit"
+                f"{layer.name} has heads of {numbered(kind.head_dim, 'dimension')}; the decode kernel for CUDA takes "
+                f"at most {widest} in {name}; dtype bfloat16 or device cpu has no such limit"
             )
-        if dtype.itemsize > 2 and kind.head_dim > MAX_FLOAT32_HEAD_DIM:
+        if kind.group > (limit := most_group(dtype, kind.head_dim)):
             raise ModelRefused(
-                f"{layer.name} has heads of {numbered(kind.head_dim, 'dimension')}; "
-                f"the decode kernel for CUDA takes at most "
-                f"{MAX_FLOAT32_HEAD_DIM} in {name}; dtype bfloat16 or device cpu has no such limit"
+                f"{layer.name} has {numbered(kind.group, 'query head')} per KV head; the decode kernel for CUDA takes "
+                f"at most {limit} of {numbered(kind.head_dim, 'dimension')} in {name}; device cpu has no such limit"
             )
