@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gpu_worker.group.start import Together
     from gpu_worker.group.wires import Wires
-    from gpu_worker.link.link import PlanRunner
+    from gpu_worker.link.link import Alone, PlanRunner
 
 log = logging.getLogger("gpu_worker")
 
@@ -196,25 +196,23 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    with leading(runner, ranks, together, settings, join) as (leader, forward):
-        link = Link(endpoint, join, leader, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, forward=forward)
+    with leading(ranks, together, settings, join) as others:
+        link = Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, ranks=others)
         log.info("waiting for a scheduler at %s", endpoint)
         link.serve()
 
 
 @contextmanager
-def leading(
-    runner: "PlanRunner", ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join"
-) -> "Iterator[tuple[PlanRunner, Callable[[bytes], None]]]":
-    """The runner as the link uses it, and what gets the scheduler's frames; in a group the followers do."""
+def leading(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Iterator[Alone | None]":
+    """What the link tells the other ranks of a group; None if there are none."""
     if not ranks.is_group:
-        yield runner, lambda _: None
+        yield None
         return
-    from gpu_worker.group.roles import LeadingRunner
+    from gpu_worker.group.roles import Leader
 
-    leader = LeadingRunner(runner, ranks, wires_of(ranks, together, settings, join))
+    leader = Leader(ranks, wires_of(ranks, together, settings, join))
     try:
-        yield leader, leader.forward
+        yield leader
     finally:
         leader.close()
 

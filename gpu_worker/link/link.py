@@ -9,7 +9,7 @@ of tensors; plans go to the runner unread.
 import logging
 import math
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,24 @@ class PlanRunner(Protocol):
     def collect(self, *, wait: bool = True) -> Outcome | None:
         """Returns the oldest result, None if none is there and `wait` is False."""
         ...
+
+
+class Alone:
+    """What a group's leader tells the other ranks while it serves. Here there are none."""
+
+    def turn(self) -> None:
+        """The serving loop turns."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """The serving loop is in a step, which may take long."""
+        return nullcontext()
+
+    def exempt(self) -> AbstractContextManager[None]:
+        """The serving loop does something that may take minutes."""
+        return nullcontext()
+
+    def forward(self, frame: bytes) -> None:
+        """Sends a frame of the scheduler, on which this rank then acts."""
 
 
 def ready_line(listen: str) -> str:
@@ -177,15 +195,15 @@ class Link:
         key: KeyFile | NoKey,
         max_in_flight: int,
         curve: CurveKeys | None = None,
-        forward: Callable[[bytes], None] = lambda _: None,
+        ranks: Alone | None = None,
     ) -> None:
         """key: the key of a Join, read again for each Join. curve: the keys for a scheduler on another host.
-        forward: gets each frame that the runner then acts on.
+        ranks: the others of a group.
 
         Raises ValueError if the Join is too large.
         """
         self._endpoint, self._join, self._runner, self._key, self._curve = endpoint, join, runner, key, curve
-        self._max_in_flight, self._forward = max_in_flight, forward
+        self._max_in_flight, self._ranks = max_in_flight, ranks or Alone()
         self._join.max_frame_bytes = MAX_FRAME_BYTES
         join_frame(self._join)
         self._context = zmq.Context()
@@ -331,15 +349,17 @@ class Link:
     def _handle(self, message: pb.CoreToWorker, frame: bytes) -> None:
         kind = message.WhichOneof("message")
         if kind == "joined" or (self._joined and kind in ("plan", "load_weights")):
-            self._forward(frame)
+            self._ranks.forward(frame)
         if kind == "plan":
             if self._joined:
-                self._runner.submit(message.plan)
+                with self._ranks.step():
+                    self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._done.Clear()
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
-            self._runner.join(message.joined)
+            with self._ranks.step():
+                self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._void_session()
@@ -368,7 +388,8 @@ class Link:
         if self._runner.weights is None:
             loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
         else:
-            loaded = self._runner.weights.load(order)
+            with self._ranks.exempt():
+                loaded = self._runner.weights.load(order)
         if loaded.ok:
             self._join.weights_version, self._join.weights_folder = order.version, order.folder
         self._send(pb.WorkerToCore(weights_loaded=loaded).SerializeToString())
@@ -389,6 +410,7 @@ class Link:
 
     def _send_done(self) -> None:
         """Sends the results that are finished, and the answers to constraints."""
+        self._ranks.turn()
         if self._runner.constraints is not None:
             for hash_, error in self._runner.constraints.answers():
                 self._send_constraint(hash_, error)
