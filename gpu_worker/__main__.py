@@ -24,7 +24,7 @@ from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
 from gpu_worker.group.failures import GROUP_LOST, RankLost, is_lost_peer
 from gpu_worker.group.launch import check_keys, launch, meeting_of
-from gpu_worker.link.remote import NoKey, check_address, read_keys
+from gpu_worker.link.connection import NoKey, check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of

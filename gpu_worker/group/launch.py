@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpu_worker.group.failures import GROUP_LOST, REFUSED_CODES
-from gpu_worker.link.remote import HOW_TO_MAKE
+from gpu_worker.link.connection import HOW_TO_MAKE
 from gpu_worker.process.ranks import RUN_PREFIX, RUN_VARIABLE, Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.child import Child, Program, python

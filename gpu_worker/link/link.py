@@ -17,8 +17,7 @@ import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, signals_wake
-from gpu_worker.link.remote import CurveKeys, NoKey
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, CurveKeys, NoKey, signals_wake
 from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
 from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
