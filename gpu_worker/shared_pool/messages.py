@@ -157,12 +157,11 @@ class HolderClient:
         """Lets the holder free the pool, which this process uses no longer. Raises HolderError."""
         self._ask({"want": "give back", "pool_id": pool_id.hex()})
 
-    def unused_bytes(self) -> int:
-        """Host memory of pools without a user. Raises HolderError."""
-        return self.unused_on("")[0]
-
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Device memory of pools without a user on a GPU, and the pages of the newest of them. Raises HolderError."""
+        """Bytes of pools without a user on a GPU, or in host memory if it is empty; on a GPU the pages of the newest.
+
+        Raises HolderError.
+        """
         answer, _ = self._ask({"want": "unused", "device": device})
         return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 

@@ -163,10 +163,10 @@ def test_memory_has_its_size_and_is_not_for_others(holding: Holding) -> None:
 
 def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, users: list[User]) -> None:
     user = start(holding, users)
-    assert holding.client.unused_bytes() == 0
+    assert holding.client.unused_on("") == (0, 0)
     user.process.kill()
     user.process.wait()
-    assert 0 < holding.client.unused_bytes() <= 64 << 10
+    assert 0 < holding.client.unused_on("")[0] <= 64 << 10
 
 
 # Pools on a GPU: a file stands for device memory, which the holder never maps ------------------------------
@@ -297,7 +297,7 @@ def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, an
         garbage.connect(str(holder_socket(holding.folder)))
         garbage.send(packet)
         assert answer in garbage.recv(8192).decode()
-    assert holding.client.unused_bytes() == 0
+    assert holding.client.unused_on("") == (0, 0)
 
 
 @pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])
