@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from gpu_worker.group.start import Together
     from gpu_worker.group.wires import Wires
-    from gpu_worker.link.link import Alone, PlanRunner
+    from gpu_worker.link.link import Alone
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger("gpu_worker")
 
@@ -225,7 +226,7 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
     return Wires(ranks, together, settings.runtime_dir, group_name(), identity=join.identity, keys=keys)
 
 
-def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join, Together]":
+def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[Runner, Join, Together]":
     """Imports torch, and returns the warm runner, its Join and the other ranks."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":

@@ -8,15 +8,18 @@ the leader. It ends when the leader says so; `pulse` ends it if the leader is lo
 import logging
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import zmq
 
 from gpu_worker.group.failures import RankLost
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.wires import FRAME, HELLO, STOP, Wires, name_of, rank_of
-from gpu_worker.link.link import PlanRunner
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import parse_frame
+
+if TYPE_CHECKING:
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class Leader(Pulse):
 class Follower:
     """One rank above 0."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+    def __init__(self, runner: "Runner", ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
         """Tells the leader that this rank is here."""
         self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
         self._pulse = Pulse(ranks, wires.signs)

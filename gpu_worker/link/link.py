@@ -11,17 +11,19 @@ import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, CurveKeys, NoKey, signals_wake
-from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
+from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
 from tandem_contract.plural import numbered
+
+if TYPE_CHECKING:
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger(__name__)
 # The address that clients use by default.
@@ -40,46 +42,6 @@ _SILENT_SECONDS = 5.0
 _LINGER_MS = 500  # for the last frames when the worker ends: its last results and Leave
 # While the device computes: the pause between reads of the socket, and between reads of the monitor.
 _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
-
-
-class PlanRunner(Protocol):
-    """Carries out plans: several may be in flight, and results come in the order of the plans."""
-
-    @property
-    def num_in_flight(self) -> int:
-        """Plans without a collected result."""
-        ...
-
-    @property
-    def pool_id(self) -> bytes:
-        """Names the memory of the KV pool; empty if it ends with the worker."""
-        ...
-
-    @property
-    def weights(self) -> WeightsLoader | None:
-        """Loads new weights; None if this worker cannot."""
-        ...
-
-    @property
-    def constraints(self) -> Constraints | None:
-        """The constraints that rows may have; None if they may have none."""
-        ...
-
-    def report_pages(self, join: pb.Join) -> None:
-        """Adds the pages that were kept to a Join."""
-        ...
-
-    def join(self, message: pb.Joined) -> None:
-        """A session begins."""
-        ...
-
-    def submit(self, message: pb.StepPlan) -> None:
-        """Begins a plan."""
-        ...
-
-    def collect(self, *, wait: bool = True) -> Outcome | None:
-        """Returns the oldest result, None if none is there and `wait` is False."""
-        ...
 
 
 class Alone:
@@ -189,7 +151,7 @@ class Link:
         self,
         endpoint: str,
         join: pb.Join,
-        runner: PlanRunner,
+        runner: "Runner",
         *,
         key: KeyFile | NoKey,
         max_in_flight: int,
