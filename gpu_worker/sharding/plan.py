@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,49 +53,34 @@ _MOST_KEPT = 0.95
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Added:
-    """Styles by the name of a layer or parameter, with * for a layer's number; whether the ranks share the experts."""
-
-    styles: Mapping[str, str] = field(default_factory=dict[str, str])
-    shares_experts: bool = False
-
-
-# By model type.
-_ADDED = {
-    "gpt_oss": _Added(
-        styles={
-            "model.layers.*.self_attn.q_proj": "colwise",
-            "model.layers.*.self_attn.k_proj": "colwise",
-            "model.layers.*.self_attn.v_proj": "colwise",
-            "model.layers.*.self_attn.o_proj": "rowwise",
-            "model.layers.*.self_attn.sinks": "colwise",
-            # The sinks have no forward of their own, so their owner's takes them as local tensors.
-            "model.layers.*.self_attn": "local_params",
-        },
-        shares_experts=True,
-    )
+# By model type, styles by the name of a layer or parameter, with * for a layer's number. Their ranks share experts too.
+_ADDED: Mapping[str, Mapping[str, str]] = {
+    "gpt_oss": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.self_attn.sinks": "colwise",
+        # The sinks have no forward of their own, so their owner's takes them as local tensors.
+        "model.layers.*.self_attn": "local_params",
+    }
 }
 
 
 def plan_for(model: PreTrainedModel, layers: LayerMap, size: int) -> DistributedConfig:
     """The plan by which `size` ranks share the model, whose attention layers are `layers`. Raises ModelRefused."""
     name = type(model).__name__
-    added = _ADDED.get(model.config.model_type, _Added())
-    styles = dict(model.tp_plan or {}) | dict(added.styles)
+    overrides = dict(_ADDED.get(model.config.model_type, {}))
+    ep_size = size if overrides else None
+    styles = dict(model.tp_plan or {}) | overrides
     if not styles:
         raise ModelRefused(f"{name} has no tensor-parallel plan in Transformers; set ranks to 1")
-    overrides = dict(added.styles)
     projections = [layer for layer, style in styles.items() if style == "colwise" and _KEYS_AND_VALUES.search(layer)]
     if projections:
         _check_heads(name, layers, size)
     if any(kind.num_kv_heads < size for kind in layers.kinds):
         overrides |= dict.fromkeys(projections, "replicate")
-    return DistributedConfig(
-        tp_size=size,
-        tp_plan=overrides or None,
-        ep_size=size if added.shares_experts else None,
-    )
+    return DistributedConfig(tp_size=size, tp_plan=overrides or None, ep_size=ep_size)
 
 
 def _check_heads(name: str, layers: LayerMap, size: int) -> None:
