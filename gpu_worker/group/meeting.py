@@ -42,7 +42,7 @@ class _Host(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    run_id: str
+    run_id: str = Field(max_length=64)
     num_hosts: int = Field(ge=2)
     num_ranks: int = Field(ge=1)
     # Where its first rank listens if that is rank 0.
@@ -67,7 +67,7 @@ class _Holder:
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[StreamWriter, _Host]] = {}
-        self._started: dict[str, list[StreamWriter]] = {}
+        self._started: dict[str, dict[StreamWriter, _Host]] = {}
         self._num_hosts = 0
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -84,12 +84,15 @@ class _Holder:
                 while True:
                     await _line(reader)
         self._num_hosts -= 1
-        self._waiting.get(run_id, {}).pop(writer, None)
+        for groups in (self._waiting, self._started):
+            groups.get(run_id, {}).pop(writer, None)
+            if not groups.get(run_id):
+                groups.pop(run_id, None)
         signs.cancel()
         writer.close()
 
     def _take(self, host: _Host, writer: StreamWriter) -> None:
-        for started in self._started.pop(host.run_id, []):
+        for started in self._started.pop(host.run_id, {}):
             started.write(_AGAIN)
         waiting = self._waiting.setdefault(host.run_id, {})
         waiting[writer] = host
@@ -97,17 +100,17 @@ class _Holder:
             return
         # A host with another number of ranks is found by the ranks.
         met = sorted(waiting.items(), key=lambda item: (str(item[1].address), item[1].port))
-        leader, sizes = met[0][1], [each.num_ranks for _, each in met]
-        for place, (seated, each) in enumerate(met):
+        leader, sizes = met[0][1], [other.num_ranks for _, other in met]
+        for place, (seated, other) in enumerate(met):
             seat = _Seat(
                 RANK=sum(sizes[:place]),
                 WORLD_SIZE=sum(sizes),
-                LOCAL_WORLD_SIZE=each.num_ranks,
+                LOCAL_WORLD_SIZE=other.num_ranks,
                 MASTER_ADDR=leader.address,
                 MASTER_PORT=leader.port,
             )
             seated.write(seat.model_dump_json().encode() + b"\n")
-        self._started[host.run_id] = list(self._waiting.pop(host.run_id))
+        self._started[host.run_id] = self._waiting.pop(host.run_id)
 
 
 class Place:
