@@ -22,6 +22,7 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import without_warning_of_padding
 from gpu_worker.compatibility.independence import undecorate
 from gpu_worker.compatibility.probe import (
+    NUM_TOKENS,
     STEP,
     Call,
     Recorded,
@@ -39,8 +40,6 @@ from tandem_contract.plural import numbered
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
 _OTHER_PAST = "layers keep their past outside attention, as convolutions and state spaces do"
-# Tokens of the meta model's step; no model has a dimension of this size.
-_NUM_TOKENS = 13
 # Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
 _HARMLESS_KEYWORDS = frozenset(
     {
@@ -128,7 +127,7 @@ def in_bfloat16(meta_model: PreTrainedModel) -> Iterator[None]:
 def _run(meta_model: PreTrainedModel) -> Recorded:
     """The model's calls without masks, as the worker runs it. Raises ModelRefused."""
     try:
-        recorded, logits_shape = calls_without_masks(meta_model, _NUM_TOKENS)
+        recorded, logits_shape = calls_without_masks(meta_model)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(_why_it_does_not_run(meta_model, error)) from error
     if logits_shape[:2] != (1, 1):
@@ -147,7 +146,7 @@ def _run(meta_model: PreTrainedModel) -> Recorded:
 
 def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
     try:
-        return calls_with_masks(meta_model, _NUM_TOKENS)
+        return calls_with_masks(meta_model)
     except Exception as error:
         if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
             raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
@@ -157,7 +156,7 @@ def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
 def run_eagerly(meta_model: PreTrainedModel) -> None:
     """Runs what the self-check compares with, on this model in bfloat16. Raises ModelRefused."""
     try:
-        attend_eagerly(meta_model, _NUM_TOKENS)
+        attend_eagerly(meta_model)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(f"the model's own eager attention does not run: {_place(error)}") from error
 
@@ -166,7 +165,7 @@ def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta tensor" in str(error):
         return f"the forward branches on data: {place_of(_frame(error))}"
     try:
-        calls_with_masks(meta_model, _NUM_TOKENS)
+        calls_with_masks(meta_model)
     except Exception:  # the model runs neither way; the first error is reported
         return f"the model does not run on packed tokens: {_place(error)}"
     return f"the mask is read outside attention: {_place(error)}"
@@ -216,10 +215,10 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     batch, heads, num_queries, key_dim = call.query
     _, kv_heads, num_keys, _ = call.key
     value_dim = call.value[3]
-    if batch != 1 or num_queries != _NUM_TOKENS or num_keys != _NUM_TOKENS or call.value[:3] != call.key[:3]:
+    if batch != 1 or num_queries != NUM_TOKENS or num_keys != NUM_TOKENS or call.value[:3] != call.key[:3]:
         raise ModelRefused(
             f"a layer attends to other tokens than those of the step: {name} has queries {list(call.query)}, keys "
-            f"{list(call.key)}, values {list(call.value)} for {_NUM_TOKENS} tokens"
+            f"{list(call.key)}, values {list(call.value)} for {NUM_TOKENS} tokens"
         )
     if heads % kv_heads:
         raise ModelRefused(f"query heads are not a multiple of KV heads: {name} has {heads} and {kv_heads}")

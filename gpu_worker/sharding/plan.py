@@ -46,8 +46,6 @@ from gpu_worker.process.ranks import Ranks
 from tandem_contract.plural import numbered
 
 FILE = Path(__file__).with_name("proven.json")
-# Tokens of the meta model's step; no model has a dimension of this size.
-_NUM_TOKENS = 13
 # A rank that keeps more of the weights than this gains nothing worth its collective calls.
 _MOST_KEPT = 0.95
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
@@ -206,7 +204,7 @@ def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs:
 
 def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
     try:
-        recorded, _ = calls_without_masks(model, _NUM_TOKENS)
+        recorded, _ = calls_without_masks(model)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(
             f"{type(model).__name__} does not run on {numbered(ranks.size, 'rank')}: "
