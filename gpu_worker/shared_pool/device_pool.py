@@ -51,13 +51,14 @@ class DevicePool(WorkerPool):
         self._alignment = granularity = driver.granularity()
         shapes = shapes_of(layers, geometry)
         sizes = [align_up(math.prod(shape) * dtype.itemsize, granularity) for shape in shapes]
-        self._region = DeviceRegion(driver, sum(sizes))
+        self._device_bytes = sum(sizes)
+        self._region = DeviceRegion(driver, self._device_bytes)
         self._address = self._region.address
         # Another device cannot map the memory.
         layout = hashlib.sha256(layout_of(layers, geometry, dtype) + f"{self._uuid} {granularity}".encode()).digest()
         num_bytes = header_bytes(geometry.num_pages)
         super().__init__(holder, geometry, layout=layout, identity=identity, num_bytes=num_bytes, device=self._uuid)
-        self.num_bytes += sum(sizes)
+        self.num_bytes += self._device_bytes
         if is_whole:
             self._allocate()
         else:
@@ -83,9 +84,6 @@ class DevicePool(WorkerPool):
         if not self.is_whole and (not self._region.mapped or _needs_whole(plan, self._num_first)):
             self._grow()
         super().begin_step(plan, tables)
-
-    def _take(self, pool_id: bytes) -> Sequence[int]:
-        return self._holder.take_device(pool_id, self._header_bytes, self._region.num_bytes)
 
     def _map(self, memories: Sequence[int]) -> None:
         with self._as_pool_error("the pool of a dead worker cannot be mapped"):

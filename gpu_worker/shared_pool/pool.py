@@ -31,6 +31,8 @@ class WorkerPool(PoolMemory):
     # K and V of each layer follow each other: where the next one begins, and of what number each takes a multiple.
     _address: int
     _alignment: int
+    # What is in memory of a GPU.
+    _device_bytes = 0
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class WorkerPool(PoolMemory):
 
         On a GPU it waits for the device. Raises PoolError; this pool is unchanged then.
         """
-        memories = self._take(order.pool_id)
+        memories = self._holder.take(order.pool_id, self._host.num_bytes, self._device_bytes)
         try:
             found = Header(bytearray(os.pread(memories[0], self._header_bytes, 0)), self._num_pages)
             found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
@@ -100,10 +102,6 @@ class WorkerPool(PoolMemory):
             # If the holder does not answer, it frees the pool when this process ends.
             with suppress(HolderError):
                 self._holder.give_back(own)
-
-    def _take(self, pool_id: bytes) -> Sequence[int]:
-        """Descriptors of the pool's memory, the one with the header first. Raises HolderError."""
-        return [self._holder.take(pool_id, self.num_bytes)]
 
     def _map(self, memories: Sequence[int]) -> None:
         """Puts the memory in place of the own one. Raises PoolError or OSError."""
