@@ -15,6 +15,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import IPv4Address
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -123,7 +124,7 @@ class Place:
         self._joining: asyncio.Task[dict[str, str]] | None = None
         # The connection of the last start, and the tasks on it.
         self._reader: StreamReader | None = None
-        self._tasks: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Future[Any]] = []
 
     def variables(self) -> dict[str, str] | None:
         """Joins the meeting. Returns the variables of a start of the ranks once all hosts are there, None before.
@@ -171,9 +172,11 @@ class Place:
 
     async def _hold(self) -> None:
         """Holds the meeting if no other process does, and its address is this host's. Raises OSError."""
-        at = {"host": self._meeting.host, "port": self._meeting.port, "family": socket.AF_INET, "limit": _MOST_BYTES}
+        host, port = self._meeting.host, self._meeting.port
         try:
-            self._holds = self._holds or await asyncio.start_server(_Holder().serve, **at)
+            self._holds = self._holds or await asyncio.start_server(
+                _Holder().serve, host, port, family=socket.AF_INET, limit=_MOST_BYTES
+            )
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
                 raise

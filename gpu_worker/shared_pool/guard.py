@@ -78,9 +78,10 @@ class KernelChecksums:
         self._sum: Any = library.functions.tandem_page_sum
         self._sum.argtypes, self._sum.restype = (ctypes.POINTER(_PageWords), ctypes.c_int64), ctypes.c_uint64
         # The calls have their addresses.
-        self._kept = words, list(_weights(words))
+        weights = list(_weights(words))
+        self._kept = words, weights
         self.calls: list[_PageWords] = []
-        for group, (of_pools, of_words) in zip(*self._kept, strict=True):
+        for group, (of_pools, of_words) in zip(words, weights, strict=True):
             num_pools, num_heads, _, num_words = group.shape
             addresses = group.data_ptr(), of_words.ctypes.data, of_pools.ctypes.data
             self.calls.append(_PageWords(*addresses, num_pools, group.stride(0), num_heads, group.stride(1), num_words))
@@ -101,7 +102,7 @@ class TorchChecksums:
         self._device, num_pages = words[0].device, min(group.shape[2] for group in words)
         self._words, weights = words, [np.outer(*of_group).view(np.int64) for of_group in _weights(words)]
         self._weights = [torch.from_numpy(of_group).to(self._device) for of_group in weights]
-        zeros = {"dtype": torch.int64, "device": self._device}
+        zeros: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
         self._sums = [torch.zeros((PAGES_AT_ONCE, *of_group.shape), **zeros) for of_group in weights]
         self._parts, self._found = torch.zeros((len(words), num_pages), **zeros), torch.zeros(num_pages, **zeros)
         is_gpu = self._device.type == "cuda"
