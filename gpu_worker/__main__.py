@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
 from gpu_worker.group.failures import GROUP_LOST, RankLost, is_lost_peer
 from gpu_worker.group.launch import check_keys, launch, meeting_of
-from gpu_worker.link.remote import NoKey, check_address, read_keys
+from gpu_worker.link.connection import NoKey, check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
 from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from gpu_worker.group.start import Together
     from gpu_worker.group.wires import Wires
-    from gpu_worker.link.link import PlanRunner
+    from gpu_worker.link.link import Alone
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger("gpu_worker")
 
@@ -196,25 +197,23 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    with leading(runner, ranks, together, settings, join) as (leader, forward):
-        link = Link(endpoint, join, leader, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, forward=forward)
+    with leading(ranks, together, settings, join) as others:
+        link = Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, ranks=others)
         log.info("waiting for a scheduler at %s", endpoint)
         link.serve()
 
 
 @contextmanager
-def leading(
-    runner: "PlanRunner", ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join"
-) -> "Iterator[tuple[PlanRunner, Callable[[bytes], None]]]":
-    """The runner as the link uses it, and what gets the scheduler's frames; in a group the followers do."""
+def leading(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Iterator[Alone | None]":
+    """What the link tells the other ranks of a group; None if there are none."""
     if not ranks.is_group:
-        yield runner, lambda _: None
+        yield None
         return
-    from gpu_worker.group.roles import LeadingRunner
+    from gpu_worker.group.roles import Leader
 
-    leader = LeadingRunner(runner, ranks, wires_of(ranks, together, settings, join))
+    leader = Leader(ranks, wires_of(ranks, together, settings, join))
     try:
-        yield leader, leader.forward
+        yield leader
     finally:
         leader.close()
 
@@ -227,7 +226,7 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
     return Wires(ranks, together, settings.runtime_dir, group_name(), identity=join.identity, keys=keys)
 
 
-def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[PlanRunner, Join, Together]":
+def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[Runner, Join, Together]":
     """Imports torch, and returns the warm runner, its Join and the other ranks."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":

@@ -33,8 +33,7 @@ from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, machine_of, resident_growth
 from gpu_worker.memory.model_facts import check_same_computation, model_facts
-from gpu_worker.memory.sizes import WHY_CAPPED, Measured, Sizes, ledger
-from gpu_worker.memory.sizing import check_host_memory, choose_sizes
+from gpu_worker.memory.sizing import WHY_CAPPED, Measured, Sizes, check_host_memory, choose_sizes, ledger
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.phases import log_slow_phase, phase
 from gpu_worker.process.ranks import SINGLE, Ranks

@@ -44,14 +44,6 @@ def _guards_on_tensors(guards: "Sequence[GuardFilterEntry]") -> list[bool]:
     return [guard.guard_type == "TENSOR_MATCH" for guard in guards]
 
 
-def _sink_of_row(sinks: Tensor, h: Tensor, q_idx: Tensor) -> Tensor:
-    return sinks[h, q_idx]
-
-
-def _sink_of_head(sinks: Tensor, h: Tensor, q_idx: Tensor) -> Tensor:
-    return sinks[h]
-
-
 class FlexKernel:
     """One FlexAttention call at static shapes; compiled at its first call."""
 
@@ -69,7 +61,6 @@ class FlexKernel:
         rows_are_heads: query rows are the heads of one KV head, and learned sinks are [K, G]; otherwise [H]."""
         softcap, scale = kind.softcap, kind.scale
         grouped = not rows_are_heads and kind.group > 1
-        sink_of: Any = _sink_of_row if rows_are_heads else _sink_of_head
 
         def call(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
             if not torch.compiler.is_dynamo_compiling():
@@ -80,7 +71,8 @@ class FlexKernel:
                     score = softcap * torch.tanh(score / softcap)
                 if learned_sink_slot is not None:
                     # V of this slot is zero: the sink takes part in the softmax and adds nothing.
-                    score = torch.where(kv_idx == learned_sink_slot, sink_of(sinks, h, q_idx), score)
+                    sink = sinks[h, q_idx] if rows_are_heads else sinks[h]  # type: ignore[index]
+                    score = torch.where(kv_idx == learned_sink_slot, sink, score)
                 return score
 
             return flex_attention(

@@ -131,6 +131,17 @@ def _table() -> dict[str, tuple[Entry, ...]]:
     return entries(tomllib.loads(_TABLE.read_text()))
 
 
+def most_head_dim(dtype: torch.dtype) -> int:
+    """The widest heads for which there is a decode kernel on every card."""
+    return max(entry.head_dim for entry in _table()["decode"] if entry.itemsize == dtype.itemsize)
+
+
+def most_group(dtype: torch.dtype, head_dim: int) -> int:
+    """The most query heads per KV head for which there is a decode kernel."""
+    lines = [entry for entry in _table()["decode"] if entry.itemsize == dtype.itemsize and entry.head_dim >= head_dim]
+    return max(entry.group for entry in lines)
+
+
 def _options(which: str, backend: str, card: Card | None, call: Call) -> dict[str, Any]:
     if card is None:
         # A size below the block selects the attention template: the CPU's decode template needs full blocks and reads

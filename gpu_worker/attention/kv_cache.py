@@ -24,12 +24,6 @@ def tensor_shape(kind: AttentionKind, *, num_pages: int, page_size: int) -> tupl
     return kind.num_kv_heads, (num_pages + kind.pattern.has_learned_sinks) * page_size, kind.head_dim
 
 
-def pool_bytes(layers: LayerMap, *, num_pages: int, page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of a pool of `num_pages`, and of the additional pages of learned sinks."""
-    shapes = [tensor_shape(layer.kind, num_pages=num_pages, page_size=page_size) for layer in layers.layers]
-    return sum(2 * math.prod(shape) for shape in shapes) * dtype.itemsize
-
-
 class PoolMemory(Protocol):
     """Memory for the tensors of a pool that is not this process's own."""
 

@@ -114,8 +114,3 @@ class LayerMap:
         if len(windows) < len(seen):
             return 0, 0
         return max(windows), max(pattern.sink_tokens for pattern in seen)
-
-    @property
-    def elements_per_token(self) -> int:
-        """Elements of one token in the pool, K and V of every layer."""
-        return sum(2 * layer.kind.num_kv_heads * layer.kind.head_dim for layer in self.layers)

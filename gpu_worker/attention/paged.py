@@ -134,10 +134,6 @@ def attend(
     return out.unsqueeze(0)
 
 
-def _shape_of_attend(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
-    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-
-
 _library = torch.library.Library("tandem", "DEF")
 _library.define(
     "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, Tensor(a!) keys, Tensor(b!) values, SymInt step, "
@@ -145,7 +141,9 @@ _library.define(
 )
 for _device_type in ("CPU", "CUDA"):
     _library.impl("attend", attend, _device_type)
-torch.library.register_fake("tandem::attend", _shape_of_attend, lib=_library)
+torch.library.register_fake(
+    "tandem::attend", lambda q, k, v, *_: q.new_empty(1, q.shape[2], q.shape[1], v.shape[3]), lib=_library
+)
 
 
 ATTENTION_NAME = "tandem_paged"

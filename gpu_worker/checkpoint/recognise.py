@@ -1,6 +1,6 @@
 """Recognises what a folder holds instead of a model that is served, and says what would work.
 
-Owns one table, `TABLE`: what each kind is, and the remedy. Every refusal of a folder takes them from here, at a start
+Owns one table, `Kind`: what each kind is, and the remedy. Every refusal of a folder takes them from here, at a start
 and in an order to load new weights. Reads names in the folder, its small JSON files, and the first bytes of others.
 Imports neither torch nor Transformers. What a model computes is not decided here: a config that may be served passes,
 and `compatibility/` runs it. If that refuses it, `of_refused` names the kind.
@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,89 +24,64 @@ _LISTED, _SHOWN, _TEXT_CHARS = 10_000, 4, 300
 _PARTS = ("text_config",)
 
 
-class Kind(StrEnum):
-    """What a folder, or a file, holds."""
-
-    ADAPTER = "adapter"
-    CLASSIFIER = "classifier"
-    DIFFUSION = "diffusion"
-    EMBEDDING = "embedding"
-    EMPTY = "empty"
-    ENCODER_DECODER = "encoder-decoder"
-    EXPORT = "export"
-    FOLDERS = "folders"
-    GGUF = "gguf"
-    MULTIMODAL = "multimodal"
-    NO_CONFIG = "no config"
-    NO_MODEL = "no model"
-    NO_TEXT = "no text"
-    NO_WEIGHTS = "no weights"
-    ORIGINAL = "original"
-    PICKLED = "pickled"
-    POINTER = "pointer"
-    QUANTISED = "quantised"
-    RENAMED = "renamed"
-    SHARDED = "sharded"
-    SNAPSHOTS = "snapshots"
-    STATE_SPACE = "state-space"
-
-
 _TEXT_MODEL = "serve a model that generates text by attention alone, such as Llama, Qwen3, Gemma 3 or Mistral"
 _ORIGINAL = "give the folder of the original checkpoint, with config.json and safetensors"
 
-# What the folder "holds" or "is", with the sign of it for {}, and the remedy.
-TABLE: Mapping[Kind, tuple[str, str]] = {
-    Kind.ADAPTER: (
+
+class Kind(Enum):
+    """What a folder, or a file, holds or is, with the sign of it for {}; and the remedy."""
+
+    ADAPTER = (
         "holds an adapter (LoRA, PEFT) {}, which is not served without its base model",
         "merge it into the base model with PEFT's merge_and_unload, then save_pretrained, and give that folder",
-    ),
-    Kind.CLASSIFIER: ("holds a classifier ({}), which generates no text", _TEXT_MODEL),
-    Kind.DIFFUSION: ("holds a diffusion pipeline ({}), which makes images", _TEXT_MODEL),
-    Kind.EMBEDDING: ("holds an encoder or embedding model ({}), which generates no text", _TEXT_MODEL),
-    Kind.EMPTY: ("is empty", "download the model again; it is a folder with config.json and safetensors"),
-    Kind.ENCODER_DECODER: ("holds an encoder-decoder model ({}), whose encoder is not served", _TEXT_MODEL),
-    Kind.EXPORT: ("holds an export for another runtime ({}), which is not read", _ORIGINAL),
-    Kind.FOLDERS: ("holds no model itself, but folders of models: {}", "give one of them"),
-    Kind.GGUF: ("holds GGUF ({}), the format of llama.cpp, which is not read", _ORIGINAL),
-    Kind.MULTIMODAL: ("holds a model of images or sound ({}), which is not served", _TEXT_MODEL),
-    Kind.NO_CONFIG: (
+    )
+    CLASSIFIER = ("holds a classifier ({}), which generates no text", _TEXT_MODEL)
+    DIFFUSION = ("holds a diffusion pipeline ({}), which makes images", _TEXT_MODEL)
+    EMBEDDING = ("holds an encoder or embedding model ({}), which generates no text", _TEXT_MODEL)
+    EMPTY = ("is empty", "download the model again; it is a folder with config.json and safetensors")
+    ENCODER_DECODER = ("holds an encoder-decoder model ({}), whose encoder is not served", _TEXT_MODEL)
+    EXPORT = ("holds an export for another runtime ({}), which is not read", _ORIGINAL)
+    FOLDERS = ("holds no model itself, but folders of models: {}", "give one of them")
+    GGUF = ("holds GGUF ({}), the format of llama.cpp, which is not read", _ORIGINAL)
+    MULTIMODAL = ("holds a model of images or sound ({}), which is not served", _TEXT_MODEL)
+    NO_CONFIG = (
         "has weights ({}) and no config.json",
         "download config.json of the same model; a model is a folder with config.json and safetensors",
-    ),
-    Kind.NO_MODEL: (
+    )
+    NO_MODEL = (
         f"has neither config.json nor {SINGLE}",
         "give the folder of a model, with config.json and safetensors, or download it again",
-    ),
-    Kind.NO_TEXT: ("holds a model that generates no text ({})", _TEXT_MODEL),
-    Kind.NO_WEIGHTS: (f"has no weights: no {SINGLE} and no {INDEX}", "download it again"),
-    Kind.ORIGINAL: (
+    )
+    NO_TEXT = ("holds a model that generates no text ({})", _TEXT_MODEL)
+    NO_WEIGHTS = (f"has no weights: no {SINGLE} and no {INDEX}", "download it again")
+    ORIGINAL = (
         "holds weights in their author's own format ({}), not that of Transformers",
         "give the model's folder for Transformers (at the hub often of the same name with -hf), or convert it with the "
         "script convert_…_weights_to_hf.py of Transformers",
-    ),
-    Kind.PICKLED: (
+    )
+    PICKLED = (
         "has {} and no safetensors; pickled weights can run code and are never read",
         "save them with save_pretrained, which writes safetensors",
-    ),
-    Kind.POINTER: ("has {}, a Git LFS pointer and not the file itself", "git lfs pull fetches it"),
-    Kind.QUANTISED: (
+    )
+    POINTER = ("has {}, a Git LFS pointer and not the file itself", "git lfs pull fetches it")
+    QUANTISED = (
         "holds weights quantised with {}, which are not served",
         "use the unquantised checkpoint",
-    ),
-    Kind.RENAMED: (
+    )
+    RENAMED = (
         f"has {{}}, but neither {SINGLE} nor {INDEX}",
         f"weights must have these names: rename a single file to {SINGLE}, or save the model with save_pretrained",
-    ),
-    Kind.SHARDED: (
+    )
+    SHARDED = (
         "holds a training checkpoint in parts of its ranks ({})",
         "convert it with the trainer's own tool (zero_to_fp32.py, accelerate merge-weights), and save_pretrained",
-    ),
-    Kind.SNAPSHOTS: ("is a model's folder in the hub's cache, with the snapshots {}", "give one of them"),
-    Kind.STATE_SPACE: (
+    )
+    SNAPSHOTS = ("is a model's folder in the hub's cache, with the snapshots {}", "give one of them")
+    STATE_SPACE = (
         "holds a model with state-space, recurrent or convolution layers ({}), whose state no page keeps",
         _TEXT_MODEL,
-    ),
-}
+    )
+
 
 # By the names of files in a folder without weights for Transformers; the first that fits.
 _NAMES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -146,16 +121,11 @@ class Found:
     def text(self) -> str:
         """What follows the folder's name."""
         # A name may have line breaks.
-        return TABLE[self.kind][0].format(" ".join(self.sign.split())[:_TEXT_CHARS])
-
-    @property
-    def remedy(self) -> str:
-        """What would work."""
-        return TABLE[self.kind][1]
+        return self.kind.value[0].format(" ".join(self.sign.split())[:_TEXT_CHARS])
 
     def sentence(self, what: object) -> str:
         """`<what> <text>; <remedy>`, in one line. `what`: the folder or file."""
-        return f"{what} {self.text}; {self.remedy}"
+        return f"{what} {self.text}; {self.kind.value[1]}"
 
 
 def recognise(folder: Path) -> Found | None:

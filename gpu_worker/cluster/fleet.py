@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, Field
 
 import gpu_worker
-from gpu_worker.link.remote import HOW_TO_MAKE, check_address
+from gpu_worker.link.connection import HOW_TO_MAKE, check_address
 from gpu_worker.settings import PROGRAM
 from tandem_contract.child import Program, python
 from tandem_contract.logs import may_have_cause

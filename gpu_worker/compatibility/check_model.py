@@ -2,9 +2,9 @@
 
 Owns the `LayerMap` and the reasons for refusing how a model is built. No rule names a model family: a copy of the model
 on PyTorch's meta device, which has shapes and no data, runs one step, and its calls of attention are recorded. Meta
-tensors cannot branch on data, so a forward that does so is refused too. Owns, too, the shapes of attention that do not
-compile, or do not start, on a CUDA device, found by compiling the generated kernels for sm_90 with torch 2.11 and
-Triton 3.6. Knows nothing of weights, pages or kernels, and asks no device.
+tensors cannot branch on data, so a forward that does so is refused too. Shapes of attention that do not compile, or do
+not start, on a CUDA device are those that no line of the table of kernel options covers. Knows nothing of weights or
+pages, and asks no device.
 """
 
 import copy
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from gpu_worker.attention.kernel_options import most_group, most_head_dim
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import without_warning_of_padding
 from gpu_worker.compatibility.independence import undecorate
 from gpu_worker.compatibility.probe import (
+    NUM_TOKENS,
     STEP,
     Call,
     Recorded,
@@ -38,8 +40,6 @@ from tandem_contract.plural import numbered
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
 _OTHER_PAST = "layers keep their past outside attention, as convolutions and state spaces do"
-# Tokens of the meta model's step; no model has a dimension of this size.
-_NUM_TOKENS = 13
 # Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
 _HARMLESS_KEYWORDS = frozenset(
     {
@@ -48,14 +48,6 @@ _HARMLESS_KEYWORDS = frozenset(
     }
 )
 _READ_KEYWORDS = frozenset({"softcap", "s_aux"})
-# The query heads of a group are the query rows of the decode kernel; from 128 on FlexAttention has none.
-_MAX_GROUP = 127
-# A kernel for 65 rows or more is compiled for 128. In float32, and for heads of more than 256 dimensions, it takes more
-# shared memory than a card has, or gigabytes of local memory.
-_MAX_GROUP_OF_LARGE_HEADS = 64
-_MAX_SMALL_HEAD_BYTES = 512
-# For larger heads the decode kernel spills float32 registers until its local memory does not fit beside the pool.
-MAX_FLOAT32_HEAD_DIM = 256
 
 
 def default_length(config: PreTrainedConfig) -> int:
@@ -135,7 +127,7 @@ def in_bfloat16(meta_model: PreTrainedModel) -> Iterator[None]:
 def _run(meta_model: PreTrainedModel) -> Recorded:
     """The model's calls without masks, as the worker runs it. Raises ModelRefused."""
     try:
-        recorded, logits_shape = calls_without_masks(meta_model, _NUM_TOKENS)
+        recorded, logits_shape = calls_without_masks(meta_model)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(_why_it_does_not_run(meta_model, error)) from error
     if logits_shape[:2] != (1, 1):
@@ -154,7 +146,7 @@ def _run(meta_model: PreTrainedModel) -> Recorded:
 
 def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
     try:
-        return calls_with_masks(meta_model, _NUM_TOKENS)
+        return calls_with_masks(meta_model)
     except Exception as error:
         if any(frame.name == "create_recurrent_attention_mask" for frame in traceback.extract_tb(error.__traceback__)):
             raise ModelRefused(f"{_OTHER_PAST}: the model makes masks for recurrent layers") from error
@@ -164,7 +156,7 @@ def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
 def run_eagerly(meta_model: PreTrainedModel) -> None:
     """Runs what the self-check compares with, on this model in bfloat16. Raises ModelRefused."""
     try:
-        attend_eagerly(meta_model, _NUM_TOKENS)
+        attend_eagerly(meta_model)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(f"the model's own eager attention does not run: {_place(error)}") from error
 
@@ -173,7 +165,7 @@ def _why_it_does_not_run(meta_model: PreTrainedModel, error: Exception) -> str:
     if isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta tensor" in str(error):
         return f"the forward branches on data: {place_of(_frame(error))}"
     try:
-        calls_with_masks(meta_model, _NUM_TOKENS)
+        calls_with_masks(meta_model)
     except Exception:  # the model runs neither way; the first error is reported
         return f"the model does not run on packed tokens: {_place(error)}"
     return f"the mask is read outside attention: {_place(error)}"
@@ -223,10 +215,10 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     batch, heads, num_queries, key_dim = call.query
     _, kv_heads, num_keys, _ = call.key
     value_dim = call.value[3]
-    if batch != 1 or num_queries != _NUM_TOKENS or num_keys != _NUM_TOKENS or call.value[:3] != call.key[:3]:
+    if batch != 1 or num_queries != NUM_TOKENS or num_keys != NUM_TOKENS or call.value[:3] != call.key[:3]:
         raise ModelRefused(
             f"a layer attends to other tokens than those of the step: {name} has queries {list(call.query)}, keys "
-            f"{list(call.key)}, values {list(call.value)} for {_NUM_TOKENS} tokens"
+            f"{list(call.key)}, values {list(call.value)} for {NUM_TOKENS} tokens"
         )
     if heads % kv_heads:
         raise ModelRefused(f"query heads are not a multiple of KV heads: {name} has {heads} and {kv_heads}")
@@ -252,27 +244,18 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
     )
 
 
-def max_group(dtype: torch.dtype, head_dim: int) -> int:
-    """The most query heads per KV head for which there is a decode kernel."""
-    is_small = dtype.itemsize <= 2 and head_dim * dtype.itemsize <= _MAX_SMALL_HEAD_BYTES
-    return _MAX_GROUP if is_small else _MAX_GROUP_OF_LARGE_HEADS
-
-
 def check_cuda_shapes(layers: LayerMap, dtype: torch.dtype) -> None:
     """Raises ModelRefused, which names the layer, the limit and a remedy."""
-    name = str(dtype).removeprefix("torch.")
+    name, widest = str(dtype).removeprefix("torch."), most_head_dim(dtype)
     for layer in layers.layers:
         kind = layer.kind
-        limit = max_group(dtype, kind.head_dim)
-        if kind.group > limit:
+        if kind.head_dim > widest:
             raise ModelRefused(
-                f"{layer.name} has {numbered(kind.group, 'query head')} per KV head; "
-                f"the decode kernel for CUDA takes at most "
-                f"{limit} of {numbered(kind.head_dim, 'dimension')} in {name}; device cpu has no such limit"
+                f"{layer.name} has heads of {numbered(kind.head_dim, 'dimension')}; the decode kernel for CUDA takes "
+                f"at most {widest} in {name}; dtype bfloat16 or device cpu has no such limit"
             )
-        if dtype.itemsize > 2 and kind.head_dim > MAX_FLOAT32_HEAD_DIM:
+        if kind.group > (limit := most_group(dtype, kind.head_dim)):
             raise ModelRefused(
-                f"{layer.name} has heads of {numbered(kind.head_dim, 'dimension')}; "
-                f"the decode kernel for CUDA takes at most "
-                f"{MAX_FLOAT32_HEAD_DIM} in {name}; dtype bfloat16 or device cpu has no such limit"
+                f"{layer.name} has {numbered(kind.group, 'query head')} per KV head; the decode kernel for CUDA takes "
+                f"at most {limit} of {numbered(kind.head_dim, 'dimension')} in {name}; device cpu has no such limit"
             )

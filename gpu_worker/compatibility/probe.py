@@ -31,6 +31,8 @@ STEP = object()
 
 # bool (batch, head, query position, key position), each an index tensor.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# Tokens of the meta model's forwards; no model has a dimension of this size.
+NUM_TOKENS = 13
 # Below this position every pair is evaluated, elsewhere selected whole rows.
 _DENSE = 96
 
@@ -137,39 +139,40 @@ def _recording(model: PreTrainedModel, name: str) -> Iterator[Recorded]:
         _recorded.reset(token)
 
 
-@torch.inference_mode()
-def calls_without_masks(meta_model: PreTrainedModel, num_tokens: int) -> tuple[Recorded, tuple[int, ...]]:
+def _forward(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS, **arguments: Any) -> Any:
+    """One forward of the worker's arguments and these. Passes on every exception of the model."""
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
+    with torch.inference_mode():
+        return meta_model(input_ids=ids, position_ids=ids.clone(), use_cache=False, **arguments)
+
+
+def calls_without_masks(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS) -> tuple[Recorded, tuple[int, ...]]:
     """The model's calls in a step of the worker, and the shape of its logits if those of one token are requested.
 
     Passes on every exception of the model.
     """
-    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
-    arguments = {"input_ids": ids, "position_ids": ids.clone(), "logits_to_keep": ids[0, :1], "step": STEP}
+    kept = torch.zeros(1, dtype=torch.int64, device="meta")
     with _recording(meta_model, CALLS_NAME) as recorded, _Watch(recorded, num_tokens):
-        out = meta_model(**arguments, use_cache=False)
+        out = _forward(meta_model, num_tokens, logits_to_keep=kept, step=STEP)
     return recorded, tuple(out.logits.shape)
 
 
-@torch.inference_mode()
-def calls_with_masks(meta_model: PreTrainedModel, num_tokens: int) -> Recorded:
+def calls_with_masks(meta_model: PreTrainedModel) -> Recorded:
     """The model's calls with the masks of one whole sequence. Passes on every exception of the model."""
-    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
     # Without a mask of padding Transformers looks for several sequences in the positions, for which a meta model lacks
     # the data.
-    everything = torch.ones(1, num_tokens, dtype=torch.int64, device="meta")
+    everything = torch.ones(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     with _recording(meta_model, MASKS_NAME) as recorded:
-        meta_model(input_ids=ids, attention_mask=everything, position_ids=ids.clone(), use_cache=False)
+        _forward(meta_model, attention_mask=everything)
     return recorded
 
 
-@torch.inference_mode()
-def attend_eagerly(meta_model: PreTrainedModel, num_tokens: int) -> None:
+def attend_eagerly(meta_model: PreTrainedModel) -> None:
     """One whole sequence with the model's own eager attention. Passes on every exception of the model."""
-    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
     # Transformers passes on a mask of this form and makes none, so that no operator of a mask runs.
-    mask = torch.zeros(1, 1, num_tokens, num_tokens, dtype=meta_model.dtype, device="meta")
+    mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=meta_model.dtype, device="meta")
     with attending(meta_model, "eager"):
-        meta_model(input_ids=ids, attention_mask=mask, position_ids=ids.clone(), use_cache=False)
+        _forward(meta_model, attention_mask=mask)
 
 
 class UnreadableMask(ValueError):

@@ -80,50 +80,50 @@ class Matchers:
     def drop(self, constraint: int) -> None:
         """Forgets a constraint, and the rows that had it."""
         self._constraints.pop(constraint, None)
-        self._rows = {row: own for row, own in self._rows.items() if own.constraint != constraint}
+        self._rows = {row: followed for row, followed in self._rows.items() if followed.constraint != constraint}
 
     def row(self, row: int, start: int, constraint: int) -> FollowedRow:
         """The row as far as it was followed. start: numbers the starts of rows; another one is another sequence.
 
         Raises MatcherError.
         """
-        own = self._rows.get(row)
-        if own is None or own.start != start:
+        followed = self._rows.get(row)
+        if followed is None or followed.start != start:
             base = self._constraints.get(constraint)
             if base is None:
                 raise MatcherError("the constraint is not prepared")
             with _errors():
                 texts, places = self._texts, base.places
                 names = None if texts is None or places is None else NamesOfRow(texts, places)
-                own = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
-        return own
+                followed = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
+        return followed
 
-    def take(self, own: FollowedRow, tokens: Sequence[int]) -> None:
+    def take(self, followed: FollowedRow, tokens: Sequence[int]) -> None:
         """Lets the row take tokens. Raises MatcherError, and whatever llguidance raises."""
-        matcher = own.matcher
+        matcher = followed.matcher
         if not (matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(list(tokens))):
             _check(matcher)
             raise MatcherError("the constraint does not allow a token of the output")
-        own.num_tokens += len(tokens)
-        if own.names is not None:
-            own.names.take(tokens)
+        followed.num_tokens += len(tokens)
+        if followed.names is not None:
+            followed.names.take(tokens)
 
-    def is_complete(self, own: FollowedRow) -> bool:
+    def is_complete(self, followed: FollowedRow) -> bool:
         """Whether nothing can follow. Raises MatcherError."""
-        if not own.matcher.is_stopped():
+        if not followed.matcher.is_stopped():
             return False
-        _check(own.matcher)
+        _check(followed.matcher)
         return True
 
-    def fill(self, own: FollowedRow, address: int) -> None:
+    def fill(self, followed: FollowedRow, address: int) -> None:
         """Writes the mask of the row's next token, int32 [words]. Raises MatcherError, and what llguidance raises."""
-        if self._hidden and own.matcher.is_stopped():
+        if self._hidden and followed.matcher.is_stopped():
             ctypes.memset(address, 0xFF, 4 * self._num_words)
             return
-        self._fill(own.matcher, address)
-        if own.names is not None:
+        self._fill(followed.matcher, address)
+        if followed.names is not None:
             words = (ctypes.c_uint32 * self._num_words).from_address(address)
-            own.names.forbid(own.matcher, np.ctypeslib.as_array(words))
+            followed.names.forbid(followed.matcher, np.ctypeslib.as_array(words))
 
     def _fill(self, matcher: llguidance.LLMatcher, address: int) -> None:
         matcher.unsafe_compute_mask_ptr(address, 4 * self._num_words)

@@ -86,20 +86,27 @@ class Registry:
 
     def unanswered(self) -> list[Prepared]:
         """The constraints that the scheduler waits for, in the order of their ids."""
-        return [known for known in self.by_id.values() if not known.is_answered]
+        return [constraint for constraint in self.by_id.values() if not constraint.is_answered]
 
-    def remove(self, known: Prepared, reason: str) -> None:
+    def fail(self, culprit: ConstrainedRow | Prepared, reason: str) -> None:
+        """A row, or a constraint with all of its rows, ends with this reason."""
+        if isinstance(culprit, ConstrainedRow):
+            culprit.fail(reason)
+        else:
+            self.remove(culprit, reason)
+
+    def remove(self, constraint: Prepared, reason: str) -> None:
         """Forgets a constraint. The scheduler gets the reason if it waits for the answer; otherwise its rows fail."""
-        del self.by_id[known.id], self.by_hash[known.hash]
-        if not known.is_answered:
-            self.answers.append((known.hash, reason))
-        for own in self.rows.values():
-            if own.constraint is known:
-                own.fail(reason)
+        del self.by_id[constraint.id], self.by_hash[constraint.hash]
+        if not constraint.is_answered:
+            self.answers.append((constraint.hash, reason))
+        for row in self.rows.values():
+            if row.constraint is constraint:
+                row.fail(reason)
 
     def forget_server(self) -> None:
         """Another server follows, which knows nothing."""
-        for known in self.by_id.values():
-            known.is_defined = False
-        for own in self.rows.values():
-            own.asked = own.taken = own.masked = -1
+        for constraint in self.by_id.values():
+            constraint.is_defined = False
+        for row in self.rows.values():
+            row.asked = row.taken = row.masked = -1

@@ -102,52 +102,52 @@ class MaskServer:
     def _advance(self, frame: Frame) -> None:
         """Lets rows take their tokens, says which are complete, then computes the masks of the others."""
         entries = frame.entries().tolist()
-        found: list[int] = []
+        fates: list[int] = []
         rows: list[FollowedRow | None] = []
         detail = ""
         for i, (row, start, constraint, num_tokens) in enumerate(entries):
-            own, state = None, RowState.FAILED
+            followed, state = None, RowState.FAILED
             try:
                 self._show(Stage.TAKE, frame.number, i, num_tokens)
-                own = self._matchers.row(row, start, constraint)
-                self._take(own, self._tokens[row], frame.number, i, num_tokens)
-                state = RowState.COMPLETE if self._matchers.is_complete(own) else RowState.OPEN
+                followed = self._matchers.row(row, start, constraint)
+                self._take(followed, self._tokens[row], frame.number, i, num_tokens)
+                state = RowState.COMPLETE if self._matchers.is_complete(followed) else RowState.OPEN
             except BaseException as reason:  # llguidance's panics are no Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens})"
-                own = None
-            rows.append(own)
-            found.append(state)
-        self._send(states(Kind.TAKEN, frame.number, found, detail))
-        self._send(states(Kind.MASKED, frame.number, found, self._masked(frame.number, entries, rows, found)))
+                followed = None
+            rows.append(followed)
+            fates.append(state)
+        self._send(states(Kind.TAKEN, frame.number, fates, detail))
+        self._send(states(Kind.MASKED, frame.number, fates, self._masked(frame.number, entries, rows, fates)))
 
-    def _masked(self, request: int, entries: list[list[int]], rows: list[FollowedRow | None], found: list[int]) -> str:
+    def _masked(self, request: int, entries: list[list[int]], rows: list[FollowedRow | None], fates: list[int]) -> str:
         """Computes the masks of the rows that are no None. Changes the states of those that fail; returns the reason
         of the first."""
         detail, masks = "", self._area.masks
         address, size = masks.ctypes.data, masks.strides[0]
-        for i, own in enumerate(rows):
-            if own is None:
+        for i, followed in enumerate(rows):
+            if followed is None:
                 continue
             row, _, _, num_tokens = entries[i]
             self._show(Stage.MASK, request, i, num_tokens + 1)
             try:
-                self._matchers.fill(own, address + row * size)
+                self._matchers.fill(followed, address + row * size)
             except BaseException as reason:  # llguidance's panics are no Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens + 1})"
-                found[i] = RowState.FAILED
+                fates[i] = RowState.FAILED
         are_possible = masks[[row for row, _, _, _ in entries]].any(1)
         if not are_possible.all():
             for i in np.flatnonzero(~are_possible).tolist():
-                if found[i] != RowState.FAILED:
+                if fates[i] != RowState.FAILED:
                     detail = detail or f"{NO_TOKEN} (at output token {entries[i][3] + 1})"
-                    found[i] = RowState.FAILED
+                    fates[i] = RowState.FAILED
         return detail
 
-    def _take(self, own: FollowedRow, tokens: memoryview, request: int, entry: int, num_tokens: int) -> None:
+    def _take(self, followed: FollowedRow, tokens: memoryview, request: int, entry: int, num_tokens: int) -> None:
         """Lets the row have all its output tokens. Raises MatcherError, and whatever llguidance raises."""
-        while own.num_tokens < num_tokens:
-            end = min(own.num_tokens + _PIECE, num_tokens)
-            self._matchers.take(own, tokens[own.num_tokens : end].tolist())
+        while followed.num_tokens < num_tokens:
+            end = min(followed.num_tokens + _PIECE, num_tokens)
+            self._matchers.take(followed, tokens[followed.num_tokens : end].tolist())
             if end < num_tokens:
                 self._show(Stage.TAKE, request, entry, end + 1)
 

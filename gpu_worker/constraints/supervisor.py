@@ -153,8 +153,8 @@ class ServerProcess:
 class Supervisor:
     """One mask server after another. No method raises because of a server."""
 
-    def __init__(self, server: ServerProcess, known: Registry, limits: Limits) -> None:
-        self._server, self._known = server, known
+    def __init__(self, server: ServerProcess, registry: Registry, limits: Limits) -> None:
+        self._server, self._registry = server, registry
         self._watch = Watch(server.area, limits)
         # The rows of requests without their last answer, each with its output tokens at that time.
         self._requests: dict[int, list[tuple[ConstrainedRow, int]]] = {}
@@ -163,37 +163,37 @@ class Supervisor:
         # Why no server can serve this model; empty if one can.
         self._refusal = ""
 
-    def prepare(self, known: Prepared) -> None:
+    def prepare(self, constraint: Prepared) -> None:
         """Sends a constraint that is registered to the server, which starts if there is none."""
         if self._refusal:
-            self._known.remove(known, self._refusal)
+            self._registry.remove(constraint, self._refusal)
         elif self._is_running:
-            self._exchange(lambda: self._server.send(Frame(Kind.PREPARE, known.id, known.source)))
+            self._exchange(lambda: self._server.send(Frame(Kind.PREPARE, constraint.id, constraint.source)))
         else:
             self._replace()
 
-    def drop(self, known: Prepared) -> None:
+    def drop(self, constraint: Prepared) -> None:
         """Lets the server forget a constraint."""
         if self._is_running:
-            self._exchange(lambda: self._server.send(Frame(Kind.DROP, known.id)))
+            self._exchange(lambda: self._server.send(Frame(Kind.DROP, constraint.id)))
 
     def ask(self, rows: Iterable[ConstrainedRow]) -> None:
         """Asks for the masks that the present server was not asked for."""
-        wanted = [own for own in rows if own.fate is Fate.OPEN and own.asked != own.num_tokens]
+        wanted = [row for row in rows if row.fate is Fate.OPEN and row.asked != row.num_tokens]
         for first in range(0, len(wanted), MAX_ROWS):
             part = wanted[first : first + MAX_ROWS]
             self._exchange(lambda part=part: self._ask(part))
 
     def _ask(self, wanted: list[ConstrainedRow]) -> None:
-        for own in wanted:
-            if not own.constraint.is_defined:
-                own.constraint.is_defined = True
-                self._server.send(Frame(Kind.DEFINE, own.constraint.id, own.constraint.source))
+        for row in wanted:
+            if not row.constraint.is_defined:
+                row.constraint.is_defined = True
+                self._server.send(Frame(Kind.DEFINE, row.constraint.id, row.constraint.source))
         self._num_requests = self._num_requests % MAX_NUMBER + 1
-        self._requests[self._num_requests] = [(own, own.num_tokens) for own in wanted]
-        for own in wanted:
-            own.asked = own.num_tokens
-        entries = [(own.row, own.start, own.constraint.id, own.num_tokens) for own in wanted]
+        self._requests[self._num_requests] = [(row, row.num_tokens) for row in wanted]
+        for row in wanted:
+            row.asked = row.num_tokens
+        entries = [(row.row, row.start, row.constraint.id, row.num_tokens) for row in wanted]
         self._server.send(advance(self._num_requests, entries))
 
     def wait(self) -> None:
@@ -214,13 +214,23 @@ class Supervisor:
             raise ServerGone("it did not start in time")
         if late := self._watch.overdue_preparation():
             number, excess = late
-            known = self._known.by_id.get(number)
-            if known is not None and self._is_blamed(known, excess):
-                self._known.remove(known, f"preparing the constraint {excess.words}")
-            log.warning("the mask server is replaced: preparing a constraint %s", excess.words)
-            self._replace()
+            self._overran(self._registry.by_id.get(number), excess, f"preparing the constraint {excess.words}")
         elif waits_for_rows and (overdue := self._watch.overdue_work()) is not None:
-            self._end_of_patience(*overdue)
+            work, excess = overdue
+            culprit = self._culprit_of(work)
+            if isinstance(culprit, ConstrainedRow):
+                self._overran(culprit, excess, f"the constraint {excess.words}, at output token {work.token}")
+            else:
+                self._overran(culprit, excess, f"preparing the constraint again {excess.words}")
+
+    def _overran(self, culprit: ConstrainedRow | Prepared | None, excess: Excess, reason: str) -> None:
+        """Replaces the server, and fails what it computes: if the limit is one of CPU time, or the second time."""
+        if culprit is not None:
+            culprit.num_deaths += 1
+            if excess.is_of_cpu or culprit.num_deaths > 1:
+                self._registry.fail(culprit, reason)
+        log.warning("the mask server is replaced: %s", reason if culprit is not None else "it does not answer")
+        self._replace()
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.SERVING:
@@ -233,47 +243,29 @@ class Supervisor:
             if frame.kind is Kind.MASKED:
                 del self._requests[frame.number]
                 self._num_deaths = 0
-            for (own, num_tokens), state in zip(request, found, strict=True):
-                if own.num_tokens == num_tokens:
-                    _follow(own, frame.kind, state, detail)
+            for (row, num_tokens), state in zip(request, found, strict=True):
+                if row.num_tokens == num_tokens:
+                    _follow(row, frame.kind, state, detail)
 
-    def _answer(self, constraint: int, error: str) -> None:
-        known = self._known.by_id.get(constraint)
-        if known is None or known.is_answered:
+    def _answer(self, number: int, error: str) -> None:
+        constraint = self._registry.by_id.get(number)
+        if constraint is None or constraint.is_answered:
             return
         self._num_deaths = 0
         if error:
-            self._known.remove(known, error)
+            self._registry.remove(constraint, error)
         else:
-            known.is_answered = known.is_defined = True
-            self._known.answers.append((known.hash, ""))
+            constraint.is_answered = constraint.is_defined = True
+            self._registry.answers.append((constraint.hash, ""))
 
-    def _end_of_patience(self, work: Work, excess: Excess) -> None:
-        """Fails what the server has computed for too long, and replaces the server."""
-        own, defined = self._row_of(work), self._constraint_of(work)
-        if own is not None and self._is_blamed(own, excess):
-            own.fail(f"the constraint {excess.words}, at output token {work.token}")
-        elif defined is not None and self._is_blamed(defined, excess):
-            self._known.remove(defined, f"preparing the constraint again {excess.words}")
-        log.warning("the mask server is replaced: %s", own.detail if own and own.detail else "it does not answer")
-        self._replace()
-
-    @staticmethod
-    def _is_blamed(one: ConstrainedRow | Prepared, excess: Excess) -> bool:
-        """Whether the limit is one of CPU time, or another server was as late with the same."""
-        one.num_deaths += 1
-        return excess.is_of_cpu or one.num_deaths > 1
-
-    def _row_of(self, work: Work) -> ConstrainedRow | None:
-        """The start of a row that the server computes for; None if its request is answered, or nothing waits for it."""
-        if work.stage not in (Stage.TAKE, Stage.MASK):
+    def _culprit_of(self, work: Work) -> ConstrainedRow | Prepared | None:
+        """What the server computes, or compiles for rows; None if its request is answered, or nothing waits for it."""
+        if work.stage is Stage.DEFINE:
+            return self._registry.by_id.get(work.number)
+        if work.stage is Stage.IDLE:
             return None
-        found = self._requests.get(work.number, [])[work.entry : work.entry + 1]
-        return next((own for own, _ in found if own.fate is Fate.OPEN), None)
-
-    def _constraint_of(self, work: Work) -> Prepared | None:
-        """The constraint that the server compiles for rows."""
-        return self._known.by_id.get(work.number) if work.stage is Stage.DEFINE else None
+        asked = self._requests.get(work.number, [])[work.entry : work.entry + 1]
+        return next((row for row, _ in asked if row.fate is Fate.OPEN), None)
 
     def _exchange(self, action: Callable[[], None]) -> None:
         try:
@@ -290,16 +282,12 @@ class Supervisor:
         """Starts another server. Fails what two servers have ended in."""
         self._num_deaths += 1
         work = self._watch.work
-        own = self._row_of(work)
-        if own is not None:
-            own.num_deaths += 1
-            if own.num_deaths > 1:
-                own.fail(f"the constraint ended its process twice, at output token {work.token}")
-        for known in (self._known.by_id.get(self._watch.prepared), self._constraint_of(work)):
-            if known is not None:
-                known.num_deaths += 1
-                if known.num_deaths > 1:
-                    self._known.remove(known, "the constraint ended its process twice")
+        for culprit in (self._culprit_of(work), self._registry.by_id.get(self._watch.prepared)):
+            if culprit is not None:
+                culprit.num_deaths += 1
+                if culprit.num_deaths > 1:
+                    place = f", at output token {work.token}" if isinstance(culprit, ConstrainedRow) else ""
+                    self._registry.fail(culprit, f"the constraint ended its process twice{place}")
         log.warning("the mask server is replaced: %s", reason)
         if self._num_deaths > _MOST_DEATHS:
             self._num_deaths = 0
@@ -310,7 +298,7 @@ class Supervisor:
     def _replace(self) -> None:
         """Starts a server in place of the present one, if there is one."""
         self._requests.clear()
-        self._known.forget_server()
+        self._registry.forget_server()
         self._watch.restart()
         try:
             self._server.replace()
@@ -318,17 +306,19 @@ class Supervisor:
             self._give_up(f"{_NOT_STARTED}: {error}")
             return
         self._is_running = True
-        for known in self._known.unanswered():
-            self._exchange(lambda known=known: self._server.send(Frame(Kind.PREPARE, known.id, known.source)))
+        for constraint in self._registry.unanswered():
+            self._exchange(
+                lambda constraint=constraint: self._server.send(Frame(Kind.PREPARE, constraint.id, constraint.source))
+            )
 
     def _give_up(self, reason: str) -> None:
         """Constraints end with this reason. The next one is tried with another server."""
         log.error("constraints end: %s", reason)
         self._is_running = False
         self._requests.clear()
-        for known in list(self._known.by_id.values()):
-            self._known.remove(known, reason)
-        self._known.forget_server()
+        for constraint in list(self._registry.by_id.values()):
+            self._registry.remove(constraint, reason)
+        self._registry.forget_server()
 
     def close(self) -> None:
         """Ends the server."""
@@ -336,13 +326,13 @@ class Supervisor:
         self._server.close()
 
 
-def _follow(own: ConstrainedRow, kind: Kind, state: int, detail: str) -> None:
+def _follow(row: ConstrainedRow, kind: Kind, state: int, detail: str) -> None:
     if state == RowState.FAILED:
-        own.fail(detail)
+        row.fail(detail)
     elif kind is Kind.MASKED:
-        own.masked, own.num_deaths, own.constraint.num_deaths = own.num_tokens, 0, 0
+        row.masked, row.num_deaths, row.constraint.num_deaths = row.num_tokens, 0, 0
     else:
-        own.taken = own.num_tokens
+        row.taken = row.num_tokens
         # An empty output ends with EOS.
-        if state == RowState.COMPLETE and own.num_tokens:
-            own.fate = Fate.COMPLETE
+        if state == RowState.COMPLETE and row.num_tokens:
+            row.fate = Fate.COMPLETE

@@ -124,16 +124,16 @@ class Watch:
             excess = Excess(cpu=0.0, wall=waited, limit=limits.idle, slowness=self._slowness)
             return (work, excess) if waited > limits.idle else None
         limit = limits.define if work.stage is Stage.DEFINE else limits.mask
-        found = self._excess(self._work, word, self._process, limit)
-        return None if found is None else (work, found)
+        excess = self._excess(self._work, word, self._process, limit)
+        return None if excess is None else (work, excess)
 
     def overdue_preparation(self) -> tuple[int, Excess] | None:
         """The id of the constraint that is prepared and exceeds its limit."""
         if not (prepared := self.prepared):
             self._preparation = _Task()
             return None
-        found = self._excess(self._preparation, prepared, self._preparing_thread, self._limits.prepare)
-        return None if found is None else (prepared, found)
+        excess = self._excess(self._preparation, prepared, self._preparing_thread, self._limits.prepare)
+        return None if excess is None else (prepared, excess)
 
     def _waited(self, task: _Task, word: int) -> float:
         """How long somebody has waited for the same word. The begin of another one is now."""
@@ -152,8 +152,8 @@ class Watch:
         used = self._cpu(self._process, thread)
         if task.cpu_begun is None:
             task.cpu_begun = used
-        found = Excess(cpu=used - task.cpu_begun, wall=waited, limit=limit, slowness=self._slowness)
-        return found if found.is_of_cpu or waited > self._limits.patience * limit * self._slowness else None
+        excess = Excess(cpu=used - task.cpu_begun, wall=waited, limit=limit, slowness=self._slowness)
+        return excess if excess.is_of_cpu or waited > self._limits.patience * limit * self._slowness else None
 
     def start_overran(self) -> bool:
         """Whether the process should have said by now that it serves."""

@@ -6,7 +6,6 @@ group on several hosts each has a launcher; one that is left waits until the oth
 """
 
 import asyncio
-import errno
 import fcntl
 import ipaddress
 import logging
@@ -22,10 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpu_worker.group.failures import GROUP_LOST, REFUSED_CODES
-from gpu_worker.link.remote import HOW_TO_MAKE
+from gpu_worker.link.connection import HOW_TO_MAKE
 from gpu_worker.process.ranks import RUN_PREFIX, RUN_VARIABLE, Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.child import Child, Program, python
@@ -42,9 +40,6 @@ from tandem_contract.processes import (
 )
 from tandem_contract.settings import SettingError
 from tandem_contract.stopping import Asked, StopRequests, is_stop
-
-if TYPE_CHECKING:
-    from gpu_worker.group.meeting import Place
 
 log = logging.getLogger(__name__)
 
@@ -78,18 +73,6 @@ class Meeting:
     def endpoint(self) -> str:
         """HOST:PORT."""
         return f"{self.host}:{self.port}"
-
-    def is_held_here(self) -> bool:
-        """Whether this process can open the port of the meeting, because it is on its host. Raises OSError."""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-                    return False
-                raise
-        return True
 
 
 def on_one_host() -> Meeting:
@@ -200,7 +183,11 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
     """Keeps this host's ranks running. folder: of this user alone, where the ranks of one host find each other."""
     environment = {name: value for name, value in _defaults(meeting).items() if name not in os.environ}
     environment[RUN_VARIABLE] = meeting.run_id
-    place = None if meeting.num_hosts == 1 else _place(meeting, size, on_met=lambda: supervisor.hurry())
+    place = None
+    if meeting.num_hosts > 1:
+        from gpu_worker.group.meeting import Place
+
+        place = Place(meeting, size // meeting.num_hosts, on_met=lambda: supervisor.hurry())
 
     def program() -> Program | None:
         found = _alone(size, folder) if place is None else place.variables()
@@ -228,21 +215,14 @@ def _alone(size: int, folder: str) -> dict[str, str]:
     return {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), STORE_VARIABLE: store}
 
 
-def _place(meeting: Meeting, size: int, on_met: Callable[[], None]) -> "Place":
-    # Torch writes a stack for each lost connection.
-    os.environ.setdefault(_CPP_LEVEL, "ERROR")
-    from gpu_worker.group.meeting import Place
-
-    return Place(meeting, size // meeting.num_hosts, on_met)
-
-
 def _defaults(meeting: Meeting) -> dict[str, str]:
     if meeting.num_hosts == 1:
         # Ranks of one host need no port that others reach.
         return _DEFAULTS | {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     # Without it gloo takes the address that the host's own name means, often a loopback address.
     interface = interface_of(meeting.address)
-    return _DEFAULTS | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
+    # Torch writes a stack for each lost connection.
+    return _DEFAULTS | {_CPP_LEVEL: "ERROR"} | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
 
 
 def _hear(line: str) -> Heard:

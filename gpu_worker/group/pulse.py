@@ -19,6 +19,7 @@ import zmq
 
 from gpu_worker.group.failures import GROUP_LOST
 from gpu_worker.group.wires import name_of, rank_of
+from gpu_worker.link.link import Alone
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.needed import NeededThread
 
@@ -40,7 +41,7 @@ def _end(reason: str) -> None:
     os._exit(GROUP_LOST)
 
 
-class Pulse:
+class Pulse(Alone):
     """`turn` and `step` are called by the serving loop; the thread runs until the process ends."""
 
     def __init__(self, ranks: Ranks, socket: zmq.Socket[bytes], end: Callable[[str], None] = _end) -> None:

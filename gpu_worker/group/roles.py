@@ -8,17 +8,18 @@ the leader. It ends when the leader says so; `pulse` ends it if the leader is lo
 import logging
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import zmq
-from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.group.failures import RankLost
 from gpu_worker.group.pulse import Pulse
 from gpu_worker.group.wires import FRAME, HELLO, STOP, Wires, name_of, rank_of
-from gpu_worker.link.link import PlanRunner
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.wire.frames import Outcome, WeightsLoader, parse_frame
+from gpu_worker.wire.frames import parse_frame
+
+if TYPE_CHECKING:
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -30,71 +31,25 @@ _LINGER_MS = 200
 _BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 
-class LeadingRunner:
-    """The runner of rank 0 as the link uses it (`PlanRunner`). `forward` gets what the followers shall do too."""
+class Leader(Pulse):
+    """Rank 0's word to the followers, and its signs of life while it serves."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires) -> None:
+    def __init__(self, ranks: Ranks, wires: Wires) -> None:
         """Waits for the followers. Raises RankLost."""
-        self._runner, self._ranks, self._wires = runner, ranks, wires
-        self._socket = wires.frames
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._pulse = Pulse(ranks, wires.signs)
+        super().__init__(ranks, wires.signs)
+        self._wires, self._frames = wires, wires.frames
+        self._frames.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._frames.setsockopt(zmq.LINGER, _LINGER_MS)
         self._await_followers()
-        self._pulse.start()
+        self.start()
 
     def _await_followers(self) -> None:
         missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
         while missing:
             left = until - time.monotonic()
-            if left <= 0 or not self._socket.poll(round(left * 1e3)):
+            if left <= 0 or not self._frames.poll(round(left * 1e3)):
                 raise RankLost(f"ranks {sorted(missing)} have not connected in {_CONNECT_SECONDS:g} s")
-            missing.discard(rank_of(self._socket.recv_multipart()[0]) or 0)
-
-    @property
-    def num_in_flight(self) -> int:
-        """As `PlanRunner`."""
-        return self._runner.num_in_flight
-
-    @property
-    def pool_id(self) -> bytes:
-        """As `PlanRunner`."""
-        return self._runner.pool_id
-
-    @property
-    def weights(self) -> WeightsLoader | None:
-        """As `PlanRunner`. The followers load too, because they get the scheduler's frame (`forward`)."""
-        return None if self._runner.weights is None else self
-
-    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
-        """As `WeightsLoader`. Meanwhile this rank is not expected to turn."""
-        assert self._runner.weights is not None, "it has a loader"
-        with self._pulse.exempt():
-            return self._runner.weights.load(order)
-
-    @property
-    def constraints(self) -> Constraints | None:
-        """As `PlanRunner`. The followers have none: they get the leader's tokens."""
-        return self._runner.constraints
-
-    def report_pages(self, join: pb.Join) -> None:
-        """As `PlanRunner`."""
-        self._runner.report_pages(join)
-
-    def join(self, message: pb.Joined) -> None:
-        """As `PlanRunner`."""
-        with self._pulse.step():
-            self._runner.join(message)
-
-    def submit(self, message: pb.StepPlan) -> None:
-        """As `PlanRunner`. Raises RankLost."""
-        with self._pulse.step():
-            self._runner.submit(message)
-
-    def collect(self, *, wait: bool = True) -> Outcome | None:
-        """As `PlanRunner`. The link calls it in every turn of its loop."""
-        self._pulse.turn()
-        return self._runner.collect(wait=wait)
+            missing.discard(rank_of(self._frames.recv_multipart()[0]) or 0)
 
     def forward(self, frame: bytes) -> None:
         """Sends a frame of the scheduler to every follower. Raises RankLost."""
@@ -102,16 +57,16 @@ class LeadingRunner:
 
     def close(self) -> None:
         """Tells the followers to end, if they still take frames, and closes the socket."""
-        self._pulse.stop()
+        self.stop()
         with suppress(RankLost):
             self._tell(STOP)
-        self._socket.close()
+        self._frames.close()
         self._wires.close()
 
     def _tell(self, *parts: bytes) -> None:
         for rank in range(1, self._ranks.size):
             try:
-                self._socket.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
+                self._frames.send_multipart([name_of(rank), *parts], zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
 
@@ -119,7 +74,7 @@ class LeadingRunner:
 class Follower:
     """One rank above 0."""
 
-    def __init__(self, runner: PlanRunner, ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+    def __init__(self, runner: "Runner", ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
         """Tells the leader that this rank is here."""
         self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
         self._pulse = Pulse(ranks, wires.signs)

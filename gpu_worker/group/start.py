@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from gpu_worker.group.launch import STORE_VARIABLE
 from gpu_worker.memory.model_facts import ModelFacts
-from gpu_worker.memory.sizes import Sizes
+from gpu_worker.memory.sizing import Sizes
 from gpu_worker.process.machine import usable_cpus
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.step.output import keep_tokens
@@ -100,9 +100,8 @@ def part_of_rank(
     """
     if not ranks.is_group:
         return whole, None, None
-    from gpu_worker.sharding.plan import proven
+    from gpu_worker.sharding.plan import part_of, proven
     from gpu_worker.sharding.trial import trial_of
-    from gpu_worker.sharding.twin import part_of
 
     part = part_of(config, whole, ranks, dtype=dtype, packs=packs)
     is_proven = part.plan_hash in proven().values()

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 import zmq.auth.thread
 
-from gpu_worker.link.connection import MAX_FRAME_BYTES
-from gpu_worker.link.remote import CurveKeys
+from gpu_worker.link.connection import MAX_FRAME_BYTES, CurveKeys
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.files import check_socket_name
 from tandem_contract.logs import is_worth_a_line

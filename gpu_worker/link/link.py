@@ -9,20 +9,21 @@ of tensors; plans go to the runner unread.
 import logging
 import math
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, signals_wake
-from gpu_worker.link.remote import CurveKeys, NoKey
-from gpu_worker.wire.frames import FrameError, Outcome, WeightsLoader, join_frame, parse_frame, result_frame
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, CurveKeys, NoKey, signals_wake
+from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
 from tandem_contract.plural import numbered
+
+if TYPE_CHECKING:
+    from gpu_worker.step.runner import Runner
 
 log = logging.getLogger(__name__)
 # The address that clients use by default.
@@ -43,44 +44,22 @@ _LINGER_MS = 500  # for the last frames when the worker ends: its last results a
 _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 
 
-class PlanRunner(Protocol):
-    """Carries out plans: several may be in flight, and results come in the order of the plans."""
+class Alone:
+    """What a group's leader tells the other ranks while it serves. Here there are none."""
 
-    @property
-    def num_in_flight(self) -> int:
-        """Plans without a collected result."""
-        ...
+    def turn(self) -> None:
+        """The serving loop turns."""
 
-    @property
-    def pool_id(self) -> bytes:
-        """Names the memory of the KV pool; empty if it ends with the worker."""
-        ...
+    def step(self) -> AbstractContextManager[None]:
+        """The serving loop is in a step, which may take long."""
+        return nullcontext()
 
-    @property
-    def weights(self) -> WeightsLoader | None:
-        """Loads new weights; None if this worker cannot."""
-        ...
+    def exempt(self) -> AbstractContextManager[None]:
+        """The serving loop does something that may take minutes."""
+        return nullcontext()
 
-    @property
-    def constraints(self) -> Constraints | None:
-        """The constraints that rows may have; None if they may have none."""
-        ...
-
-    def report_pages(self, join: pb.Join) -> None:
-        """Adds the pages that were kept to a Join."""
-        ...
-
-    def join(self, message: pb.Joined) -> None:
-        """A session begins."""
-        ...
-
-    def submit(self, message: pb.StepPlan) -> None:
-        """Begins a plan."""
-        ...
-
-    def collect(self, *, wait: bool = True) -> Outcome | None:
-        """Returns the oldest result, None if none is there and `wait` is False."""
-        ...
+    def forward(self, frame: bytes) -> None:
+        """Sends a frame of the scheduler, on which this rank then acts."""
 
 
 def ready_line(listen: str) -> str:
@@ -172,20 +151,20 @@ class Link:
         self,
         endpoint: str,
         join: pb.Join,
-        runner: PlanRunner,
+        runner: "Runner",
         *,
         key: KeyFile | NoKey,
         max_in_flight: int,
         curve: CurveKeys | None = None,
-        forward: Callable[[bytes], None] = lambda _: None,
+        ranks: Alone | None = None,
     ) -> None:
         """key: the key of a Join, read again for each Join. curve: the keys for a scheduler on another host.
-        forward: gets each frame that the runner then acts on.
+        ranks: the others of a group.
 
         Raises ValueError if the Join is too large.
         """
         self._endpoint, self._join, self._runner, self._key, self._curve = endpoint, join, runner, key, curve
-        self._max_in_flight, self._forward = max_in_flight, forward
+        self._max_in_flight, self._ranks = max_in_flight, ranks or Alone()
         self._join.max_frame_bytes = MAX_FRAME_BYTES
         join_frame(self._join)
         self._context = zmq.Context()
@@ -331,15 +310,17 @@ class Link:
     def _handle(self, message: pb.CoreToWorker, frame: bytes) -> None:
         kind = message.WhichOneof("message")
         if kind == "joined" or (self._joined and kind in ("plan", "load_weights")):
-            self._forward(frame)
+            self._ranks.forward(frame)
         if kind == "plan":
             if self._joined:
-                self._runner.submit(message.plan)
+                with self._ranks.step():
+                    self._runner.submit(message.plan)
         elif kind == "joined":
             self._joined, self._join_at, self._last_problem = True, None, ""
             self._done.Clear()
             self._ready.joined(message.joined.listen, on_standby=self._join.standby)
-            self._runner.join(message.joined)
+            with self._ranks.step():
+                self._runner.join(message.joined)
             log.info("joined the scheduler; generation %d", message.joined.generation)
         elif kind == "rejoin":
             self._void_session()
@@ -368,7 +349,8 @@ class Link:
         if self._runner.weights is None:
             loaded = pb.WeightsLoaded(version=order.version, ok=False, detail="this worker cannot load new weights")
         else:
-            loaded = self._runner.weights.load(order)
+            with self._ranks.exempt():
+                loaded = self._runner.weights.load(order)
         if loaded.ok:
             self._join.weights_version, self._join.weights_folder = order.version, order.folder
         self._send(pb.WorkerToCore(weights_loaded=loaded).SerializeToString())
@@ -389,6 +371,7 @@ class Link:
 
     def _send_done(self) -> None:
         """Sends the results that are finished, and the answers to constraints."""
+        self._ranks.turn()
         if self._runner.constraints is not None:
             for hash_, error in self._runner.constraints.answers():
                 self._send_constraint(hash_, error)

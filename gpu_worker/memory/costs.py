@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from gpu_worker.attention.kv_cache import pool_bytes, tensor_shape
+from gpu_worker.attention.kv_cache import tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
@@ -45,23 +45,21 @@ _HALF_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTensor:
-    """K, or V, of one layer in the pool: both have the same shape."""
+class PoolTensors:
+    """Tensors of the pool with the same shape, K and V of each layer; each head of one is consecutive memory."""
 
-    elements_per_token: int
-    # Pages that the tensor has in addition to those of the pool.
-    extra_pages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSlices:
-    """Tensors of the pool (K and V count as two) with the same number of heads, each of which is consecutive memory."""
-
-    tensors: int
+    count: int
     heads: int
-    # Of one head.
-    bytes_per_token: int
-    extra_pages: int
+    head_dim: int
+    # Bytes of an element.
+    itemsize: int
+    # Pages that each has in addition to those of the pool.
+    extra_pages: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token in all of them."""
+        return self.count * self.heads * self.head_dim * self.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +72,22 @@ class Costs:
     smaller_weights: tuple[str, int] | None
     # Activations of one token of a step between embedding and logits.
     activations_per_token: int
-    # K and V of a token in all layers; and of a token in the additional page for learned sinks.
-    kv_per_token: int
-    learned_sinks_per_token: int
-    # The different shapes of K and V among the layers.
-    pool_tensors: tuple[PoolTensor, ...]
+    # K and V of all layers, by shape.
+    pool: tuple[PoolTensors, ...]
     vocab_size: int
     # The model's own maximum length, and the largest max_length that can be served.
     default_length: int
     length_limit: int
-    # All tensors of the pool, by shape.
-    slices: tuple[PoolSlices, ...] = ()
+
+    @property
+    def kv_per_token(self) -> int:
+        """K and V of a token in all layers."""
+        return sum(tensors.bytes_per_token for tensors in self.pool)
+
+    @property
+    def learned_sinks_per_token(self) -> int:
+        """The same in the additional page for learned sinks."""
+        return sum(tensors.extra_pages * tensors.bytes_per_token for tensors in self.pool)
 
     def step(self, geometry: Geometry) -> int:
         """Bytes of the largest step: activations, logits and sampling of every row, logprobs of prompts."""
@@ -125,8 +128,8 @@ class Costs:
     def addressable_pages(self, page_size: int) -> int:
         """The most pages for which no tensor of the pool exceeds MAX_TENSOR_ELEMENTS."""
         return min(
-            MAX_TENSOR_ELEMENTS // (tensor.elements_per_token * page_size) - tensor.extra_pages
-            for tensor in self.pool_tensors
+            MAX_TENSOR_ELEMENTS // (tensors.heads * tensors.head_dim * page_size) - tensors.extra_pages
+            for tensors in self.pool
         )
 
 
@@ -138,30 +141,19 @@ def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtyp
         dtype=str(dtype).removeprefix("torch."),
         smaller_weights=("bfloat16", halves) if dtype.itemsize > _HALF_BYTES else None,
         activations_per_token=activation_bytes(meta_model, layers, dtype),
-        kv_per_token=layers.elements_per_token * dtype.itemsize,
-        learned_sinks_per_token=pool_bytes(layers, num_pages=0, page_size=1, dtype=dtype),
-        pool_tensors=pool_tensors(layers),
+        pool=pool_tensors(layers, dtype),
         vocab_size=int(meta_model.config.get_text_config().vocab_size),
         default_length=default_length(meta_model.config),
         length_limit=length_limit(meta_model.config),
-        slices=pool_slices(layers, dtype),
     )
 
 
-def pool_tensors(layers: LayerMap) -> tuple[PoolTensor, ...]:
-    """The different shapes of the pool's tensors."""
-    shapes = (tensor_shape(kind, num_pages=0, page_size=1) for kind in layers.kinds)
-    tensors = (PoolTensor(elements_per_token=heads * head_dim, extra_pages=extra) for heads, extra, head_dim in shapes)
-    return tuple(dict.fromkeys(tensors))
-
-
-def pool_slices(layers: LayerMap, dtype: torch.dtype) -> tuple[PoolSlices, ...]:
+def pool_tensors(layers: LayerMap, dtype: torch.dtype) -> tuple[PoolTensors, ...]:
     """All tensors of the pool, by shape."""
-    kinds = Counter(layer.kind for layer in layers.layers)
-    shapes = [(2 * count, tensor_shape(kind, num_pages=0, page_size=1)) for kind, count in kinds.items()]
+    shapes = Counter(tensor_shape(layer.kind, num_pages=0, page_size=1) for layer in layers.layers)
     return tuple(
-        PoolSlices(tensors=count, heads=heads, bytes_per_token=head_dim * dtype.itemsize, extra_pages=extra)
-        for count, (heads, extra, head_dim) in shapes
+        PoolTensors(count=2 * num, heads=heads, head_dim=head_dim, itemsize=dtype.itemsize, extra_pages=extra)
+        for (heads, extra, head_dim), num in shapes.items()
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.memory.sizes import Machine
+from gpu_worker.memory.sizing import Machine
 from gpu_worker.process.machine import CGROUPS, PROC, memory_groups, text_of
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.start import unused_pools

@@ -56,8 +56,6 @@ _MOST_BYTES, _MOST_FILES = 4 << 20, 64
 # Fields of a config that are tried alone to find which one differs, and fields that a refusal names.
 _MOST_TRIALS, _MOST_NAMED = 16, 4
 _SUM_BYTES = hashlib.sha256().digest_size * 2
-# Tokens of the meta model's step; no model has a dimension of this size.
-_NUM_TOKENS = 13
 # A constant of a model's code; larger tensors are weights or tables.
 _MOST_VALUES = 4096
 
@@ -204,7 +202,7 @@ def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
     for name, tensor in meta_model.state_dict(keep_vars=True).items():
         add(name, tuple(tensor.shape))
     with in_bfloat16(meta_model), _Operators(add):
-        calls_without_masks(meta_model, _NUM_TOKENS)
+        calls_without_masks(meta_model)
         run_eagerly(meta_model)
     _make_tables(meta_model)
     # Some tables depend on the longest text; a model that was pinned for any length has one of these.
@@ -290,7 +288,7 @@ def shared_inputs(meta_model: PreTrainedModel) -> Groups:
     hooks = [module.register_forward_pre_hook(note) for module in places]
     try:
         with in_bfloat16(meta_model):
-            calls_without_masks(meta_model, _NUM_TOKENS)
+            calls_without_masks(meta_model)
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,7 +1,8 @@
 """Chooses sizes that fit from settings and memory figures, or refuses with the value that would fit.
 
 Owns the sum of a worker's memory, the arithmetic of its KV pool and of the pages of host memory to which KV is swapped
-out, and the defaults by device. Every figure is an argument. Knows nothing of torch, models or sockets.
+out, the defaults by device, and the table of the chosen sizes in the log, planned and measured. Every figure is an
+argument. Knows nothing of torch, models or sockets.
 
 Standby workers run the same model on the same device. Each takes weights, a step, graphs and tables beside its pool. On
 a CPU its pool takes no memory before it is written, which is after the end of the worker whose place it takes. On a GPU
@@ -12,10 +13,10 @@ memory for its first pages (`num_first_pages`); that memory stays free while it 
 after it needs it. Checksums need sums of a few pages.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from gpu_worker.attention.passing import Passing
+from gpu_worker.attention.host_pages import Passing
 from gpu_worker.geometry import (
     MAX_HOST_PAGES,
     MAX_PAGE_IDS,
@@ -26,16 +27,96 @@ from gpu_worker.geometry import (
     default_max_rows,
     num_first_pages,
 )
-from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs
-from gpu_worker.memory.sizes import WHY_CAPPED, Machine, Sizes, readable, settable
+from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, MAX_GRAPHS, Costs
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.plural import numbered
 
+WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for a GPU"
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 DEFAULT_CPU_POOL_BYTES = 1 << 30
 # Of a CUDA process, before it allocates anything: its context, kernels and libraries.
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02
+
+
+def readable(num_bytes: int) -> str:
+    """A size for a message: 1.5 GiB."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return numbered(num_bytes, "byte")
+
+
+def settable(num_bytes: int, *, at_least: bool = False) -> str:
+    """A size for a setting: 1.5GiB, rounded down, or up if `at_least`."""
+    for unit, size in _UNITS:
+        if num_bytes >= size:
+            tenths = -(-10 * num_bytes // size) if at_least else 10 * num_bytes // size
+            return f"{tenths / 10:.1f}{unit}"
+    return str(num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A device, and the bytes that are free before weights are loaded."""
+
+    # The device as settings name it: cpu, cuda:0.
+    place: str
+    free: int
+    # Bytes of host memory, if the device is a GPU.
+    free_host: int = 0
+    # Whether the KV pool of a GPU outlives its worker, and the pages of a pool that a dead worker left, which count as
+    # free.
+    shares_pool: bool = False
+    held_pages: int = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the device's memory is the host's."""
+        return self.place == "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The chosen sizes and their bytes."""
+
+    geometry: Geometry
+    weights: int
+    step: int
+    # The memory that captured graphs keep; 0 if steps run without graphs.
+    graphs: int
+    # Tables, and the buffers through which pages pass to and from host memory.
+    tables: int
+    pool: int
+    # Host memory for pages that are swapped out, which on a CPU is part of the same memory.
+    host_pool: int
+    # Kept free on purpose.
+    reserve: int
+    # Free before all of these are allocated.
+    free: int
+    # Left free for standby workers that start later.
+    standbys: int = 0
+    # What a shared pool of a GPU takes beside its pages.
+    beside_pool: int = 0
+    # Whether the pool is smaller than memory and rows allow, because of `WHY_CAPPED`.
+    is_capped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes after loading; None if the device does not report them."""
+
+    weights: int
+    step: int | None
+    tables: int | None
+    pool: int
+    host_pool: int
+    free: int
+    # The pool of captured graphs, and their number.
+    graphs: int = 0
+    num_graphs: int = 0
 
 
 class DoesNotFit(ValueError):
@@ -307,6 +388,49 @@ class _Choice:
         return (min(self.max_pages, self._fitting(self.room)) - 1) * self.page_size
 
 
+def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = None) -> list[str]:
+    """One line per item, with a second column if there are measured figures."""
+    geometry, on_cpu = sizes.geometry, place == "cpu"
+    left = sizes.free - sizes.weights - sizes.step - sizes.graphs - sizes.tables - sizes.pool - sizes.beside_pool
+    left -= sizes.standbys + (sizes.host_pool if on_cpu else 0)
+    number = f"at most {MAX_GRAPHS}" if measured is None else f"{measured.num_graphs} of at most {MAX_GRAPHS}"
+    has_graphs = sizes.graphs or (measured and measured.num_graphs)
+    step = f"step, {numbered(geometry.token_budget, 'token')}, {numbered(geometry.max_rows, 'row')}"
+    pages = (
+        f"KV, {numbered(geometry.num_pages - 1, 'page')} of "
+        f"{numbered(geometry.page_size, 'token')}{', capped' if sizes.is_capped else ''}"
+    )
+    saved = f"saved KV, {numbered(geometry.host_pages, 'page')}{'' if on_cpu else ', in host memory'}"
+    # Whether the line is shown, its name, and bytes planned and measured.
+    items: list[tuple[object, str, int, int | None]] = [
+        (True, f"weights, {dtype}", sizes.weights, measured and measured.weights),
+        (True, step, sizes.step, measured and measured.step),
+        (has_graphs, f"graphs, {number}", sizes.graphs, measured and measured.graphs),
+        (True, "tables and buffers", sizes.tables, measured and measured.tables),
+        (True, pages, sizes.pool, measured and measured.pool),
+        (sizes.beside_pool, "beside the shared pool, for a takeover", sizes.beside_pool, None),
+        (geometry.host_pages, saved, sizes.host_pool, measured and measured.host_pool),
+        (sizes.standbys, "for standby workers", sizes.standbys, None),
+        (True, f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
+    ]
+    lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
+    for is_shown, name, planned, found in items:
+        if is_shown:
+            second = "" if measured is None else "-" if found is None else readable(found)
+            lines.append(_line(f"  {name}", readable(planned), second))
+    if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
+        lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")
+    if sizes.beside_pool:
+        lines.append("  the shared pool is outside torch's allocator, and the holder keeps it if this worker dies")
+    if sizes.is_capped:
+        lines.append(f"  capped: {WHY_CAPPED}")
+    return lines
+
+
+def _line(name: str, first: str, second: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{first:>{_FIGURE_WIDTH}}{second:>{_FIGURE_WIDTH}}".rstrip()
+
+
 # The granularity of memory of GPUs, so far of all of them.
 GRANULE_BYTES = 2 << 20
 # First pages begin and end within a granule. Learned sinks have a page of their own in one more, or in two.
@@ -317,8 +441,8 @@ def bytes_beside_pool(costs: Costs, geometry: Geometry) -> int:
     """The most bytes for any number of pages."""
     num_pages = num_first_pages(replace(geometry, num_pages=MAX_PAGE_IDS))
     total = 0
-    for part in costs.slices:
-        page_bytes = geometry.page_size * part.bytes_per_token
-        granules = -(-num_pages * page_bytes // GRANULE_BYTES) + _ENDS + _ENDS_OF_SINKS * bool(part.extra_pages)
-        total += part.tensors * (part.heads * granules * GRANULE_BYTES + (PAGES_AT_ONCE + 1) * page_bytes)
+    for tensors in costs.pool:
+        page_bytes = geometry.page_size * tensors.head_dim * tensors.itemsize
+        granules = -(-num_pages * page_bytes // GRANULE_BYTES) + _ENDS + _ENDS_OF_SINKS * bool(tensors.extra_pages)
+        total += tensors.count * (tensors.heads * granules * GRANULE_BYTES + (PAGES_AT_ONCE + 1) * page_bytes)
     return total

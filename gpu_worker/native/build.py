@@ -115,11 +115,6 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     return path
 
 
-def source_files() -> list[Path]:
-    """The sources; kernels.cpp includes all others."""
-    return sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
-
-
 def _compiler() -> list[str]:
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [[name] for name in _COMPILERS]:
@@ -136,7 +131,9 @@ def _key(command: list[str]) -> str:
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
     facts = [*command, str(compiler), str(about.st_size), str(about.st_mtime_ns), _cpu_info("model name")]
-    for part in [fact.encode() for fact in facts] + [path.read_bytes() for path in source_files()]:
+    # kernels.cpp includes all others.
+    sources = sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
+    for part in [fact.encode() for fact in facts] + [path.read_bytes() for path in sources]:
         found.update(len(part).to_bytes(8, "little") + part)
     return found.hexdigest()[:24]
 

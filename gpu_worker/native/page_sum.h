@@ -1,9 +1,9 @@
-// The checksum of a page of the KV pool; gpu_worker/shared_pool/checksum.py defines it.
+// The checksum of a page of the KV pool; gpu_worker/shared_pool/guard.py defines it.
 #pragma once
 
 #include <cstdint>
 
-// Mirrored in gpu_worker/shared_pool/checksum.py. Distances are in words of 64 bits.
+// Mirrored in gpu_worker/shared_pool/guard.py. Distances are in words of 64 bits.
 struct PageWords {
     const uint64_t *first;       // of head 0, page 0 of the first pool
     const uint64_t *of_words;    // [num_words]: weights of the words of a page

@@ -124,7 +124,8 @@ class _StandIn(ModuleType):
         if self.__name__ == _DYNAMO and name in _MARKS:
             return _unmarked
         if self.__name__ == _INDEX_MODE and name == "TransformGetItemToIndex":
-            return _index_mode
+            # With it mask functions may index by tensors.
+            return lambda: _loaded(_INDEX_MODE).TransformGetItemToIndex()
         if name.startswith("__") and (self.__name__, name) != (_DYNAMO, "__path__"):
             # Functions that look at every module (inspect.getmodule) load none. An import of a submodule does.
             raise AttributeError(f"{self.__name__} has not been loaded, {name} is unknown")
@@ -136,11 +137,6 @@ def _loaded(name: str) -> ModuleType:
         if isinstance(sys.modules.get(each), _StandIn):
             del sys.modules[each]
     return importlib.import_module(name)
-
-
-def _index_mode() -> Any:
-    """A TransformGetItemToIndex, with which mask functions may index by tensors; loads Dynamo."""
-    return _loaded(_INDEX_MODE).TransformGetItemToIndex()
 
 
 def _unmarked(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:

@@ -7,71 +7,78 @@ its attention.
 A plan can be wrong without an error: the statistics of a layer whose input is sharded are those of a part, for example.
 Eager attention on the same ranks would be wrong alike, so the self-check cannot find it. `make census ARGS="--ranks 2
 --write"` compares a tiny model of each class with the whole model in one process, and writes `proven.json`: a hash of
-each plan that gave the logits of one process, by model type. Owns the strings, the hash and the file.
+each plan that gave the logits of one process, by model type.
+
+What one rank holds and computes is found before a byte of weights is read. Transformers applies the plan to a copy of
+the model without data, in a process group that exists in this process alone (torch's `fake` backend, whose collective
+calls do nothing). Its parameters show what the rank stores, and its calls of attention which heads reach it. Owns the
+strings, the hash and the file; and that process group, which is gone before the real one is made.
 """
 
+import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+import torch.distributed as dist
 import transformers
-from transformers import PreTrainedModel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
+from transformers.distributed.utils import TransformersDeviceMesh
 
-from gpu_worker.attention.layers import LayerMap
+from gpu_worker.attention.layers import AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
+from gpu_worker.checkpoint.loading import own_part
+from gpu_worker.compatibility.check_model import meta_model_of
+from gpu_worker.compatibility.probe import Recorded, calls_without_masks
+from gpu_worker.failures import first_line
+from gpu_worker.memory.costs import pool_tensors
+from gpu_worker.memory.model_facts import ModelFacts
+from gpu_worker.process.ranks import Ranks
 from tandem_contract.plural import numbered
 
 FILE = Path(__file__).with_name("proven.json")
+# A rank that keeps more of the weights than this gains nothing worth its collective calls.
+_MOST_KEPT = 0.95
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Added:
-    """Styles by the name of a layer or parameter, with * for a layer's number; whether the ranks share the experts."""
-
-    styles: Mapping[str, str] = field(default_factory=dict[str, str])
-    shares_experts: bool = False
-
-
-# By model type.
-_ADDED = {
-    "gpt_oss": _Added(
-        styles={
-            "model.layers.*.self_attn.q_proj": "colwise",
-            "model.layers.*.self_attn.k_proj": "colwise",
-            "model.layers.*.self_attn.v_proj": "colwise",
-            "model.layers.*.self_attn.o_proj": "rowwise",
-            "model.layers.*.self_attn.sinks": "colwise",
-            # The sinks have no forward of their own, so their owner's takes them as local tensors.
-            "model.layers.*.self_attn": "local_params",
-        },
-        shares_experts=True,
-    )
+# By model type, styles by the name of a layer or parameter, with * for a layer's number. Their ranks share experts too.
+_ADDED: Mapping[str, Mapping[str, str]] = {
+    "gpt_oss": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.self_attn.sinks": "colwise",
+        # The sinks have no forward of their own, so their owner's takes them as local tensors.
+        "model.layers.*.self_attn": "local_params",
+    }
 }
 
 
 def plan_for(model: PreTrainedModel, layers: LayerMap, size: int) -> DistributedConfig:
     """The plan by which `size` ranks share the model, whose attention layers are `layers`. Raises ModelRefused."""
     name = type(model).__name__
-    added = _ADDED.get(model.config.model_type, _Added())
-    styles = dict(model.tp_plan or {}) | dict(added.styles)
+    overrides = dict(_ADDED.get(model.config.model_type, {}))
+    ep_size = size if overrides else None
+    styles = dict(model.tp_plan or {}) | overrides
     if not styles:
         raise ModelRefused(f"{name} has no tensor-parallel plan in Transformers; set ranks to 1")
-    overrides = dict(added.styles)
     projections = [layer for layer, style in styles.items() if style == "colwise" and _KEYS_AND_VALUES.search(layer)]
     if projections:
         _check_heads(name, layers, size)
     if any(kind.num_kv_heads < size for kind in layers.kinds):
         overrides |= dict.fromkeys(projections, "replicate")
-    return DistributedConfig(
-        tp_size=size,
-        tp_plan=overrides or None,
-        ep_size=size if added.shares_experts else None,
-    )
+    return DistributedConfig(tp_size=size, tp_plan=overrides or None, ep_size=ep_size)
 
 
 def _check_heads(name: str, layers: LayerMap, size: int) -> None:
@@ -98,3 +105,124 @@ def plan_hash(model: PreTrainedModel, plan: DistributedConfig) -> str:
 def proven() -> dict[str, str]:
     """Hashes by model type, and by how it was shared where there are several ways."""
     return dict[str, str](json.loads(FILE.read_text()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A rank's part of a model: what it holds, and the plan by which the model is shared."""
+
+    facts: ModelFacts
+    plan: DistributedConfig
+    # As `plan.plan_hash` makes it.
+    plan_hash: str
+
+
+def part_of(
+    config: PreTrainedConfig,
+    whole: ModelFacts,
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype,
+    packs: bool,
+) -> Part:
+    """This rank's part of the model. Raises ModelRefused.
+
+    whole: the facts of the whole model. packs: linear layers will be packed.
+    """
+    with pretended_group(ranks):
+        model, plan = sharded_model(config, whole.layers, ranks)
+        hashed = plan_hash(model, plan)
+        kept, total = _weight_elements(model, config, packs=packs)
+        recorded = _calls(model, ranks)
+    if kept > _MOST_KEPT * total:
+        raise ModelRefused(
+            f"the tensor-parallel plan of {type(model).__name__} leaves {kept / total:.0%} of the weights on each of "
+            f"{numbered(ranks.size, 'rank')}; set ranks to 1"
+        )
+    pairs = zip(whole.layers.layers, recorded.calls, strict=True)
+    layers = LayerMap(layers=tuple(_local(layer, call.query[1], call.key[1], ranks.rank) for layer, call in pairs))
+    # The activations are counted as the whole model's, which is more than a rank has.
+    costs = replace(
+        whole.costs,
+        weights=kept * dtype.itemsize,
+        smaller_weights=whole.costs.smaller_weights and (whole.costs.smaller_weights[0], 2 * kept),
+        pool=pool_tensors(layers, dtype),
+    )
+    return Part(facts=replace(whole, layers=layers, costs=costs), plan=plan, plan_hash=hashed)
+
+
+@contextmanager
+def pretended_group(ranks: Ranks) -> Iterator[None]:
+    """A process group for the duration whose other ranks do not exist; its collective calls do nothing."""
+    dist.init_process_group("fake", rank=ranks.rank, world_size=ranks.size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded_model(
+    config: PreTrainedConfig, layers: LayerMap, ranks: Ranks
+) -> tuple[PreTrainedModel, DistributedConfig]:
+    """The meta model with this rank's parameters, in the group of `pretended_group`, and its plan. Raises ModelRefused.
+
+    layers: the attention layers of the whole model.
+    """
+    own = copy.deepcopy(config)
+    # Transformers shards before it ties, and a tied head has no name of its own.
+    for each in (own, own.get_text_config()):
+        each.tie_word_embeddings = False
+    # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
+    model = meta_model_of(own, dtype=torch.bfloat16)
+    plan = plan_for(model, layers, ranks.size)
+    names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
+    dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
+    experts = init_device_mesh("cpu", (1, 1, plan.efsdp_size, plan.ep_size or 1), mesh_dim_names=names[1])
+    try:
+        shared: Any = type(model).maybe_distribute_model(model, plan, TransformersDeviceMesh(dense, experts))
+        return shared, plan
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be shared by {numbered(ranks.size, 'rank')}: "
+            f"{_in_short(error)}; set ranks to 1"
+        ) from error
+
+
+def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs: bool) -> tuple[int, int]:
+    """Elements of this rank's weights and of all; a tied one is counted once, or twice if it is packed as a copy."""
+    kept = total = 0
+    tied = bool(config.get_text_config().tie_word_embeddings)
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if tied and module is head and not packs:
+            continue
+        for parameter in module.parameters(recurse=False):
+            local = own_part(parameter)
+            kept, total = kept + local.numel(), total + parameter.numel()
+    return kept, total
+
+
+def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
+    try:
+        recorded, _ = calls_without_masks(model)
+    except Exception as error:  # any error of the model's own code
+        raise ModelRefused(
+            f"{type(model).__name__} does not run on {numbered(ranks.size, 'rank')}: "
+            f"{_in_short(error)}; if its KV heads are not a "
+            f"multiple of {ranks.size}, set ranks to a divisor of them"
+        ) from error
+    return recorded
+
+
+def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) -> AttentionLayer:
+    """The layer as this rank serves it: its attention gets `num_heads` and `num_kv_heads`."""
+    kind = layer.kind
+    if num_heads == kind.num_heads or num_kv_heads < kind.num_kv_heads:
+        return replace(layer, kind=replace(kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
+    # All KV heads are computed, and those are kept that the query heads from `rank * num_heads` on read.
+    own = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
+    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=own)
+
+
+def _in_short(error: Exception) -> str:
+    return re.sub(r"\s+", " ", first_line(error))[:200].rstrip(".")

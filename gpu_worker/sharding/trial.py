@@ -26,7 +26,7 @@ from gpu_worker.failures import first_line
 from gpu_worker.geometry import Geometry
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.twin import Part, part_of
+from gpu_worker.sharding.plan import Part, part_of
 from gpu_worker.step.runner import Runner
 from tandem_contract.files import cache_dir, is_private
 from tandem_contract.plural import numbered

@@ -10,8 +10,6 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_worker.shared_pool import cuda_driver as calls
-
 # CUdeviceptr and CUmemGenericAllocationHandle; CUdevice and enumerations.
 Address = Handle = ctypes.c_uint64
 Device = ctypes.c_int
@@ -116,7 +114,7 @@ class CudaError(RuntimeError):
     @property
     def is_out_of_memory(self) -> bool:
         """Whether the device had too little free memory."""
-        return self.code == calls.OUT_OF_MEMORY
+        return self.code == OUT_OF_MEMORY
 
 
 class Driver:
@@ -134,14 +132,14 @@ class Driver:
             function = getattr(library, name)
             function.argtypes, function.restype = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)), ctypes.c_int
         self._call("cuInit", 0)
-        self._device = self._found("cuDeviceGet", calls.Device(), ordinal)
-        location = Location(type=calls.ON_DEVICE, id=ordinal)
-        self._prop = AllocationProp(type=calls.PINNED, requested_handle_types=calls.FILE_DESCRIPTOR, location=location)
-        self._access = AccessDesc(location=location, flags=calls.READ_WRITE)
+        self._device = self._found("cuDeviceGet", Device(), ordinal)
+        location = Location(type=ON_DEVICE, id=ordinal)
+        self._prop = AllocationProp(type=PINNED, requested_handle_types=FILE_DESCRIPTOR, location=location)
+        self._access = AccessDesc(location=location, flags=READ_WRITE)
 
     def is_exportable(self) -> bool:
         """Whether the device has virtual memory management, and memory that file descriptors can stand for."""
-        needed = calls.VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, calls.FILE_DESCRIPTOR_SUPPORTED
+        needed = VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, FILE_DESCRIPTOR_SUPPORTED
         return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), each, self._device) for each in needed)
 
     def uuid(self) -> str:
@@ -152,12 +150,12 @@ class Driver:
 
     def granularity(self) -> int:
         """Sizes, and addresses of mappings, are multiples of this number of bytes."""
-        asked = ctypes.byref(self._prop), calls.MINIMUM
+        asked = ctypes.byref(self._prop), MINIMUM
         return self._found("cuMemGetAllocationGranularity", ctypes.c_size_t(), *asked)
 
     def create(self, num_bytes: int) -> int:
         """Allocates physical memory, whose content is undefined, and returns its handle."""
-        return self._found("cuMemCreate", calls.Handle(), num_bytes, ctypes.byref(self._prop), 0)
+        return self._found("cuMemCreate", Handle(), num_bytes, ctypes.byref(self._prop), 0)
 
     def release(self, handle: int) -> None:
         """Gives the handle up. The memory is freed when it has no handle, no mapping and no descriptor anywhere."""
@@ -165,17 +163,17 @@ class Driver:
 
     def export(self, handle: int) -> int:
         """Returns a file descriptor that stands for the memory. The caller closes it."""
-        return self._found("cuMemExportToShareableHandle", ctypes.c_int(-1), handle, calls.FILE_DESCRIPTOR, 0)
+        return self._found("cuMemExportToShareableHandle", ctypes.c_int(-1), handle, FILE_DESCRIPTOR, 0)
 
     def import_from(self, descriptor: int) -> int:
         """Returns a handle of the memory that the descriptor stands for. The descriptor stays the caller's."""
         # The argument is a pointer whose value is the descriptor.
-        asked = ctypes.c_void_p(descriptor), calls.FILE_DESCRIPTOR
-        return self._found("cuMemImportFromShareableHandle", calls.Handle(), *asked)
+        asked = ctypes.c_void_p(descriptor), FILE_DESCRIPTOR
+        return self._found("cuMemImportFromShareableHandle", Handle(), *asked)
 
     def reserve(self, num_bytes: int, alignment: int) -> int:
         """Reserves addresses, which nothing is mapped at, and returns the first."""
-        return self._found("cuMemAddressReserve", calls.Address(), num_bytes, alignment, 0, 0)
+        return self._found("cuMemAddressReserve", Address(), num_bytes, alignment, 0, 0)
 
     def free_addresses(self, address: int, num_bytes: int) -> None:
         """Ends a reservation without mappings."""
@@ -201,7 +199,7 @@ class Driver:
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
-        if code != calls.SUCCESS:
+        if code != SUCCESS:
             hint = f"; {CALLS[name].hint}" if CALLS[name].hint else ""
             raise CudaError(f"{name} failed with {self._text(code)}{hint}", code=code)
 
@@ -210,7 +208,7 @@ class Driver:
         texts: list[str] = []
         for name in ERROR_TEXTS:
             text = ctypes.c_char_p()
-            found = getattr(self._library, name)(code, ctypes.byref(text)) == calls.SUCCESS
+            found = getattr(self._library, name)(code, ctypes.byref(text)) == SUCCESS
             texts.append(text.value.decode() if found and text.value else "")
         return f"{texts[0] or 'code'} ({code}){f': {texts[1]}' if texts[1] else ''}"
 

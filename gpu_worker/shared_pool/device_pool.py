@@ -13,15 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry, align_up, num_first_pages
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.checksum import DeviceChecksums, words_of
 from gpu_worker.shared_pool.cuda_driver import CudaError, Driver
 from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at
-from gpu_worker.shared_pool.guard import DeviceGuard
 from gpu_worker.shared_pool.messages import HolderClient, PoolError
 from gpu_worker.shared_pool.pool import WorkerPool, layout_of, shapes_of
 from gpu_worker.shared_pool.region import header_bytes
@@ -29,14 +26,10 @@ from gpu_worker.wire.frames import Plan
 
 # A worker that was killed may still hold its memory for a moment. A step may take 3 s before its worker is given up.
 _GROW_SECONDS, _TRY_SECONDS = 2.0, 0.02
-# Two plans in flight, and one more.
-_NUM_BUFFERS = 3
 
 
 class DevicePool(WorkerPool):
     """The pool of one worker on a GPU."""
-
-    _guard: DeviceGuard
 
     def __init__(
         self,
@@ -58,15 +51,14 @@ class DevicePool(WorkerPool):
         self._alignment = granularity = driver.granularity()
         shapes = shapes_of(layers, geometry)
         sizes = [align_up(math.prod(shape) * dtype.itemsize, granularity) for shape in shapes]
-        self._region = DeviceRegion(driver, sum(sizes))
+        self._device_bytes = sum(sizes)
+        self._region = DeviceRegion(driver, self._device_bytes)
         self._address = self._region.address
         # Another device cannot map the memory.
         layout = hashlib.sha256(layout_of(layers, geometry, dtype) + f"{self._uuid} {granularity}".encode()).digest()
         num_bytes = header_bytes(geometry.num_pages)
-        super().__init__(
-            holder, geometry, DeviceGuard, layout=layout, identity=identity, num_bytes=num_bytes, device=self._uuid
-        )
-        self.num_bytes += sum(sizes)
+        super().__init__(holder, geometry, layout=layout, identity=identity, num_bytes=num_bytes, device=self._uuid)
+        self.num_bytes += self._device_bytes
         if is_whole:
             self._allocate()
         else:
@@ -87,20 +79,11 @@ class DevicePool(WorkerPool):
             bytes_at(self._region.address + offset, num_bytes, self._device).zero_()
         self._describe()
 
-    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        checksums = DeviceChecksums(words_of(pools, page_size), self._num_pages, num_buffers=_NUM_BUFFERS)
-        self._guard.checksums, self._guard.checksums_of = checksums, checksums.of
-        # Loads the kernels.
-        checksums.begin([0])
-
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
         """As of any pool. Raises PoolError, too, if the whole pool is needed and there is no memory for it."""
         if not self.is_whole and (not self._region.mapped or _needs_whole(plan, self._num_first)):
             self._grow()
         super().begin_step(plan, tables)
-
-    def _take(self, pool_id: bytes) -> Sequence[int]:
-        return self._holder.take_device(pool_id, self._header_bytes, self._region.num_bytes)
 
     def _map(self, memories: Sequence[int]) -> None:
         with self._as_pool_error("the pool of a dead worker cannot be mapped"):

@@ -132,18 +132,13 @@ class HolderClient:
         """Lets the holder keep a descriptor of the device memory of a pool of this process. Raises HolderError."""
         self._ask({"want": "attach", "pool_id": pool_id.hex(), "bytes": num_bytes}, [memory])
 
-    def take(self, pool_id: bytes, num_bytes: int) -> int:
-        """Returns a descriptor of a pool whose last user is dead; waits for its end a moment. Raises HolderError."""
-        [memory] = self._take(pool_id, {"bytes": num_bytes}, _TAKE_SECONDS)
-        return memory
+    def take(self, pool_id: bytes, num_bytes: int, device_bytes: int = 0) -> list[int]:
+        """Returns a descriptor of a pool whose last user is dead, and waits for its end a moment. Raises HolderError.
 
-    def take_device(self, pool_id: bytes, header_bytes: int, num_bytes: int) -> tuple[int, int]:
-        """The same for a pool on a GPU: descriptors of its header and of its device memory. Raises HolderError."""
-        header, memory = self._take(pool_id, {"bytes": header_bytes, "device_bytes": num_bytes}, _TAKE_DEVICE_SECONDS)
-        return header, memory
-
-    def _take(self, pool_id: bytes, sizes: dict[str, int], seconds: float) -> list[int]:
-        until = time.monotonic() + seconds
+        device_bytes: of a pool on a GPU, whose memory is a second descriptor; the first is that of its header.
+        """
+        sizes = {"bytes": num_bytes} | ({"device_bytes": device_bytes} if device_bytes else {})
+        until = time.monotonic() + (_TAKE_DEVICE_SECONDS if device_bytes else _TAKE_SECONDS)
         while True:
             try:
                 answer, memories = self._ask({"want": "take", "pool_id": pool_id.hex()})
@@ -157,12 +152,11 @@ class HolderClient:
         """Lets the holder free the pool, which this process uses no longer. Raises HolderError."""
         self._ask({"want": "give back", "pool_id": pool_id.hex()})
 
-    def unused_bytes(self) -> int:
-        """Host memory of pools without a user. Raises HolderError."""
-        return self.unused_on("")[0]
-
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Device memory of pools without a user on a GPU, and the pages of the newest of them. Raises HolderError."""
+        """Bytes of pools without a user on a GPU, or in host memory if it is empty; on a GPU the pages of the newest.
+
+        Raises HolderError.
+        """
         answer, _ = self._ask({"want": "unused", "device": device})
         return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 

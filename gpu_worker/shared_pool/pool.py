@@ -18,9 +18,8 @@ from gpu_worker.attention.kv_cache import PoolMemory, tensor_shape
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.checksum import PageChecksums
 from gpu_worker.shared_pool.cuda_region import bytes_at
-from gpu_worker.shared_pool.guard import PageGuard
+from gpu_worker.shared_pool.guard import PageGuard, checksums_of, words_of
 from gpu_worker.shared_pool.messages import HolderClient, HolderError, PoolDiffers, PoolError, close_all
 from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, VERSION, Header, Region, header_bytes, identity_hash
 from gpu_worker.wire.frames import Plan
@@ -32,12 +31,13 @@ class WorkerPool(PoolMemory):
     # K and V of each layer follow each other: where the next one begins, and of what number each takes a multiple.
     _address: int
     _alignment: int
+    # What is in memory of a GPU.
+    _device_bytes = 0
 
     def __init__(
         self,
         holder: HolderClient,
         geometry: Geometry,
-        guard: type[PageGuard],
         *,
         layout: bytes,
         identity: str,
@@ -57,7 +57,7 @@ class WorkerPool(PoolMemory):
             os.close(memory)
         self._header_bytes = header_bytes(geometry.num_pages)
         self._header = Header(self._host.bytes_at(0, self._header_bytes), geometry.num_pages)
-        self._guard = guard(self._header, geometry.num_pages)
+        self._guard = PageGuard(self._header, geometry.num_pages)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next tensor of the pool. Called for K and V of each layer, in order."""
@@ -68,7 +68,7 @@ class WorkerPool(PoolMemory):
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
-        raise NotImplementedError
+        self._guard.checksums = checksums_of(words_of(pools, page_size))
 
     def begin_generation(self, generation: int) -> None:
         """Plans of this generation follow."""
@@ -87,7 +87,7 @@ class WorkerPool(PoolMemory):
 
         On a GPU it waits for the device. Raises PoolError; this pool is unchanged then.
         """
-        memories = self._take(order.pool_id)
+        memories = self._holder.take(order.pool_id, self._host.num_bytes, self._device_bytes)
         try:
             found = Header(bytearray(os.pread(memories[0], self._header_bytes, 0)), self._num_pages)
             found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
@@ -102,10 +102,6 @@ class WorkerPool(PoolMemory):
             # If the holder does not answer, it frees the pool when this process ends.
             with suppress(HolderError):
                 self._holder.give_back(own)
-
-    def _take(self, pool_id: bytes) -> Sequence[int]:
-        """Descriptors of the pool's memory, the one with the header first. Raises HolderError."""
-        return [self._holder.take(pool_id, self.num_bytes)]
 
     def _map(self, memories: Sequence[int]) -> None:
         """Puts the memory in place of the own one. Raises PoolError or OSError."""
@@ -128,7 +124,7 @@ class SharedPool(WorkerPool):
         sizes = [align_up(math.prod(shape) * dtype.itemsize, HUGE_PAGE_BYTES) for shape in shapes_of(layers, geometry)]
         num_bytes = header_bytes(geometry.num_pages) + sum(sizes)
         layout = layout_of(layers, geometry, dtype)
-        super().__init__(holder, geometry, PageGuard, layout=layout, identity=identity, num_bytes=num_bytes)
+        super().__init__(holder, geometry, layout=layout, identity=identity, num_bytes=num_bytes)
         self._address = self._host.address + self._header_bytes
         self._describe()
 
@@ -136,10 +132,6 @@ class SharedPool(WorkerPool):
         """Makes every page zero, and frees its memory until it is written."""
         self._host.zero()
         self._describe()
-
-    def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
-        checksum = PageChecksums(pools, page_size).of
-        self._guard.checksums_of = lambda pages: map(checksum, pages)
 
 
 def shapes_of(layers: LayerMap, geometry: Geometry) -> list[tuple[int, int, int]]:

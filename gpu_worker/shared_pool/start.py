@@ -72,7 +72,7 @@ def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, i
         return None
     holder = HolderClient(settings.runtime_dir)
     try:
-        return holder.unused_on(_driver(device).uuid()) if device.type == "cuda" else (holder.unused_bytes(), 0)
+        return holder.unused_on(_driver(device).uuid() if device.type == "cuda" else "")
     except (CudaError, HolderError, OSError) as error:
         # Without the holder, `open_pool` says so for a CPU.
         if device.type == "cuda" and settings.shared_pool == "on":

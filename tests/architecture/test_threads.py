@@ -10,7 +10,6 @@ FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tand
 # Those whose own exceptions reach somebody else.
 THREADS = {
     "client/tandem_client/services/lines.py LineWriter": "lines to a stream; nothing else depends on it",
-    "gpu_worker/group/meeting.py _in_thread": "a future carries what it raises",
     "gpu_worker/native/build.py build_ahead": "`built_library` builds again and raises",
     "gpu_worker/process/starting.py at_low_priority": "the caller raises it",
     "protos/tandem_contract/child.py reap_orphans": "zombies stay, nothing else",

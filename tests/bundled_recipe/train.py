@@ -44,7 +44,7 @@ LOG_EVERY, MEASURE_EVERY = 25, 500
 
 
 class Log:
-    """training_log.jsonl: a line every LOG_EVERY steps, kept up to `first_step` when a run continues."""
+    """A line of JSON every LOG_EVERY steps, kept up to `first_step` when a run continues."""
 
     def __init__(self, path: Path, recipe: Recipe, first_step: int) -> None:
         lines = path.read_text().splitlines() if first_step else []
@@ -121,11 +121,11 @@ def train(
     *,
     use_bf16: bool,
 ) -> None:
-    """All steps from the checkpoint in `out` (or the start) on, with the log in `out`."""
+    """All steps from the checkpoint in `out` (or the start) on, with the log beside it, OUT.jsonl."""
     optimizers = build_optimizers(model, recipe)
     checkpoint = out / "checkpoint.safetensors"
     first_step = load_checkpoint(checkpoint, model, optimizers) if checkpoint.exists() else 0
-    log = Log(out / "training_log.jsonl", recipe, first_step)
+    log = Log(out.with_suffix(".jsonl"), recipe, first_step)
     losses: list[dict[str, float]] = []
     model.train()
     for step, batch in enumerate(batches(documents, recipe)):

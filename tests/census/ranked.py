@@ -28,8 +28,7 @@ from gpu_worker.compatibility.independence import pin
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.plan import plan_hash
-from gpu_worker.sharding.twin import part_of
+from gpu_worker.sharding.plan import part_of, plan_hash
 from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.population import Member, population

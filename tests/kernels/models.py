@@ -14,8 +14,7 @@ from transformers import AutoConfig, GptOssConfig, PreTrainedConfig
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.memory.costs import estimate
-from gpu_worker.memory.sizes import Machine, Sizes
-from gpu_worker.memory.sizing import DoesNotFit, choose_sizes
+from gpu_worker.memory.sizing import DoesNotFit, Machine, Sizes, choose_sizes
 from gpu_worker.settings import WorkerSettings
 from tests.kernels.cards import GIB, Card
 from tests.rigs.true_shapes import TRUE_SHAPES

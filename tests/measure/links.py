@@ -20,8 +20,7 @@ from pathlib import Path
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.link.connection import Connection
-from gpu_worker.link.remote import read_keys
+from gpu_worker.link.connection import Connection, read_keys
 from scheduler_svc.remote import WORKERS, RemoteListener, make
 from scheduler_svc.shell.links import RemoteLink, RouterLink
 from tests.measure.harness import Bar, Measurement

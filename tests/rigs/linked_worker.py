@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.link.connection import NoKey, read_keys
 from gpu_worker.link.link import Link
-from gpu_worker.link.remote import NoKey, read_keys
 from gpu_worker.wire.frames import Outcome
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent

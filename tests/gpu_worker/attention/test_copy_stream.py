@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from gpu_worker.attention import host_pages
-from gpu_worker.attention.host_pages import HostPages, streams_of
+from gpu_worker.attention.host_pages import HostPages, Passing, streams_of
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
-from gpu_worker.attention.passing import Passing
 from tests.gpu_worker.attention.stream_checker import COMPUTE, COPY, CheckedStreams
 
 NUM_PAGES, NUM_SLOTS, NUM_STEPS = 16, 9, 12

@@ -6,9 +6,18 @@ import tomllib
 import pytest
 import torch
 
-from gpu_worker.attention.kernel_options import Call, Card, chosen, decode_options, entries, prefill_options
+from gpu_worker.attention.kernel_options import (
+    Call,
+    Card,
+    chosen,
+    decode_options,
+    entries,
+    most_group,
+    most_head_dim,
+    prefill_options,
+)
 from gpu_worker.attention.views import GPU_DECODE_BLOCK
-from gpu_worker.compatibility.check_model import MAX_FLOAT32_HEAD_DIM, MAX_HEAD_DIM, max_group
+from gpu_worker.compatibility.check_model import MAX_HEAD_DIM
 from gpu_worker.geometry import GPU_CHUNK_ALIGN
 
 H200 = Card(name="NVIDIA H200", shared_bytes=227 << 10)
@@ -26,10 +35,11 @@ def call(dtype: torch.dtype = torch.bfloat16, **changes: int) -> Call:
 @pytest.mark.parametrize("card", [H200, A10G], ids=lambda card: card.name)
 @pytest.mark.parametrize("dtype", [*HALVES, FLOAT32], ids=str)
 def test_every_served_call_has_tiles_that_divide_its_blocks(card: Card, dtype: torch.dtype) -> None:
-    widest = MAX_FLOAT32_HEAD_DIM if dtype == FLOAT32 else MAX_HEAD_DIM
+    widest = 256 if dtype == FLOAT32 else MAX_HEAD_DIM
+    assert most_head_dim(dtype) == widest
     for head_dim, group, bucket in itertools.product(range(16, MAX_HEAD_DIM + 1, 16), (1, 7, 64, 127), (1, 300)):
         for page in (16, 32, 64, 128, 256):
-            if head_dim <= widest and group <= max_group(dtype, head_dim):
+            if head_dim <= widest and group <= most_group(dtype, head_dim):
                 block = min(page, GPU_DECODE_BLOCK)
                 asked = call(dtype, head_dim=head_dim, group=group, bucket=bucket, q_block=64, kv_block=block)
                 options = decode_options(card, asked)

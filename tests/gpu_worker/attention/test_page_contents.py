@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.host_pages import HostPages
+from gpu_worker.attention.host_pages import HostPages, Passing
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.passing import Passing
 
 NUM_PAGES, PAGE_SIZE = 12, 16
 NOTHING = np.zeros(0, np.int64)

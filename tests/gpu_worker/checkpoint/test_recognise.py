@@ -17,7 +17,7 @@ from gpu_worker.__main__ import find_model
 from gpu_worker.checkpoint.files import read_config, read_files, warn_of
 from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate, opened_weights
 from gpu_worker.checkpoint.loading import load_plain
-from gpu_worker.checkpoint.recognise import TABLE, Kind, of_config, recognise
+from gpu_worker.checkpoint.recognise import Kind, of_config, recognise
 from gpu_worker.memory.model_facts import examine
 from tests.architecture.source import ROOT
 from tests.gpu_worker.saved_model import changed
@@ -153,7 +153,7 @@ def test_a_folder_that_holds_something_else_is_named_with_what_would_work(name: 
     found = recognise(folder)
     assert found is not None
     assert found.kind is kind
-    sentence = f"{folder} {found.text}; {TABLE[kind][1]}"
+    sentence = f"{folder} {found.text}; {kind.value[1]}"
     assert sign in sentence
     assert refusal(lambda: find_model(str(folder))) == sentence
     # An order to load weights takes what the folder lacks from the served model; weights are what it may not lack.
@@ -169,7 +169,7 @@ def test_a_config_of_something_else_is_named_at_every_door(name: str, saved: Pat
     assert found is not None
     assert found.kind is kind
     assert sign in found.text
-    sentence = f"{folder} {found.text}; {TABLE[kind][1]}"
+    sentence = f"{folder} {found.text}; {kind.value[1]}"
     assert refusal(lambda: find_model(str(folder))) == refusal(lambda: read_files(folder)) == sentence
     with opened_weights(str(folder), [str(tmp_path)]) as view:
         assert refusal(lambda: read_files(view)) == sentence.replace(str(folder), str(view))
@@ -183,7 +183,7 @@ def test_classes_of_transformers_are_named_by_their_configs(
     config.architectures = [name]
     config.save_pretrained(tmp_path)
     found = refusal(lambda: examine(read_config(tmp_path), dtype=torch.float32, packs=False))
-    text, remedy = TABLE[kind]
+    text, remedy = kind.value
     before, after = text.split("{}")
     assert before in found
     assert sign in found
@@ -214,7 +214,7 @@ def test_weights_without_a_head_are_those_of_an_embedding_model(saved: Path, tmp
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     found = refusal(lambda: load_plain(read_files(folder), dtype=torch.float32))
     assert "encoder or embedding model (LlamaModel: 1 tensor (lm_head.weight) is missing" in found
-    assert found.endswith(TABLE[Kind.EMBEDDING][1])
+    assert found.endswith(Kind.EMBEDDING.value[1])
 
 
 def test_a_model_whose_text_alone_is_served_says_so(

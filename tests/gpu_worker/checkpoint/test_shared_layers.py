@@ -15,7 +15,7 @@ from gpu_worker.checkpoint.shared_layers import GatheredLinear, SummedLinear, pl
 from gpu_worker.compatibility.new_weights import NewWeights, check_targets, replace_weights
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.twin import pretended_group, sharded_model
+from gpu_worker.sharding.plan import pretended_group, sharded_model
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,

@@ -40,7 +40,7 @@ def masks(constraints: Constraints, rows: list[ConstrainedRow]) -> None:
 def is_computed(constraints: Constraints, own: ConstrainedRow) -> bool:
     """Whether the server computes for the row."""
     supervisor = constraints._supervisor
-    return supervisor._row_of(supervisor._watch.work) is own
+    return supervisor._culprit_of(supervisor._watch.work) is own
 
 
 @pytest.mark.parametrize("place", [1, 4])

@@ -85,7 +85,7 @@ def test_memory_outlives_a_killed_process_and_is_no_longer_written(
         pool_id = bytes.fromhex(worker.stdout.readline())
         time.sleep(0.2)
         worker.send_signal(signal.SIGKILL)
-        header, memory = holder.take_device(pool_id, HEADER_BYTES, NUM_BYTES)
+        header, memory = holder.take(pool_id, HEADER_BYTES, NUM_BYTES)
         os.close(header)
         region = DeviceRegion(driver, NUM_BYTES)
         handle = region.import_from(memory)

@@ -52,7 +52,7 @@ def rig() -> Iterator[FakeRig]:
     with (
         patch.object(pool, "bytes_at", no_bytes),
         patch.object(device_pool, "bytes_at", no_bytes),
-        patch.object(device_pool, "words_of", words_of),
+        patch.object(pool, "words_of", words_of),
     ):
         yield FakeRig(FakeCuda(), pool_of)
     holder.close()

@@ -11,7 +11,7 @@ from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.twin import part_of, pretended_group
+from gpu_worker.sharding.plan import part_of, pretended_group
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.graphs.rig import CPU, GEOMETRY, SPEC
 from tests.gpu_worker.reference import eager_model

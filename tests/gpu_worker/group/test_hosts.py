@@ -1,6 +1,5 @@
-"""Where the hosts of a group meet: settings that are refused, this host's address, and who holds the meeting."""
+"""Where the hosts of a group meet: settings that are refused, and this host's address."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -73,15 +72,6 @@ def test_a_host_is_known_by_its_address_towards_the_meeting() -> None:
     assert found == Meeting(num_hosts=2, host="127.0.0.1", port=29400, run_id="hosts-big", address="127.0.0.1")
     assert meeting_of(settings_of(local_addr="127.0.0.2")).address == "127.0.0.2"
     assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") == ""
-
-
-def test_one_process_of_one_host_holds_the_meeting() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = Meeting(num_hosts=2, host="127.0.0.1", port=other.getsockname()[1], run_id="x", address="127.0.0.1")
-        assert not taken.is_held_here()
-    assert taken.is_held_here()
-    elsewhere = Meeting(num_hosts=2, host="192.0.2.1", port=taken.port, run_id="x", address="127.0.0.1")
-    assert not elsewhere.is_held_here()
 
 
 def test_one_host_needs_no_settings() -> None:

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from gpu_worker.group.wires import Wires, name_of
-from gpu_worker.link.remote import CurveKeys, read_keys
+from gpu_worker.link.connection import CurveKeys, read_keys
 from gpu_worker.process.ranks import Ranks
 from tandem_contract.settings import SettingError
 from tests.gpu_worker.link.test_remote import make_keys

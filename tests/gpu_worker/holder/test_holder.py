@@ -92,7 +92,7 @@ def test_a_dead_process_s_pool_is_granted_with_its_content(holding: Holding, use
     user = start(holding, users)
     user.process.kill()
     user.process.wait()
-    memory = holding.client.take(user.pool_id, NUM_BYTES)
+    [memory] = holding.client.take(user.pool_id, NUM_BYTES)
     assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.process.pid
     os.close(memory)
 
@@ -105,14 +105,14 @@ def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead(holding: Holding, 
     assert refused.value.is_busy
     user.process.kill()
     user.process.wait()
-    os.close(holding.client.take(user.pool_id, NUM_BYTES))
+    os.close(*holding.client.take(user.pool_id, NUM_BYTES))
 
 
 def test_a_pool_is_granted_to_one_process(holding: Holding, users: list[User]) -> None:
     user = start(holding, users)
     user.process.kill()
     user.process.wait()
-    os.close(holding.client.take(user.pool_id, NUM_BYTES))
+    os.close(*holding.client.take(user.pool_id, NUM_BYTES))
     other = f"from gpu_worker.shared_pool.messages import *; HolderClient(Path(sys.argv[1])).take({user.pool_id!r}, 1)"
     taken = subprocess.run(
         [sys.executable, "-c", f"import sys; {other}", str(holding.folder)],
@@ -163,10 +163,10 @@ def test_memory_has_its_size_and_is_not_for_others(holding: Holding) -> None:
 
 def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, users: list[User]) -> None:
     user = start(holding, users)
-    assert holding.client.unused_bytes() == 0
+    assert holding.client.unused_on("") == (0, 0)
     user.process.kill()
     user.process.wait()
-    assert 0 < holding.client.unused_bytes() <= 64 << 10
+    assert 0 < holding.client.unused_on("")[0] <= 64 << 10
 
 
 # Pools on a GPU: a file stands for device memory, which the holder never maps ------------------------------
@@ -208,11 +208,11 @@ def test_a_dead_process_s_device_memory_is_granted_with_its_header(
     # The limit of the holder is one of host memory.
     assert holding.client.unused_on(DEVICE) == (5 << 30, 77) and holding.client.unused_on("another") == (0, 0)
     with pytest.raises(HolderError, match=f"the pool has {5 << 30} bytes; {4 << 30} are needed"):
-        holding.client.take_device(user.pool_id, NUM_BYTES, 4 << 30)
+        holding.client.take(user.pool_id, NUM_BYTES, 4 << 30)
     with pytest.raises(HolderError, match="the holder's answer has 2 descriptors; 1 are needed"):
         holding.client.take(user.pool_id, NUM_BYTES)
     before = set(os.listdir("/proc/self/fd"))
-    header, memory = holding.client.take_device(user.pool_id, NUM_BYTES, 5 << 30)
+    header, memory = holding.client.take(user.pool_id, NUM_BYTES, 5 << 30)
     assert int.from_bytes(os.pread(header, 8, 0), "little") == user.process.pid and os.pread(memory, 9, 0) == b"pages"
     os.close(header)
     os.close(memory)
@@ -235,9 +235,9 @@ def test_unused_device_memory_is_freed_when_a_worker_needs_it(
     holding.client.free_unused(DEVICE)
     assert not is_open(holding, paths[0]) and is_open(holding, paths[1])
     with pytest.raises(HolderError, match="no such pool"):
-        holding.client.take_device(dead.pool_id, NUM_BYTES, 5 << 30)
+        holding.client.take(dead.pool_id, NUM_BYTES, 5 << 30)
     with pytest.raises(HolderError, match="still uses the pool"):
-        holding.client.take_device(alive.pool_id, NUM_BYTES, 5 << 30)
+        holding.client.take(alive.pool_id, NUM_BYTES, 5 << 30)
 
 
 def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: Holding, users: list[User]) -> None:
@@ -249,7 +249,7 @@ def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: 
     with pytest.raises(HolderError, match="the pool is in host memory"):
         holding.client.attach(in_host, memory, 1)
     with pytest.raises(HolderError, match="its worker died before it served"):
-        holding.client.take_device(own, NUM_BYTES, 1)
+        holding.client.take(own, NUM_BYTES, 1)
     count = len(os.listdir(f"/proc/{holding.process.pid}/fd"))
     for _ in range(3):
         holding.client.attach(own, memory, 1)
@@ -297,7 +297,7 @@ def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, an
         garbage.connect(str(holder_socket(holding.folder)))
         garbage.send(packet)
         assert answer in garbage.recv(8192).decode()
-    assert holding.client.unused_bytes() == 0
+    assert holding.client.unused_on("") == (0, 0)
 
 
 @pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])

@@ -13,8 +13,8 @@ import zmq.utils.z85
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.__main__ import check_before_imports
+from gpu_worker.link.connection import NoKey, check_address, read_keys
 from gpu_worker.link.link import Link
-from gpu_worker.link.remote import NoKey, check_address, read_keys
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from tandem_contract.settings import SettingError
 from tests.gpu_worker.link.test_link import Core, EchoRunner

@@ -5,9 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolSlices, PoolTensor
-from gpu_worker.memory.sizes import Machine, Measured, Sizes, ledger, readable, settable
-from gpu_worker.memory.sizing import DoesNotFit, check_host_memory, choose_sizes
+from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolTensors
+from gpu_worker.memory.sizing import (
+    DoesNotFit,
+    Machine,
+    Measured,
+    Sizes,
+    check_host_memory,
+    choose_sizes,
+    ledger,
+    readable,
+    settable,
+)
 from gpu_worker.settings import WorkerSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -17,14 +26,11 @@ COSTS = Costs(
     dtype="float32",
     smaller_weights=("bfloat16", 8 * GIB),
     activations_per_token=100 * KIB,
-    kv_per_token=32 * KIB,
-    learned_sinks_per_token=0,
     # 32 layers, K and V, 8 heads of 16 in four bytes.
-    pool_tensors=(PoolTensor(elements_per_token=128, extra_pages=0),),
+    pool=(PoolTensors(count=64, heads=8, head_dim=16, itemsize=4),),
     vocab_size=1000,
     default_length=4096,
     length_limit=4096,
-    slices=(PoolSlices(tensors=64, heads=8, bytes_per_token=64, extra_pages=0),),
 )
 
 
@@ -209,7 +215,8 @@ def test_a_sequence_with_a_window_may_exceed_the_pool() -> None:
 
 
 def test_pages_of_learned_sinks_are_counted() -> None:
-    costs = replace(COSTS, learned_sinks_per_token=16 * KIB)
+    sinks = PoolTensors(count=32, heads=8, head_dim=16, itemsize=4, extra_pages=1)
+    costs = replace(COSTS, pool=(replace(COSTS.pool[0], count=32), sinks))
     assert sizes(costs=costs, pool_bytes=GIB).pool == GIB - MIB
     assert sizes(costs=costs, num_pages=10).pool == 10 * 2 * MIB + MIB
 
@@ -309,9 +316,7 @@ LLAMA_1B = Costs(
     smaller_weights=None,
     activations_per_token=100 * KIB,
     # K and V of 16 layers, 8 heads of 64, two bytes.
-    kv_per_token=2 * 16 * 8 * 64 * 2,
-    learned_sinks_per_token=0,
-    pool_tensors=(PoolTensor(elements_per_token=8 * 64, extra_pages=0),),
+    pool=(PoolTensors(count=32, heads=8, head_dim=64, itemsize=2),),
     vocab_size=128_256,
     default_length=131_072,
     length_limit=131_072,
@@ -319,8 +324,7 @@ LLAMA_1B = Costs(
 OLMO_1B = replace(
     LLAMA_1B,
     weights=2_969_817_088,
-    kv_per_token=2 * 16 * 16 * 128 * 2,
-    pool_tensors=(PoolTensor(elements_per_token=16 * 128, extra_pages=0),),
+    pool=(PoolTensors(count=32, heads=16, head_dim=128, itemsize=2),),
     vocab_size=100_352,
     default_length=4096,
     length_limit=4096,
@@ -331,7 +335,7 @@ OLMO_1B = replace(
 def test_the_default_pool_on_a_gpu_has_fewer_than_2_to_the_31_elements_per_tensor(costs: Costs, num_pages: int) -> None:
     chosen = sizes(H200, costs=costs, on_cpu=False)
     assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
-    elements = costs.pool_tensors[0].elements_per_token * 128
+    elements = costs.pool[0].heads * costs.pool[0].head_dim * 128
     assert num_pages * elements < 1 << 31 <= (num_pages + 1) * elements
     # Memory and rows would allow more.
     left = H200 - chosen.weights - chosen.step - chosen.tables - chosen.pool - chosen.reserve
@@ -392,8 +396,9 @@ def test_a_length_beyond_the_cap_names_the_longest() -> None:
 
 
 def test_pages_of_learned_sinks_count_toward_the_cap() -> None:
-    tensors = (PoolTensor(elements_per_token=64, extra_pages=0), PoolTensor(elements_per_token=512, extra_pages=1))
-    assert replace(LLAMA_1B, pool_tensors=tensors).addressable_pages(128) == 32_766
+    narrow = PoolTensors(count=2, heads=1, head_dim=64, itemsize=2)
+    costs = replace(LLAMA_1B, pool=(narrow, replace(LLAMA_1B.pool[0], extra_pages=1)))
+    assert costs.addressable_pages(128) == 32_766
     assert LLAMA_1B.addressable_pages(128) == 32_767
     assert LLAMA_1B.addressable_pages(64) == 65_535
 

@@ -20,7 +20,7 @@ from transformers import (
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory.model_facts import ModelFacts, examine
 from gpu_worker.process.ranks import Ranks
-from gpu_worker.sharding.twin import part_of
+from gpu_worker.sharding.plan import part_of
 from tests.census.shrink import tiny_config
 
 SIZES: dict[str, Any] = {

@@ -30,19 +30,19 @@ class FakeHolder:
             os.close(self.on_device[pool_id][0])
         self.on_device[pool_id] = os.dup(memory), num_bytes
 
-    def take(self, pool_id: bytes, num_bytes: int) -> int:
-        self._check(pool_id)
-        assert os.fstat(self.memories[pool_id]).st_size == num_bytes
-        return os.dup(self.memories[pool_id])
-
-    def take_device(self, pool_id: bytes, header_bytes: int, num_bytes: int) -> tuple[int, int]:
-        self._check(pool_id)
-        if pool_id not in self.on_device:
-            raise HolderError("the pool has no memory on a device: its worker died before it served")
-        memory, has = self.on_device[pool_id]
-        if has != num_bytes:
-            raise HolderError(f"the pool has {has} bytes; {num_bytes} are needed")
-        return self.take(pool_id, header_bytes), os.dup(memory)
+    def take(self, pool_id: bytes, num_bytes: int, device_bytes: int = 0) -> list[int]:
+        if pool_id not in self.dead:
+            raise HolderError("process 7 still uses the pool", is_busy=True)
+        memories = [self.memories[pool_id]]
+        if device_bytes:
+            if pool_id not in self.on_device:
+                raise HolderError("the pool has no memory on a device: its worker died before it served")
+            memory, has = self.on_device[pool_id]
+            if has != device_bytes:
+                raise HolderError(f"the pool has {has} bytes; {device_bytes} are needed")
+            memories.append(memory)
+        assert os.fstat(memories[0]).st_size == num_bytes
+        return [os.dup(memory) for memory in memories]
 
     def free_unused(self, device: str) -> None:
         for pool_id in self.dead & self.on_device.keys():
@@ -54,10 +54,6 @@ class FakeHolder:
     def close(self) -> None:
         for pool_id in list(self.memories):
             self._free(pool_id)
-
-    def _check(self, pool_id: bytes) -> None:
-        if pool_id not in self.dead:
-            raise HolderError("process 7 still uses the pool", is_busy=True)
 
     def _free(self, pool_id: bytes) -> None:
         os.close(self.memories.pop(pool_id))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.shared_pool.checksum import PAGES_AT_ONCE, DeviceChecksums, PageChecksums, words_of
+from gpu_worker.shared_pool.guard import PAGES_AT_ONCE, TorchChecksums, checksums_of, words_of
 
 PAGE = 16
 
@@ -30,17 +30,17 @@ CASES = {
 @pytest.mark.parametrize("in_one", [True, False])
 def test_they_are_those_of_a_cpu(case: str, dtype: torch.dtype, in_one: bool, device: torch.device) -> None:
     pools = pools_of(CASES[case], dtype, in_one=in_one)
-    truth = PageChecksums(pools, PAGE)
+    truth = checksums_of(words_of(pools, PAGE))
     words = words_of([pool.to(device) for pool in pools] if device.type == "cuda" else pools, PAGE)
-    ours = DeviceChecksums(words, 9, num_buffers=3)
+    ours = TorchChecksums(words)
     pages = [0, 8, 3, 3, 5, 1, 7, 2, 6][: 2 * PAGES_AT_ONCE + 1]
-    assert ours.of(pages) == [truth.of(page) for page in pages]
+    assert ours.of(pages) == truth.of(pages)
     # Results of steps in flight are read later, in any order.
     first, second = ours.begin(pages[:2]), ours.begin(pages[2:])
     if device.type == "cuda":
         torch.cuda.synchronize()
-    assert second() == [truth.of(page) for page in pages[2:]]
-    assert first() == [truth.of(page) for page in pages[:2]]
+    assert second() == truth.of(pages[2:])
+    assert first() == truth.of(pages[:2])
 
 
 def test_pools_at_equal_distances_are_read_together() -> None:
@@ -49,14 +49,14 @@ def test_pools_at_equal_distances_are_read_together() -> None:
     listed = [*one[::2], *one[1::2]]
     assert [group.shape[0] for group in words_of(listed, PAGE)] == [3, 3]
     assert [group.shape[0] for group in words_of(one, PAGE)] == [6]
-    truth = PageChecksums(listed, PAGE)
-    assert DeviceChecksums(words_of(listed, PAGE), 9, num_buffers=3).of([4]) == [truth.of(4)]
+    truth = checksums_of(words_of(listed, PAGE))
+    assert TorchChecksums(words_of(listed, PAGE)).of([4]) == truth.of([4])
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (1, 5, 63), (1, 143, 7)])
 def test_each_value_counts(place: tuple[int, int, int]) -> None:
     pools = pools_of(CASES["equal"], torch.float32, in_one=True)
-    ours = DeviceChecksums(words_of(pools, PAGE), 9, num_buffers=3)
+    ours = TorchChecksums(words_of(pools, PAGE))
     page = place[1] // PAGE
     before = ours.of(range(9))
     pools[2].view(torch.int32)[place].bitwise_xor_(1)

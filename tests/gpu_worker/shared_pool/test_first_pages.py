@@ -7,7 +7,7 @@ import pytest
 
 from gpu_worker.compatibility.self_check import make_plans, make_prompts
 from gpu_worker.geometry import PAGES_AT_ONCE, Geometry, num_first_pages
-from gpu_worker.memory.costs import Costs, PoolSlices, PoolTensor
+from gpu_worker.memory.costs import Costs, PoolTensors
 from gpu_worker.memory.sizing import bytes_beside_pool
 from gpu_worker.shared_pool.device_pool import piece_offsets
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan, warm_up_plan
@@ -76,23 +76,20 @@ def test_pieces_cover_the_first_pages_of_every_head_and_fit_their_estimate(geome
                 assert covered[begin // GRANULE : -(-end // GRANULE)].all()
         # Torch asks whose address a tensor begins at.
         assert covered[start // GRANULE]
-    slices = PoolSlices(tensors=2, heads=heads, bytes_per_token=dimension * itemsize, extra_pages=extra)
-    beside = bytes_beside_pool(costs_of(slices), geometry)
+    tensors = PoolTensors(count=2, heads=heads, head_dim=dimension, itemsize=itemsize, extra_pages=extra)
+    beside = bytes_beside_pool(costs_of(tensors), geometry)
     sums = 2 * (PAGES_AT_ONCE + 1) * page_bytes
     assert len(offsets) * GRANULE + sums <= beside
 
 
-def costs_of(slices: PoolSlices) -> Costs:
+def costs_of(tensors: PoolTensors) -> Costs:
     return Costs(
         weights=1,
         dtype="bfloat16",
         smaller_weights=None,
         activations_per_token=1,
-        kv_per_token=1,
-        learned_sinks_per_token=0,
-        pool_tensors=(PoolTensor(elements_per_token=1, extra_pages=0),),
+        pool=(tensors,),
         vocab_size=1,
         default_length=1,
         length_limit=1,
-        slices=(slices,),
     )

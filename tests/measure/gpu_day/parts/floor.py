@@ -9,6 +9,7 @@ import statistics
 import torch
 
 from gpu_worker.checkpoint.loading import weight_bytes
+from gpu_worker.memory.costs import pool_tensors
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.models import config_of
 from tests.measure.gpu_day.record import Kind
@@ -59,7 +60,7 @@ def _step_ms(served: Served, rows: int, context: int, generations: Generations) 
 
 def _floor_seconds(served: Served, rows: int, context: int, bandwidth: float, matmul: float) -> float:
     weights = weight_bytes(served.model)
-    kv_per_token = served.layers.elements_per_token * served.dtype.itemsize
+    kv_per_token = sum(tensors.bytes_per_token for tensors in pool_tensors(served.layers, served.dtype))
     num_bytes = weights + rows * context * kv_per_token
     flops = 2 * (weights // served.dtype.itemsize) * rows
     return max(num_bytes / bandwidth, flops / matmul)
