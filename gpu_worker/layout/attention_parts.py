@@ -22,13 +22,8 @@ class DecodePart(Generic[Array]):
     """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
 
     bucket: int
-    # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding. No slots: token i has slot
-    # i.
+    # [decode tokens]: the row of each packed token, which is its line of the page table; row 0 is padding.
     rows: Array
-    slots: Array | None
-    # [bucket]: the line of the device's page table (not a row of the plan) that each attention slot reads. None if slot
-    # i reads line i.
-    list_slots: Array | None
     # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
     # slot after the decode block that contains it. None if no kernel reads block lists.
     last_slot: Array | None
@@ -44,8 +39,8 @@ class PrefillPart(Generic[Array]):
     bucket: int
     # One for each attention pattern; empty if no kernel reads block lists.
     blocks: tuple[PrefillBlocks[Array], ...]
-    # [tiles]: the row of the device's page table that each tile reads.
-    slots: Array
+    # [tiles]: the row of each tile, which is its line of the page table; row 0 is padding.
+    rows: Array
     # [bucket]: the position of each query, -1 for padding.
     q_positions: Array
     # [chunk tokens]: the index of each packed token along the query axis.
@@ -63,8 +58,6 @@ def allocated_decode(
     return DecodePart(
         bucket=bucket,
         rows=space.int64(num_rows),
-        slots=None if is_padded else space.int64(num_rows),
-        list_slots=space.int64(bucket) if is_padded else None,
         last_slot=space.int64(bucket) if views else None,
         block_end=space.int64(bucket) if views else None,
         blocks=tuple(_allocated_blocks(view, bucket, space) for view in views),
@@ -92,7 +85,6 @@ def write_decode(
     kv_slots: Int64Array,
     plan: Plan,
     tables: RowTables,
-    slot_of_row: Int64Array,
     views: Sequence[View],
 ) -> None:
     """Writes the part, and the positions and token slots of its packed tokens."""
@@ -102,9 +94,6 @@ def write_decode(
     # Row 0 is always at position 0.
     tables.position.take(rows, out=positions, mode="clip")
     token_slots(tables, rows, positions, into=kv_slots)
-    lines = part.list_slots if part.slots is None else part.slots
-    assert lines is not None
-    slot_of_row.take(rows, out=lines, mode="clip")
     if not views:
         return
     assert part.last_slot is not None and part.block_end is not None
@@ -171,15 +160,13 @@ def allocated_prefill(
     return PrefillPart(
         bucket=bucket,
         places=space.int64(num_tokens),
-        slots=space.int64(tiles),
+        rows=space.int64(tiles),
         q_positions=space.int64(bucket),
         blocks=blocks,
     )
 
 
-def write_prefill(
-    part: PrefillPart[HostArray], plan: Plan, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]
-) -> None:
+def write_prefill(part: PrefillPart[HostArray], plan: Plan, tables: RowTables, views: Sequence[View]) -> None:
     """Writes the part."""
     q_block = tables.geometry.chunk_align
     starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
@@ -192,7 +179,7 @@ def write_prefill(
     # [tiles, positions of a tile]
     positions = first[:, None] + np.arange(q_block)
     _extend(part.q_positions, np.where(positions <= last[:, None], positions, -1).reshape(-1), -1)
-    _extend(part.slots, slot_of_row[rows], 0)
+    _extend(part.rows, rows, 0)
     # Padding tokens take places of masked queries. There are enough: a chunk has at most as many tokens as queries.
     is_query = part.q_positions >= 0
     places = np.flatnonzero(is_query)

@@ -105,7 +105,6 @@ def lay_out(
     plan: Plan,
     edits: TableEdits,
     tables: RowTables,
-    slot_of_row: Int64Array,
     shapes: Shapes,
     views: Sequence[View],
     place: Callable[[StepShape], StepInputs[HostArray] | None] = lambda _: None,
@@ -120,19 +119,19 @@ def lay_out(
     inputs = place(shape)
     if inputs is None:
         inputs = allocated(shape, tables.geometry, views, Space(), num_decode=None if shapes.is_padded else num_decode)
-    _write_inputs(inputs, plan, tables, slot_of_row, views, sampled)
+    _write_inputs(inputs, plan, tables, views, sampled)
     num_edits = edits.rows.size
     is_static = 0 < num_edits <= MAX_STATIC_EDITS and inputs.edits is not None
     if is_static:
         assert inputs.edits is not None
-        inputs.edits.write(edits, slot_of_row)
+        inputs.edits.write(edits)
     return StepLayout(
         shape=shape,
         num_samples=sampled.rows.size,
         has_static_edits=is_static,
         inputs=inputs,
         extras=StepExtras(
-            edits=SlotEdits.of(edits, slot_of_row) if num_edits and not is_static else None,
+            edits=SlotEdits.of(edits) if num_edits and not is_static else None,
             sampling=lay_out_extras(sampled, tables, is_padded=shapes.is_padded),
         ),
     )
@@ -156,17 +155,16 @@ def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRo
     return replace(shape, prompt_logits=sampled.prompt_at.size) if sampled.prompt_at.size else shape
 
 
-def blank(inputs: StepInputs[HostArray], tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> None:
+def blank(inputs: StepInputs[HostArray], tables: RowTables, views: Sequence[View]) -> None:
     """Writes the inputs of a padded step in which every row and token is padding. `tables` have no rows."""
     plan = Plan(generation=0, step=0, checksum=0)
-    _write_inputs(inputs, plan, tables, slot_of_row, views, SampledRows.of(plan, tables))
+    _write_inputs(inputs, plan, tables, views, SampledRows.of(plan, tables))
 
 
 def _write_inputs(
     inputs: StepInputs[HostArray],
     plan: Plan,
     tables: RowTables,
-    slot_of_row: Int64Array,
     views: Sequence[View],
     sampled: SampledRows,
 ) -> None:
@@ -175,10 +173,10 @@ def _write_inputs(
     ids, positions, kv_slots = inputs.token_ids, inputs.positions, inputs.kv_slots
     if inputs.decode is not None:
         begin = inputs.decode.rows.size
-        write_decode(inputs.decode, positions[:begin], kv_slots[:begin], plan, tables, slot_of_row, views)
+        write_decode(inputs.decode, positions[:begin], kv_slots[:begin], plan, tables, views)
         _write_ids_of_decode_rows(plan, tables, positions, ids[:begin])
     if inputs.prefill is not None:
-        write_prefill(inputs.prefill, plan, tables, slot_of_row, views)
+        write_prefill(inputs.prefill, plan, tables, views)
     if ids.size > begin:
         _write_chunk_tokens(plan, tables, ids[begin:], positions[begin:], kv_slots[begin:])
     write_samples(inputs.samples, plan, sampled, tables, begin)

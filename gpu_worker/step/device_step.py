@@ -245,7 +245,7 @@ class DeviceStep:
     def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
         inputs = self.place(shape)
         assert inputs is not None
-        blank(inputs, self._no_rows, self.tables.slot_of_row, self.kernels.views)
+        blank(inputs, self._no_rows, self.kernels.views)
         on_device, _ = self._staging.upload(inputs, None)
         return on_device
 

@@ -46,10 +46,10 @@ class FlexDecode:
 
     def update(self, part: DecodePart[Tensor]) -> None:
         """Updates the masks; requires that the page tables are those of the step."""
-        assert part.last_slot is not None and part.block_end is not None and part.list_slots is not None
+        assert part.last_slot is not None and part.block_end is not None
         self._ends[part.bucket].update(part.last_slot, part.block_end)
         for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
-            mask.update(blocks, self._tables.pages, part.list_slots)
+            mask.update(blocks, self._tables.pages, part.rows)
 
 
 class FlexPrefill:
@@ -85,7 +85,7 @@ class FlexPrefill:
         """Updates the masks; requires that the page tables are those of the step."""
         self._q_positions[part.bucket].copy_(part.q_positions)
         for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
-            mask.update(blocks, self._tables.pages, part.slots)
+            mask.update(blocks, self._tables.pages, part.rows)
 
 
 def _list_width(view: View, table: Tensor) -> int:

@@ -82,8 +82,8 @@ class Kernels:
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
         """Tells the kernel of the decode rows of a step that is not padded."""
-        assert inputs.decode is not None and inputs.decode.slots is not None
-        self._decode.update(inputs.decode.slots, inputs.positions[: inputs.decode.rows.shape[0]])
+        assert inputs.decode is not None
+        self._decode.update(inputs.decode.rows, inputs.positions[: inputs.decode.rows.shape[0]])
 
     def update_masks(self, inputs: StepInputs[Tensor]) -> StepContext:
         """Tells the kernels of the step, and returns the context of every layer.
@@ -103,7 +103,7 @@ class Kernels:
             if self._is_padded:
                 self._flex_prefill.update(inputs.prefill)
             else:
-                self._prefill.update(inputs.prefill.slots, inputs.prefill.q_positions)
+                self._prefill.update(inputs.prefill.rows, inputs.prefill.q_positions)
         return StepContext(
             kv_slots=inputs.kv_slots,
             write_kv=self._write,

@@ -179,8 +179,7 @@ class Runner:
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
             device = self.on_device
-            slot_of_row, views = device.tables.slot_of_row, device.kernels.views
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, views, device.place)
+            layout = lay_out(plan, edits, self.tables, self.shapes, device.kernels.views, device.place)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.pool.begin_step(plan, self.tables)

@@ -86,7 +86,7 @@ class Steps:
         plan = read_plan(self._core.plan(chunks=chunks, decode=decode), self._geometry)
         edits = self.tables.apply(plan)
         layout = mapped(
-            lay_out(plan, edits, self.tables, self.on_device.slot_of_row, self._shapes, self.kernels.views),
+            lay_out(plan, edits, self.tables, self._shapes, self.kernels.views),
             torch.from_numpy,
         )
         page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits

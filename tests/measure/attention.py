@@ -162,7 +162,7 @@ class Step:
             core.add(row, [0] * case.context).position = case.context - 1
         plan = read_plan(core.plan(chunks={}, decode=list(core.rows)), geometry)
         edits = tables.apply(plan)
-        layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
+        layout = mapped(lay_out(plan, edits, tables, shapes, kernels.views), torch.from_numpy)
         on_device.set_pages(layout.extras.edits)
         self.layout = layout
         self.context: StepContext = kernels.update_masks(layout.inputs)

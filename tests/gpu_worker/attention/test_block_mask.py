@@ -142,7 +142,7 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> 
     for step in steps:
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
-        layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
+        layout = mapped(lay_out(plan, edits, tables, shapes, kernels.views), torch.from_numpy)
         page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
         if page_edits is not None:
             on_device.set_pages(page_edits)

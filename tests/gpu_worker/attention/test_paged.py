@@ -88,7 +88,7 @@ def check_mixed_step(
     plan = read_plan(core.plan(chunks={3: page_size + 6}, decode=[2, 1]), geometry)
     tables = RowTables(geometry)
     edits = tables.apply(plan)
-    layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
+    layout = lay_out(plan, edits, tables, shapes, kernels.views)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
     on_device.set_pages(staged.inputs.edits if staged.has_static_edits else staged.extras.edits)
     context = kernels.update_masks(staged.inputs)
