@@ -16,6 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.backends import captures_steps, graphs_for
 from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
 from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
@@ -24,8 +25,7 @@ from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, check_window
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.captured import captures_steps, graphs_for
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
 from gpu_worker.layout.shapes import StepShape

@@ -25,10 +25,11 @@ from gpu_worker.attention.host_pages import HostPages
 from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import StepContext, attach
+from gpu_worker.cpu.captured import ProvenSteps
 from gpu_worker.cpu.forwards import restore_forwards
+from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.captured import CapturedSteps, ProvenSteps
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import MAX_SHAPES, Shapes, StepShape
 from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout, allocated, blank

@@ -18,7 +18,7 @@ from gpu_worker.arrays import HostArray
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.backend import GraphBackend
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out

@@ -20,7 +20,7 @@ from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.graphs.cpu import cpu_graphs
+from gpu_worker.cpu.graphs import cpu_graphs
 from gpu_worker.memory.model_facts import shared_inputs
 from gpu_worker.step.runner import Runner
 from tests.census.captured import num_replays, without_captured_steps

@@ -18,9 +18,9 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cpu.graphs import cpu_graphs
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.cpu import cpu_graphs
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.memory.model_facts import shared_inputs
 from gpu_worker.shared_pool.pool import WorkerPool

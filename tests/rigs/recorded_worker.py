@@ -11,8 +11,8 @@ from typing import Any
 import gpu_worker.startup
 from gpu_worker.__main__ import main
 from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
 from tandem_contract.files import use_caches

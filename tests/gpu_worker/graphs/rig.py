@@ -15,8 +15,8 @@ from torch import Tensor
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.layout.shapes import Shapes
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.plans import Sequence_, TinyCore

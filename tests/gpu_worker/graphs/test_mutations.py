@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.graphs.captured import CapturedSteps
+from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.layout.shapes import StepShape
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.step.device_step import StaticStep

@@ -14,9 +14,9 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.compatibility.check_model import check_cuda_shapes, check_model, meta_model_of
 from gpu_worker.compatibility.independence import pin
+from gpu_worker.cuda.graphs import CudaGraphs
 from gpu_worker.geometry import Geometry, default_chunk_align
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.cuda import CudaGraphs
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.memory.costs import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory

@@ -1,4 +1,4 @@
-"""How device work is captured and replayed: with CUDA graphs (`cuda.py`), in tests with a recorder on a CPU."""
+"""How device work is captured and replayed: as CUDA graphs, as recorded calls on a CPU, in tests by a recorder."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
