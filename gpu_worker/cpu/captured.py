@@ -36,15 +36,15 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
 
     def __init__(
         self,
-        backend: GraphBackend,
+        backend: GraphBackend | None,
         *,
         compute: Callable[[Inputs], Result],
         prepare: Callable[[Inputs], None],
         captures: Callable[[Shape], bool],
         most_graphs: int,
     ) -> None:
-        """compute: runs a step. prepare: does the part of it that is not captured. captures: whether a shape is
-        captured; only the first `most_graphs` shapes are."""
+        """backend: None: no step is captured. compute: runs a step. prepare: does the part of it that is not captured.
+        captures: whether a shape is captured; only the first `most_graphs` shapes are."""
         self._backend, self._compute, self._prepare = backend, compute, prepare
         self._captures, self._most_graphs = captures, most_graphs
         # None: the steps of this shape run without a graph.
@@ -59,15 +59,22 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
     @property
     def pool_bytes(self) -> int:
         """Memory of all graphs."""
-        return self._backend.pool_bytes
+        return 0 if self._backend is None else self._backend.pool_bytes
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether steps are captured."""
+        return self._backend is not None
 
     def run(self, shape: Shape, inputs: Inputs) -> Result:
         """Returns the results of a step, which the next call overwrites. Inputs of one shape are in the same memory."""
+        if self._backend is None:
+            return self._compute(inputs)
         captured = self._captured.get(shape)
         if captured is None:
             if shape in self._captured or self.num_graphs >= self._most_graphs or not self._captures(shape):
                 return self._compute(inputs)
-            return self._capture(shape, inputs)
+            return self._capture(self._backend, shape, inputs)
         if not captured.is_proven:
             return self._prove(shape, captured, inputs)
         self._prepare(inputs)
@@ -75,12 +82,12 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
         self.num_replays += 1
         return captured.result
 
-    def _capture(self, shape: Shape, inputs: Inputs) -> Result:
+    def _capture(self, backend: GraphBackend, shape: Shape, inputs: Inputs) -> Result:
         # Nothing stays half captured, whatever happens.
         self._captured[shape] = None
         self._prepare(inputs)
         try:
-            graph, result = self._backend.capture(lambda: self._compute(inputs))
+            graph, result = backend.capture(lambda: self._compute(inputs))
         except Exception as error:  # if the step itself is at fault, the ordinary run raises it too
             level = logging.INFO if isinstance(error, NotCapturable) else logging.WARNING
             log.log(level, "%s runs without a graph: %s", shape, first_line(error))

@@ -19,13 +19,12 @@ from gpu_worker.wire.frames import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePart(Generic[Array]):
-    """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
+    """The decode rows; every array is int64 [rows], padding included, and so has a place for each attention slot."""
 
-    bucket: int
-    # [decode tokens]: the row of each packed token, which is its line of the page table; row 0 is padding.
+    # The row of each packed token, which is its line of the page table; row 0 is padding.
     rows: Array
-    # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after the decode block that contains it. None if no kernel reads block lists.
+    # For each attention slot, the token slot of the newest position that it attends to, and the first token slot after
+    # the decode block that contains it. None if no kernel reads block lists.
     last_slot: Array | None
     block_end: Array | None
     # One for each attention pattern; empty if no kernel reads block lists.
@@ -36,46 +35,41 @@ class DecodePart(Generic[Array]):
 class PrefillPart(Generic[Array]):
     """Chunks, each aligned to the query tile; every array is int64."""
 
-    bucket: int
     # One for each attention pattern; empty if no kernel reads block lists.
     blocks: tuple[PrefillBlocks[Array], ...]
     # [tiles]: the row of each tile, which is its line of the page table; row 0 is padding.
     rows: Array
-    # [bucket]: the position of each query, -1 for padding.
+    # [queries]: the position of each query, -1 for padding.
     q_positions: Array
     # [chunk tokens]: the index of each packed token along the query axis.
     places: Array
 
 
-def allocated_decode(
-    bucket: int, num_rows: int, views: Sequence[View], space: Space, *, is_padded: bool
-) -> DecodePart[HostArray]:
-    """Returns a part for `num_rows` rows, with undefined numbers. In a padded step that is the bucket.
+def allocated_decode(num_rows: int, views: Sequence[View], space: Space) -> DecodePart[HostArray]:
+    """Returns a part for `num_rows` rows, padding included, with undefined numbers.
 
     views: empty if no kernel reads block lists, as in every function of this module.
     """
-    assert num_rows == bucket or not is_padded
     return DecodePart(
-        bucket=bucket,
         rows=space.int64(num_rows),
-        last_slot=space.int64(bucket) if views else None,
-        block_end=space.int64(bucket) if views else None,
-        blocks=tuple(_allocated_blocks(view, bucket, space) for view in views),
+        last_slot=space.int64(num_rows) if views else None,
+        block_end=space.int64(num_rows) if views else None,
+        blocks=tuple(_allocated_blocks(view, num_rows, space) for view in views),
     )
 
 
-def _allocated_blocks(view: View, bucket: int, space: Space) -> DecodeBlocks[HostArray]:
-    num_blocks = space.int64(bucket)
+def _allocated_blocks(view: View, num_rows: int, space: Space) -> DecodeBlocks[HostArray]:
+    num_blocks = space.int64(num_rows)
     if view.pattern.window is None:
         return DecodeBlocks(num_blocks=num_blocks)
     cuts = view.cuts_block_of_sink_tokens
     return DecodeBlocks(
         num_blocks=num_blocks,
-        skipped=space.int64(bucket),
-        gap_start=space.int64(bucket),
-        gap_end=space.int64(bucket),
-        sink_gap_start=space.int64(bucket) if cuts else None,
-        sink_gap_end=space.int64(bucket) if cuts else None,
+        skipped=space.int64(num_rows),
+        gap_start=space.int64(num_rows),
+        gap_end=space.int64(num_rows),
+        sink_gap_start=space.int64(num_rows) if cuts else None,
+        sink_gap_end=space.int64(num_rows) if cuts else None,
     )
 
 
@@ -140,13 +134,13 @@ def _block_end(token_slots: Int64Array, view: View) -> Int64Array:
 
 
 def allocated_prefill(
-    bucket: int, num_tokens: int, q_block: int, views: Sequence[View], space: Space
+    num_queries: int, num_tokens: int, q_block: int, views: Sequence[View], space: Space
 ) -> PrefillPart[HostArray]:
     """Returns a part for `num_tokens` packed tokens, padding included, with undefined numbers.
 
-    There are at most `bucket` tokens.
+    There are at most `num_queries` tokens.
     """
-    tiles = bucket // q_block
+    tiles = num_queries // q_block
     widths = [view.num_learned_sink_pages + view.max_partial for view in views]
     blocks = tuple(
         PrefillBlocks(
@@ -158,10 +152,9 @@ def allocated_prefill(
         for view, width in zip(views, widths, strict=True)
     )
     return PrefillPart(
-        bucket=bucket,
         places=space.int64(num_tokens),
         rows=space.int64(tiles),
-        q_positions=space.int64(bucket),
+        q_positions=space.int64(num_queries),
         blocks=blocks,
     )
 

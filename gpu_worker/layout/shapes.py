@@ -1,35 +1,20 @@
-"""Chooses the static shapes of steps and of kernels, by type of device.
+"""The sizes of a step's arrays. Who runs the steps of a device decides how a step's own sizes become its shape."""
 
-On a CPU a step has as many tokens as its plan. On other devices every step is padded to one of a few shapes, so that
-steps of equal shape are the same operators on the same memory, which a CUDA graph can replay.
-"""
-
-from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import islice
-from operator import attrgetter
 
-from gpu_worker.geometry import Geometry, align_up
 from tandem_contract.plural import numbered
 
-# Each shape is captured as one graph, which takes memory and time at start-up.
+# Each shape is captured as one graph, which takes memory and time.
 MAX_SHAPES = 40
-_LEAST_PREFILL_BUCKET = 512
-_MAX_PREFILL_BUCKETS = 6
-# Decode buckets in steps of 16 up to this size, and this number of larger ones at most.
-_SMALL_DECODE = 64
-_NUM_LARGE_DECODE = 6
-_LARGE_DECODE_STEP = 32
-_tokens = attrgetter("tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """The sizes of a step's arrays."""
+    """The sizes of a step's arrays; those of a padded step are at least the step's own."""
 
-    # Slots of the decode kernel; 0: no decode part.
+    # Decode rows; 0: no decode part.
     decode: int
-    # Query positions of the prefill kernel; 0: no chunks.
+    # Query positions of chunks; 0: no chunks.
     prefill: int
     # Packed tokens: those of decode rows, then those of chunks.
     tokens: int
@@ -37,95 +22,9 @@ class StepShape:
     samples: int
     # Whether some sample may draw; the others are greedy.
     draws: bool
-    # Prompt tokens with logits, besides the samples. A shape of `Shapes.steps` has none.
+    # Prompt tokens with logits, besides the samples.
     prompt_logits: int = 0
 
     def __str__(self) -> str:
         chunks = f"{numbered(self.tokens - self.decode, 'prompt token')}, " if self.prefill else ""
-        rows = self.decode if self.prefill else self.tokens
-        return f"step of {chunks}{numbered(rows, 'row')}{'' if self.draws else ', greedy'}"
-
-    def holds(self, need: "StepShape") -> bool:
-        """Whether a step of the sizes `need` can be padded to this shape."""
-        return (
-            self.decode >= need.decode
-            and self.prefill >= need.prefill
-            and self.tokens - self.decode >= need.tokens - need.decode
-            and self.samples >= need.samples
-            and self.draws >= need.draws
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """The shapes for which kernels exist."""
-
-    # Attention slots of each decode kernel, ascending.
-    decode_buckets: tuple[int, ...]
-    # Query positions of each prefill kernel, ascending; the last holds the token budget.
-    prefill_buckets: tuple[int, ...]
-    # The shapes of all steps, cheapest first. Empty on a CPU: steps are not padded, and the single decode kernel has an
-    # attention slot for every row and reads the page table itself.
-    steps: tuple[StepShape, ...]
-
-    @classmethod
-    def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
-        """Returns one decode bucket on a CPU, because idle slots cost nothing there, and padded steps elsewhere."""
-        if not on_cpu:
-            return cls.padded(geometry)
-        return cls(decode_buckets=(geometry.max_rows + 1,), prefill_buckets=(geometry.prefill_tokens,), steps=())
-
-    @classmethod
-    def padded(cls, geometry: Geometry) -> "Shapes":
-        """Returns buckets, and the shapes of steps made of them."""
-        decode, prefill = _decode_buckets(geometry.max_rows), _prefill_buckets(geometry)
-        shapes = [
-            StepShape(decode=size, prefill=0, tokens=size, samples=size, draws=draws)
-            for size in decode
-            for draws in (False, True)
-        ]
-        few, most = next(size for size in decode if size >= min(_SMALL_DECODE, geometry.max_rows)), decode[-1]
-        # Chunks shorter than the query tile have far fewer tokens than query positions: the last shapes are for them.
-        mixed = [
-            *((rows, size, size) for size in prefill for rows in dict.fromkeys((few, most))),
-            *((most, prefill[-1], size) for size in prefill[:-1]),
-        ]
-        shapes += [
-            StepShape(decode=rows, prefill=queries, tokens=rows + tokens, samples=most, draws=True)
-            for rows, queries, tokens in mixed[: MAX_SHAPES - len(shapes)]
-        ]
-        shapes.sort(key=lambda shape: (shape.tokens, shape.prefill, shape.samples, shape.draws))
-        return cls(decode_buckets=decode, prefill_buckets=prefill, steps=tuple(shapes))
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether every step is padded to one of `steps`."""
-        return bool(self.steps)
-
-    def fitting(self, need: StepShape) -> StepShape:
-        """Returns the cheapest shape that holds a step; `need` has the step's own sizes."""
-        if self.steps:
-            first = bisect_left(self.steps, need.tokens, key=_tokens)
-            return next(shape for shape in islice(self.steps, first, None) if shape.holds(need))
-        return StepShape(
-            decode=self.decode_buckets[0] if need.decode else 0,
-            prefill=self.prefill_buckets[0] if need.prefill else 0,
-            tokens=need.tokens,
-            samples=need.samples,
-            draws=need.draws,
-        )
-
-
-def _decode_buckets(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, 32, 48, 64, then equal steps (96, 128, 160 … for 256 rows), and exactly max_rows."""
-    step = align_up(-(-(max_rows - _SMALL_DECODE) // _NUM_LARGE_DECODE), _LARGE_DECODE_STEP)
-    large = range(_SMALL_DECODE + step, max_rows, step) if max_rows > _SMALL_DECODE else ()
-    return (*(size for size in (1, 2, 4, 8, 16, 32, 48, _SMALL_DECODE, *large) if size < max_rows), max_rows)
-
-
-def _prefill_buckets(geometry: Geometry) -> tuple[int, ...]:
-    """Powers of two, and exactly the token budget."""
-    most = geometry.prefill_tokens
-    powers = [1 << i for i in range(most.bit_length()) if _LEAST_PREFILL_BUCKET <= 1 << i < most]
-    aligned = [size for size in powers if size % geometry.chunk_align == 0]
-    return (*aligned[-(_MAX_PREFILL_BUCKETS - 1) :], most)
+        return f"step of {chunks}{numbered(self.decode, 'row')}{'' if self.draws else ', greedy'}"

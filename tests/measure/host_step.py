@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.cuda.staging import Staging
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step import runner as runner_module
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import parse_frame, result_frame
 from tests.measure.harness import Measurement, percentiles
 from tests.measure.host_step_load import MOST_STEPS, Load, make_frames, make_runner, without_cuda

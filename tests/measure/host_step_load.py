@@ -17,6 +17,7 @@ from transformers import Qwen3Config
 
 from gpu_worker.attention.kernel_options import Card
 from gpu_worker.attention.paged import register
+from gpu_worker.backends import runner_of
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.shapes import StepShape
@@ -103,7 +104,7 @@ def make_runner(num_rows: int) -> Runner:
     register()
     model = meta_model_of(config, dtype=torch.bfloat16)
     with patch.object(Card, "of", lambda device: None):
-        runner = Runner(model, check_model(model), geometry, device=torch.device("meta"), dtype=torch.bfloat16)
+        runner = runner_of(model, check_model(model), geometry, device=torch.device("meta"), dtype=torch.bfloat16)
     tokens = torch.full((2 * num_rows,), 7)
     logits = torch.zeros(0)
 
@@ -112,7 +113,7 @@ def make_runner(num_rows: int) -> Runner:
 
     # Stand-ins for what only enqueues device work: the page tables' entries, and a graph of everything else.
     patch.object(runner.on_device.tables, "set_pages", lambda edits: None).start()
-    patch.object(runner.on_device.graphs, "replay", replay).start()
+    patch.object(runner.steps.graphs, "replay", replay).start()
     return runner
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gpu_worker.startup
 from gpu_worker.__main__ import main
 from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.backends import runner_of
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
 from gpu_worker.native.library import leave_out_kernels
@@ -38,19 +39,18 @@ class _Replayed(CapturedSteps[Any]):
         return result
 
 
-class RecordedRunner(Runner):
+def recorded_runner(model: Any, layers: Any, geometry: Geometry, **options: Any) -> Runner:
     """A runner whose steps are replayed by the recorder."""
-
-    def __init__(self, model: Any, layers: Any, geometry: Geometry, **options: Any) -> None:
-        # Every shape is captured; on a GPU its memory decides which.
-        own = options | {"graphs": None, "captures": lambda _: True}
-        super().__init__(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
-        self.on_device.graphs = _Replayed(recorder())
+    # Every shape is captured; on a GPU its memory decides which.
+    own = options | {"graphs": None, "captures": lambda _: True}
+    runner = runner_of(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
+    runner.steps.graphs = _Replayed(recorder())
+    return runner
 
 
 if __name__ == "__main__":
     leave_out_kernels()
     use_caches(os.environ)
-    gpu_worker.startup.Runner = RecordedRunner
+    gpu_worker.startup.runner_of = recorded_runner
     exit_code = main(sys.argv[1:])
     os._exit(exit_code)

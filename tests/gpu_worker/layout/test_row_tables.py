@@ -8,7 +8,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan

@@ -8,9 +8,10 @@ import pytest
 from gpu_worker.arrays import Space
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.attention.views import View
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes, StepShape
+from gpu_worker.layout.shapes import StepShape
 from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, allocated, lay_out
 from gpu_worker.trees import leaves
 from gpu_worker.wire.frames import read_plan
@@ -20,15 +21,16 @@ GEOMETRY = Geometry(
     page_size=32, num_pages=400, max_rows=9, max_length=400, token_budget=256, chunk_align=16, vocab_size=50
 )
 VIEWS = (View.of(AttentionPattern(), GEOMETRY, decode_block=16),)
-SHAPES = Shapes.padded(GEOMETRY)
+SHAPES = Shapes.of(GEOMETRY)
 GARBAGE = -77
 
 
-def garbage(shape: StepShape) -> StepInputs:
+def garbage(need: StepShape) -> tuple[StepShape, StepInputs]:
+    shape = SHAPES.fitting(need)
     inputs = allocated(shape, GEOMETRY, VIEWS, Space())
     for array in leaves(inputs):
         array[...] = GARBAGE
-    return inputs
+    return shape, inputs
 
 
 def token_slot(pages: list[int], position: int) -> int:
@@ -53,7 +55,7 @@ class Loops:
         plan = read_plan(self.core.plan(chunks=chunks, decode=decode, next_token=49), GEOMETRY)
         edits = self.tables.apply(plan)
         self.tables.check(plan)
-        layout = lay_out(plan, edits, self.tables, SHAPES, VIEWS, garbage)
+        layout = lay_out(plan, edits, self.tables, VIEWS, garbage)
         self.tables.advance(plan)
         assert self.tables.checksum == plan.checksum
         self._compare_tokens(layout, chunks, decode, before)

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.compatibility.check_model import check_cuda_shapes, check_model, meta_model_of
 from gpu_worker.compatibility.independence import pin
@@ -98,7 +99,7 @@ def _runner(
     backend: GraphBackend | None = None
     if graphs:
         backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
-    runner = Runner(
+    return runner_of(
         model,
         layers,
         geometry,
@@ -106,10 +107,8 @@ def _runner(
         dtype=dtype,
         shapes=few_shapes(geometry, geometry.max_rows) if on_cpu else None,
         graphs=backend,
+        fused=not on_cpu,
     )
-    if not on_cpu:
-        runner.on_device.fuse_layers()
-    return runner
 
 
 def cold_runner(

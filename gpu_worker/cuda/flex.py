@@ -1,7 +1,6 @@
 """FlexAttention's kernels and masks for every static shape of a part of a padded step: decode rows, or prompt chunks.
 
 Layers with equal attention patterns share masks, layers of one kind share kernels. A kernel compiles at its first call.
-This module imports FlexAttention, so it is imported only where a part needs it.
 """
 
 from collections.abc import Sequence
@@ -12,10 +11,46 @@ from torch import Tensor
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.views import View
+from gpu_worker.attention.paged import StepContext
+from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
+from gpu_worker.cuda.shapes import Shapes
+from gpu_worker.geometry import Geometry
 from gpu_worker.layout.attention_parts import DecodePart, PrefillPart
-from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.step.device_model import DeviceTables
+
+
+class FlexKernels:
+    """Every kernel that steps of these shapes need."""
+
+    def __init__(
+        self, layers: LayerMap, geometry: Geometry, shapes: Shapes, tables: DeviceTables, dtype: torch.dtype
+    ) -> None:
+        patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
+        # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
+        self.views = tuple(View.of(pattern, geometry, decode_block=GPU_DECODE_BLOCK) for pattern in patterns)
+        self._decode = FlexDecode(layers, shapes, tables, self.views, dtype)
+        self._prefill = FlexPrefill(layers, shapes, tables, self.views, dtype)
+        # For each bucket, the kernel of each layer.
+        self.decode, self.prefill = dict(self._decode.kernels), dict(self._prefill.kernels)
+
+    def context(self, inputs: StepInputs[Tensor]) -> StepContext:
+        """Updates the masks, and returns the context of every layer.
+
+        Requires that the page tables are those of the step.
+        """
+        decode = prefill = None
+        num_decode, places = 0, inputs.kv_slots[:0]
+        if inputs.decode is not None:
+            self._decode.update(inputs.decode)
+            num_decode = inputs.decode.rows.shape[0]
+            decode = self.decode[num_decode]
+        if inputs.prefill is not None:
+            self._prefill.update(inputs.prefill)
+            prefill, places = self.prefill[inputs.prefill.q_positions.shape[0]], inputs.prefill.places
+        return StepContext(
+            kv_slots=inputs.kv_slots, decode=decode, num_decode=num_decode, prefill=prefill, prefill_places=places
+        )
 
 
 class FlexDecode:
@@ -47,8 +82,9 @@ class FlexDecode:
     def update(self, part: DecodePart[Tensor]) -> None:
         """Updates the masks; requires that the page tables are those of the step."""
         assert part.last_slot is not None and part.block_end is not None
-        self._ends[part.bucket].update(part.last_slot, part.block_end)
-        for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
+        bucket = part.rows.shape[0]
+        self._ends[bucket].update(part.last_slot, part.block_end)
+        for mask, blocks in zip(self._masks[bucket].values(), part.blocks, strict=True):
             mask.update(blocks, self._tables.pages, part.rows)
 
 
@@ -83,11 +119,12 @@ class FlexPrefill:
 
     def update(self, part: PrefillPart[Tensor]) -> None:
         """Updates the masks; requires that the page tables are those of the step."""
-        self._q_positions[part.bucket].copy_(part.q_positions)
-        for mask, blocks in zip(self._masks[part.bucket].values(), part.blocks, strict=True):
+        bucket = part.q_positions.shape[0]
+        self._q_positions[bucket].copy_(part.q_positions)
+        for mask, blocks in zip(self._masks[bucket].values(), part.blocks, strict=True):
             mask.update(blocks, self._tables.pages, part.rows)
 
 
 def _list_width(view: View, table: Tensor) -> int:
-    """Returns the pages of a list. The CPU kernel requires the pool's pages, others only those of a row."""
+    """Returns the pages of a list: those of a row. On a CPU, which tests use, FlexAttention requires the pool's."""
     return view.pool_pages if table.is_cpu else table.shape[1] + view.num_learned_sink_pages
