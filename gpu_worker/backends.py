@@ -1,8 +1,6 @@
 """What runs the steps of a device: the one choice between those of a GPU and those of a CPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -11,16 +9,13 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.cpu.forwards import restore_forwards
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs import GraphBackend
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.native.library import native_library
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.backend import StepBackend
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.runner import Runner
-
-if TYPE_CHECKING:
-    from gpu_worker.cuda.shapes import Shapes
 
 
 def runner_of(
@@ -30,7 +25,6 @@ def runner_of(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    shapes: "Shapes | None" = None,
     graphs: GraphBackend | None = None,
     captures: Callable[[StepShape], bool] = lambda _: True,
     native: bool = True,
@@ -39,35 +33,30 @@ def runner_of(
 ) -> Runner:
     """The runner of a model, which is not warm yet.
 
-    shapes: those of a GPU's steps; with them a CPU runs what a GPU does, as in tests. graphs: captures steps, if
-    `captures` holds for their shape; None: every step runs eagerly. native: whether attention on a CPU may use C++
-    kernels. fused: decoder layers compile during the warm-up. pool: the memory of the KV pool; by default it ends with
-    the process.
+    graphs: captures steps, if `captures` holds for their shape; None: every step runs eagerly. native: whether
+    attention on a CPU may use C++ kernels. fused: decoder layers compile during the warm-up. pool: the memory of the KV
+    pool; by default it ends with the process.
     """
-    layers = layers.within(geometry.max_length)
-    window, sink_tokens = layers.reach
-    is_padded = device.type != "cpu" or shapes is not None
-    # FlexAttention on a CPU requires lists of pages, and so lines of the table, as wide as the pool.
-    width = max(geometry.num_pages, geometry.pages_per_row) if is_padded and device.type == "cpu" else None
-    on_device = DeviceModel(model, layers, geometry, device=device, dtype=dtype, memory=pool, table_width=width)
+    on_device = DeviceModel(model, layers, geometry, device=device, dtype=dtype, memory=pool)
     if fused:
         from gpu_worker.step.fused_layers import FusedLayers
 
         restore_forwards(model)
         on_device.fused = FusedLayers(model)
     steps: StepBackend
-    if is_padded:
-        # FlexAttention takes seconds to import, and needs a compiler.
-        from gpu_worker.cuda.shapes import Shapes
-        from gpu_worker.cuda.steps import PaddedSteps
-
-        steps = PaddedSteps(on_device, shapes or Shapes.of(geometry), graphs=graphs, captures=captures)
-    else:
+    if device.type == "cpu":
         from gpu_worker.cpu.steps import PlainSteps
 
         # Compiled layers cannot be captured there.
         steps = PlainSteps(on_device, graphs=None if fused else graphs, captures=captures, native=native)
-    return Runner(on_device, steps, replace(geometry, window=window, sink_tokens=sink_tokens), pool=pool)
+    else:
+        # FlexAttention takes seconds to import, and needs a compiler.
+        from gpu_worker.cuda.shapes import Shapes
+        from gpu_worker.cuda.staging import Stream
+        from gpu_worker.cuda.steps import PaddedSteps
+
+        steps = PaddedSteps(on_device, Shapes.of(geometry), Stream(), graphs=graphs, captures=captures)
+    return Runner(on_device, steps, pool=pool)
 
 
 def captures_steps(settings: WorkerSettings, device: torch.device) -> bool:

@@ -28,7 +28,7 @@ from gpu_worker.geometry import Geometry, check_window
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, machine_of, resident_growth

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.failures import first_line
-from gpu_worker.graphs import Graph, GraphBackend, NotCapturable, Result
+from gpu_worker.graphs import Captures, Graph, GraphBackend, NotCapturable, Result
 from gpu_worker.trees import leaves
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class _Captured(Generic[Result]):
     is_proven: bool = False
 
 
-class ProvenSteps(Generic[Shape, Inputs, Result]):
+class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
     """Runs steps, by graphs where it has them."""
 
     def __init__(
@@ -45,7 +45,8 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
     ) -> None:
         """backend: None: no step is captured. compute: runs a step. prepare: does the part of it that is not captured.
         captures: whether a shape is captured; only the first `most_graphs` shapes are."""
-        self._backend, self._compute, self._prepare = backend, compute, prepare
+        super().__init__(backend)
+        self._compute, self._prepare = compute, prepare
         self._captures, self._most_graphs = captures, most_graphs
         # None: the steps of this shape run without a graph.
         self._captured: dict[Shape, _Captured[Result] | None] = {}
@@ -55,16 +56,6 @@ class ProvenSteps(Generic[Shape, Inputs, Result]):
     def num_graphs(self) -> int:
         """Captured shapes."""
         return sum(captured is not None for captured in self._captured.values())
-
-    @property
-    def pool_bytes(self) -> int:
-        """Memory of all graphs."""
-        return 0 if self._backend is None else self._backend.pool_bytes
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether steps are captured."""
-        return self._backend is not None
 
     def run(self, shape: Shape, inputs: Inputs) -> Result:
         """Returns the results of a step, which the next call overwrites. Inputs of one shape are in the same memory."""

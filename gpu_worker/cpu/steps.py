@@ -24,11 +24,11 @@ from gpu_worker.cpu.captured import ProvenSteps
 from gpu_worker.cpu.gathered import GatheredDecode, GatheredPrefill
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs import GraphBackend
-from gpu_worker.layout.shapes import MAX_SHAPES, StepShape
-from gpu_worker.layout.step_layout import StepInputs, allocated
+from gpu_worker.layout.step_layout import MAX_SHAPES, StepInputs, StepShape, allocated
 from gpu_worker.native.library import native_library
 from gpu_worker.sampling.choice import greedy_tokens
 from gpu_worker.sampling.sampler import EditedLogits, sample
+from gpu_worker.step.backend import MaskUpload
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import BegunStep, Choose, DeviceSampler, StaticOutput, StepOutput
 from gpu_worker.step.warm_up import rehearsals, warm_up_plan
@@ -169,9 +169,15 @@ class PlainSteps:
         """Times the host's work too."""
         return HostTimer(begun)
 
-    def mask_upload(self, *, max_rows: int, mask_words: int) -> "SharedMasks":
-        """As `StepBackend.mask_upload`."""
-        return SharedMasks(max_rows=max_rows, mask_words=mask_words)
+    def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:
+        """As `StepBackend.mask_upload`. Masks are read where they were written."""
+        shared = torch.zeros(max_rows, mask_words, dtype=torch.int32)
+
+        def upload(num_rows: int, write: Callable[[NDArray[np.int32]], None]) -> Tensor:
+            write(shared[:num_rows].numpy())
+            return shared[:num_rows].view(torch.uint8)
+
+        return upload
 
     def warm_up_steps(self, rehearse: Callable[..., object]) -> Iterator[tuple[str, Callable[[], object]]]:
         """One step of each kind, then captured steps."""
@@ -223,17 +229,3 @@ class HostTimer:
     def wait(self) -> int:
         """Returns the step's microseconds."""
         return self._micros
-
-
-class SharedMasks:
-    """Masks that are read where they were written."""
-
-    def __init__(self, *, max_rows: int, mask_words: int) -> None:
-        """mask_words: int32 words of a row's mask."""
-        self._masks = torch.zeros(max_rows, mask_words, dtype=torch.int32)
-
-    def upload(self, num_rows: int, write: Callable[[NDArray[np.int32]], None]) -> Tensor:
-        """As `MaskUpload.upload`."""
-        masks = self._masks[:num_rows]
-        write(masks.numpy())
-        return masks.view(torch.uint8)

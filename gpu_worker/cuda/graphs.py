@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from gpu_worker.failures import first_line
-from gpu_worker.graphs import Graph, GraphBackend, NotCapturable, Result
+from gpu_worker.graphs import Captures, Graph, GraphBackend, NotCapturable, Result
 from gpu_worker.trees import mapped
 
 log = logging.getLogger(__name__)
 
 
-class CapturedSteps(Generic[Result]):
+class CapturedSteps(Captures, Generic[Result]):
     """Graphs by shape. Without a backend there are none."""
 
     def __init__(self, backend: GraphBackend | None) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._graphs: dict[Hashable, tuple[Graph, Result]] = {}
         # Time of all captures.
         self.seconds = 0.0
@@ -34,16 +34,6 @@ class CapturedSteps(Generic[Result]):
     def num_graphs(self) -> int:
         """Captured shapes."""
         return len(self._graphs)
-
-    @property
-    def pool_bytes(self) -> int:
-        """Device memory of all graphs."""
-        return 0 if self._backend is None else self._backend.pool_bytes
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether shapes can be captured."""
-        return self._backend is not None
 
     def capture(self, shape: Hashable, run: Callable[[], Result]) -> None:
         """Captures `run`, which was called before for this shape. If it cannot be captured, the shape stays without a

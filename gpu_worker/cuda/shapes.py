@@ -10,7 +10,7 @@ from itertools import islice
 from operator import attrgetter
 
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.layout.shapes import MAX_SHAPES, StepShape
+from gpu_worker.layout.step_layout import MAX_SHAPES, StepShape
 
 _LEAST_PREFILL_BUCKET = 512
 _MAX_PREFILL_BUCKETS = 6

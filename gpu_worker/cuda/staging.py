@@ -8,7 +8,6 @@ second buffer if they do not fit. There is one more pinned host buffer than plan
 copy has ended.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_worker.arrays import Space
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
+from gpu_worker.step.backend import MaskUpload
 from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.output import StepOutput
 from gpu_worker.trees import leaves, mapped
@@ -34,37 +34,36 @@ _EXTRA_WORDS = 1 << 14
 
 
 class Stream:
-    """The current stream of a GPU. On a CPU, which tests use in its place, work has ended when its call returns."""
+    """The current stream of a GPU, as its steps use it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self._is_gpu = device, device.type == "cuda"
-
-    def event(self, *, timed: bool = False) -> "torch.cuda.Event | HostEvent":
+    def event(self, *, timed: bool = False) -> torch.cuda.Event:
         """Returns a new event, to be recorded."""
-        return torch.cuda.Event(enable_timing=timed) if self._is_gpu else HostEvent()
+        return torch.cuda.Event(enable_timing=timed)
 
     def pinned(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Returns host memory of zeros that the device copies without waiting."""
-        return torch.zeros(shape, dtype=dtype, pin_memory=self._is_gpu)
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
 
-class HostEvent:
-    """In place of a CUDA event."""
+class Turns:
+    """Whose turn it is among buffers that copies read: one more than plans in flight, so that no copy waits long."""
 
-    def record(self) -> None:
-        """Everything before it has ended."""
-        self.seconds = time.perf_counter()
+    def __init__(self, stream: Stream, num_buffers: int = NUM_BUFFERS) -> None:
+        self._stream, self.turn = stream, 0
+        self._events: list[torch.cuda.Event | None] = [None] * num_buffers
 
-    def query(self) -> bool:
-        """Whether everything before it has ended."""
-        return True
+    def wait(self) -> int:
+        """Waits until no copy reads the next buffer, and returns its number."""
+        if (event := self._events[self.turn]) is not None:
+            event.synchronize()
+        return self.turn
 
-    def synchronize(self) -> None:
-        """Waits for nothing."""
-
-    def elapsed_time(self, end: "HostEvent") -> float:
-        """Milliseconds until the other event."""
-        return (end.seconds - self.seconds) * 1e3
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Starts a copy from that buffer, and moves on to the next one."""
+        target.copy_(source, non_blocking=True)
+        event = self._events[self.turn] = self._stream.event()
+        event.record()
+        self.turn = (self.turn + 1) % len(self._events)
 
 
 class EventTimer:
@@ -122,16 +121,15 @@ class Staging:
     The next step's inputs are written to the arrays that `inputs` returns, then `upload` copies them.
     """
 
-    def __init__(self, stream: Stream, num_buffers: int, *, input_words: int) -> None:
+    def __init__(self, stream: Stream, device: torch.device, num_buffers: int, *, input_words: int) -> None:
         """`input_words`: words of the largest inputs of a step."""
-        self._stream, self._next = stream, 0
+        self._stream, self._device, self._turns = stream, device, Turns(stream, num_buffers)
         num = input_words + _EXTRA_WORDS
-        self._buffer = torch.zeros(num, dtype=torch.int64, device=stream.device)
-        self._overflow = torch.zeros(0, dtype=torch.int64, device=stream.device)
+        self._buffer = torch.zeros(num, dtype=torch.int64, device=device)
+        self._overflow = torch.zeros(0, dtype=torch.int64, device=device)
         self._hosts = [stream.pinned(num) for _ in range(num_buffers)]
         # For arrays that do not fit, as large as was needed so far.
         self._spares = [stream.pinned(0) for _ in range(num_buffers)]
-        self._events: list[torch.cuda.Event | HostEvent | None] = [None] * num_buffers
         # By shape and host buffer. Shapes with prompt logits are unlimited in number, and not kept.
         self._placed: dict[tuple[StepShape, int], _Placed] = {}
         self._current = _NOTHING
@@ -141,17 +139,17 @@ class Staging:
 
         allocate: returns inputs of the shape, whose arrays it takes from the space.
         """
-        self._wait_for_buffer()
-        placed = self._placed.get((shape, self._next))
+        turn = self._turns.wait()
+        placed = self._placed.get((shape, turn))
         if placed is None:
-            host = self._hosts[self._next][: self._buffer.numel()]
+            host = self._hosts[turn][: self._buffer.numel()]
             space = Space(host.numpy())
             on_host = allocate(space)
             own = self._buffer[: space.used]
             viewed = mapped(on_host, partial(self._view, address_of(host.numpy())))
             placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=own)
             if not shape.prompt_logits:
-                self._placed[shape, self._next] = placed
+                self._placed[shape, turn] = placed
         self._current = placed
         return placed.on_host
 
@@ -170,13 +168,13 @@ class Staging:
         """
         placed = self._current
         if inputs is None:
-            self._wait_for_buffer()
+            self._turns.wait()
             placed = _NOTHING
         assert inputs is placed.on_host, "the inputs are not those of this step"
         others = leaves(extras)
         if not others:
             if placed.source is not None and placed.target is not None:
-                self._copy(placed.source, placed.target)
+                self._turns.copy(placed.source, placed.target)
             return placed.on_device, extras
         return placed.on_device, self._uploaded_with(placed, extras, others)
 
@@ -184,38 +182,27 @@ class Staging:
         """Uploads the inputs with these arrays after them, or in a copy of their own if they do not fit."""
         begin = 0 if placed.source is None else placed.source.numel()
         end = begin + num_words(arrays)
-        host, buffer = self._hosts[self._next], self._buffer
+        host, buffer = self._hosts[self._turns.turn], self._buffer
         if end > self._buffer.numel():
             if placed.source is not None and placed.target is not None:
-                self._copy(placed.source, placed.target)
-                self._wait_for_buffer()
+                self._turns.copy(placed.source, placed.target)
+                self._turns.wait()
             begin, end = 0, end - begin
             host, buffer = self._enlarged(end)
         pack(arrays, host.numpy()[begin:])
-        self._copy(host[:end], buffer[:end])
+        self._turns.copy(host[:end], buffer[:end])
         views = unpack(arrays, buffer[begin:])
         return mapped(extras, lambda _: next(views))
 
     def _enlarged(self, num: int) -> tuple[Tensor, Tensor]:
         """Returns a host buffer and a buffer on the device that hold `num` words and no inputs."""
         if num > self._overflow.numel():
-            self._overflow = torch.zeros(1 << num.bit_length(), dtype=torch.int64, device=self._stream.device)
+            self._overflow = torch.zeros(1 << num.bit_length(), dtype=torch.int64, device=self._device)
         # Apart from the buffers of inputs, in which the inputs of each shape have their places.
-        if num > self._spares[self._next].numel():
-            self._spares[self._next] = self._stream.pinned(1 << num.bit_length())
-        return self._spares[self._next], self._overflow
-
-    def _copy(self, source: Tensor, target: Tensor) -> None:
-        """Starts the copy and moves on to the next host buffer."""
-        target.copy_(source, non_blocking=True)
-        event = self._events[self._next] = self._stream.event()
-        event.record()
-        self._next = (self._next + 1) % len(self._hosts)
-
-    def _wait_for_buffer(self) -> None:
-        event = self._events[self._next]
-        if event is not None:
-            event.synchronize()
+        turn = self._turns.turn
+        if num > self._spares[turn].numel():
+            self._spares[turn] = self._stream.pinned(1 << num.bit_length())
+        return self._spares[turn], self._overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,25 +272,16 @@ def _copied(tensor: Tensor, words: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-class PinnedMasks:
-    """The masks of one step after another, as `MaskUpload`, so that no copy waits for another one."""
+def pinned_masks(stream: Stream, device: torch.device, *, max_rows: int, mask_words: int) -> MaskUpload:
+    """mask_words: int32 words of a row's mask."""
+    turns = Turns(stream)
+    hosts = [stream.pinned(max_rows, mask_words, dtype=torch.int32) for _ in range(NUM_BUFFERS)]
+    on_device = torch.zeros(max_rows, mask_words, dtype=torch.int32, device=device)
 
-    def __init__(self, stream: Stream, *, max_rows: int, mask_words: int) -> None:
-        """mask_words: int32 words of a row's mask."""
-        self._stream, self._next = stream, 0
-        self._hosts = [stream.pinned(max_rows, mask_words, dtype=torch.int32) for _ in range(NUM_BUFFERS)]
-        self._events: list[torch.cuda.Event | HostEvent | None] = [None] * NUM_BUFFERS
-        self._on_device = torch.zeros(max_rows, mask_words, dtype=torch.int32, device=stream.device)
-
-    def upload(self, num_rows: int, write: Callable[[NDArray[np.int32]], None]) -> Tensor:
-        """As `MaskUpload.upload`."""
-        host = self._hosts[self._next][:num_rows]
-        if (before := self._events[self._next]) is not None:
-            before.synchronize()
+    def upload(num_rows: int, write: Callable[[NDArray[np.int32]], None]) -> Tensor:
+        host, masks = hosts[turns.wait()][:num_rows], on_device[:num_rows]
         write(host.numpy())
-        masks = self._on_device[:num_rows]
-        masks.copy_(host, non_blocking=True)
-        event = self._events[self._next] = self._stream.event()
-        event.record()
-        self._next = (self._next + 1) % NUM_BUFFERS
+        turns.copy(host, masks)
         return masks.view(torch.uint8)
+
+    return upload

@@ -17,13 +17,13 @@ from gpu_worker.arrays import HostArray, Space
 from gpu_worker.cuda.flex import FlexKernels
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.cuda.shapes import Shapes
-from gpu_worker.cuda.staging import NUM_BUFFERS, EventTimer, PinnedMasks, ResultRing, Staging, Stream
+from gpu_worker.cuda.staging import NUM_BUFFERS, EventTimer, ResultRing, Staging, Stream, pinned_masks
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras
-from gpu_worker.layout.shapes import StepShape
-from gpu_worker.layout.step_layout import StepInputs, allocated, write_inputs
+from gpu_worker.layout.step_layout import StepInputs, StepShape, allocated, write_inputs
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise
+from gpu_worker.step.backend import MaskUpload
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import BegunStep, Choose, DeviceSampler, StaticOutput, StepOutput
 from gpu_worker.step.warm_up import rehearsals
@@ -41,6 +41,7 @@ class PaddedSteps:
         self,
         on_device: DeviceModel,
         shapes: Shapes,
+        stream: Stream,
         *,
         graphs: GraphBackend | None,
         captures: Callable[[StepShape], bool],
@@ -52,10 +53,10 @@ class PaddedSteps:
         self.views = self.kernels.views
         self.graphs = CapturedSteps[StaticOutput](graphs)
         self._sampler = DeviceSampler(geometry, on_device.device)
-        self.stream = Stream(on_device.device)
-        self._staging = Staging(self.stream, NUM_BUFFERS, input_words=self._most_words())
+        self.stream = stream
+        self._staging = Staging(stream, on_device.device, NUM_BUFFERS, input_words=self._most_words())
         # The next step overwrites what a step has computed.
-        self.results = ResultRing(num_buffers=NUM_BUFFERS, num_tokens=geometry.max_rows, allocate=self.stream.pinned)
+        self.results = ResultRing(num_buffers=NUM_BUFFERS, num_tokens=geometry.max_rows, allocate=stream.pinned)
 
     @property
     def summary(self) -> str:
@@ -117,9 +118,9 @@ class PaddedSteps:
         """Times the work of the device, from now on."""
         return EventTimer(self.stream)
 
-    def mask_upload(self, *, max_rows: int, mask_words: int) -> PinnedMasks:
+    def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:
         """As `StepBackend.mask_upload`."""
-        return PinnedMasks(self.stream, max_rows=max_rows, mask_words=mask_words)
+        return pinned_masks(self.stream, self._on_device.device, max_rows=max_rows, mask_words=mask_words)
 
     def warm_up_steps(self, rehearse: Callable[..., object]) -> Iterator[tuple[str, Callable[[], object]]]:
         """The largest shapes first, so that graphs share memory; then what is not captured."""

@@ -24,12 +24,36 @@ from gpu_worker.layout.attention_parts import (
 )
 from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
-from gpu_worker.layout.shapes import StepShape
 from gpu_worker.sampling.inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
+from tandem_contract.plural import numbered
 
 # A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.
 MAX_STATIC_EDITS = 32
+# Each shape is captured as one graph, which takes memory and time.
+MAX_SHAPES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The sizes of a step's arrays; those of a padded step are at least the step's own."""
+
+    # Decode rows; 0: no decode part.
+    decode: int
+    # Query positions of chunks; 0: no chunks.
+    prefill: int
+    # Packed tokens: those of decode rows, then those of chunks.
+    tokens: int
+    # Rows that sample.
+    samples: int
+    # Whether some sample may draw; the others are greedy.
+    draws: bool
+    # Prompt tokens with logits, besides the samples.
+    prompt_logits: int = 0
+
+    def __str__(self) -> str:
+        chunks = f"{numbered(self.tokens - self.decode, 'prompt token')}, " if self.prefill else ""
+        return f"step of {chunks}{numbered(self.decode, 'row')}{'' if self.draws else ', greedy'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.attention.views import View
-from gpu_worker.layout.shapes import StepShape
-from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.graphs import Captures
+from gpu_worker.layout.step_layout import StepInputs, StepShape
 from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput
 
 
@@ -35,29 +35,9 @@ class StepTimer(Protocol):
         ...
 
 
-class MaskUpload(Protocol):
-    """The masks of one step after another."""
-
-    def upload(self, num_rows: int, write: Callable[[NDArray[np.int32]], None]) -> Tensor:
-        """Returns the masks of `num_rows` rows as uint8 [rows, bytes], valid until the next call.
-
-        write: writes int32 [rows, words].
-        """
-        ...
-
-
-class Captured(Protocol):
-    """The steps of which a device has graphs."""
-
-    @property
-    def num_graphs(self) -> int:
-        """Captured shapes."""
-        ...
-
-    @property
-    def pool_bytes(self) -> int:
-        """Memory of all graphs."""
-        ...
+# Takes the number of rows and a function that writes their masks, int32 [rows, words]. Returns them on the device, as
+# uint8 [rows, bytes], valid until the next call.
+MaskUpload = Callable[[int, Callable[[NDArray[np.int32]], None]], Tensor]
 
 
 class StepBackend(Protocol):
@@ -71,7 +51,7 @@ class StepBackend(Protocol):
     compiles: bool
 
     @property
-    def graphs(self) -> Captured:
+    def graphs(self) -> Captures:
         """The captured steps."""
         ...
 

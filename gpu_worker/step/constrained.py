@@ -52,7 +52,7 @@ class ConstrainedSteps:
 
     def masks(self, masked: MaskedSamples) -> Tensor:
         """Waits for the masks and returns them on the device, as `sampling/logits.py` takes them."""
-        return self._upload.upload(len(masked.rows), lambda into: self.constraints.masks(masked.rows, into))
+        return self._upload(len(masked.rows), lambda into: self.constraints.masks(masked.rows, into))
 
     def judged(self, masked: MaskedSamples, outcome: Outcome) -> Outcome:
         """The outcome with what the step's tokens mean for the constraints."""

@@ -6,6 +6,7 @@ of a kind of device run.
 
 import gc
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,17 +65,19 @@ class DeviceModel:
         table_width: int | None = None,
     ) -> None:
         """memory: of the KV pool. table_width: as in `DeviceTables`."""
-        self.device, self.layers, self.geometry = device, layers, geometry
+        self.device, self.layers = device, layers.within(geometry.max_length)
+        window, sink_tokens = self.layers.reach
+        self.geometry = replace(geometry, window=window, sink_tokens=sink_tokens)
         self.tables = DeviceTables(geometry, device, width=table_width)
         self.cache = KvCache(
-            layers,
+            self.layers,
             num_pages=geometry.num_pages,
             page_size=geometry.page_size,
             dtype=dtype,
             device=device,
             memory=memory,
         )
-        attach(model, layers, self.cache)
+        attach(model, self.layers, self.cache)
         self.model = model
         # The decoder layers, if they compile during the warm-up.
         self.fused: FusedLayers | None = None

@@ -15,7 +15,6 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.messages import PageDamaged, PoolError
@@ -33,10 +32,9 @@ from gpu_worker.wire.page_orders import SavedPages
 class Runner:
     """Executes plans with one model on one device."""
 
-    def __init__(
-        self, on_device: DeviceModel, steps: StepBackend, geometry: Geometry, *, pool: WorkerPool | None = None
-    ) -> None:
+    def __init__(self, on_device: DeviceModel, steps: StepBackend, *, pool: WorkerPool | None = None) -> None:
         """pool: the memory of the KV pool; by default it ends with the process."""
+        geometry = on_device.geometry
         self.on_device, self.steps, self.geometry, self.device = on_device, steps, geometry, on_device.device
         self.tables, self.labels = RowTables(geometry), PageLabels(geometry)
         self.pool = pool or PrivatePool()

@@ -23,14 +23,14 @@ from gpu_worker.cpu.graphs import cpu_graphs
 from gpu_worker.cpu.steps import PlainSteps
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.graphs import GraphBackend
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.memory.model_facts import shared_inputs
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
-from tests.rigs.padded_shapes import few_shapes
+from tests.rigs.padded_shapes import few_shapes, padded_runner
 
 VOCAB_SIZE = 131
 # Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
@@ -150,18 +150,13 @@ class Rig:
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         if spec.graphs and device.type == "cpu":
             graphs = cpu_graphs()
-        self.runner = runner_of(
-            served,
-            layers,
-            self.geometry,
-            device=device,
-            dtype=spec.dtype,
-            graphs=graphs,
-            native=spec.native,
-            fused=spec.fused,
-            shapes=few_shapes(self.geometry, spec.max_rows) if spec.padded and device.type == "cpu" else None,
-            pool=None if pool_of is None else pool_of(layers, self.geometry, spec.dtype),
-        )
+        pool = None if pool_of is None else pool_of(layers, self.geometry, spec.dtype)
+        own = {"device": device, "dtype": spec.dtype, "graphs": graphs, "pool": pool}
+        if spec.padded and device.type == "cpu":
+            own |= {"shapes": few_shapes(self.geometry, spec.max_rows)}
+            self.runner = padded_runner(served, layers, self.geometry, **own)
+        else:
+            self.runner = runner_of(served, layers, self.geometry, native=spec.native, fused=spec.fused, **own)
         self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None

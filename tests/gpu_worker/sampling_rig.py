@@ -18,7 +18,7 @@ from gpu_worker.cuda.steps import revising
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.sampling.sampler import choose
 from gpu_worker.step.output import BegunStep, DeviceSampler, StaticOutput, StepOutput, keep_tokens
 from gpu_worker.trees import mapped

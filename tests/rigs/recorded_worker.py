@@ -11,14 +11,13 @@ from typing import Any
 import gpu_worker.startup
 from gpu_worker.__main__ import main
 from gpu_worker.attention.flex_kernel import FlexKernel
-from gpu_worker.backends import runner_of
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
 from tandem_contract.files import use_caches
 from tests.rigs.graph_recorder import GraphRecorder
-from tests.rigs.padded_shapes import few_shapes
+from tests.rigs.padded_shapes import few_shapes, padded_runner
 
 # Decode rows of the smaller bucket.
 _FEW_ROWS = 4
@@ -40,10 +39,9 @@ class _Replayed(CapturedSteps[Any]):
 
 
 def recorded_runner(model: Any, layers: Any, geometry: Geometry, **options: Any) -> Runner:
-    """A runner whose steps are replayed by the recorder."""
-    # Every shape is captured; on a GPU its memory decides which.
-    own = options | {"graphs": None, "captures": lambda _: True}
-    runner = runner_of(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
+    """A runner whose steps are replayed by the recorder. Every shape is captured; on a GPU its memory decides which."""
+    own = {name: options[name] for name in ("device", "dtype", "pool")}
+    runner = padded_runner(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
     runner.steps.graphs = _Replayed(recorder())
     return runner
 

@@ -13,7 +13,6 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
-from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.cuda.graphs import CapturedSteps
@@ -24,6 +23,7 @@ from tests.gpu_worker.plans import Sequence_, TinyCore
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import VOCAB_SIZE, RigSpec, config_of
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import padded_runner
 from tests.rigs.recorded_worker import recorder
 
 CPU = torch.device("cpu")
@@ -106,7 +106,7 @@ class GraphRig:
         model.set_attn_implementation(ATTENTION_NAME)
         layers = check_model(meta_model_of(config_of(SPEC), dtype=torch.float32))
         model = prepare(model, device=CPU, dtype=torch.float32)
-        self.runner = runner_of(
+        self.runner = padded_runner(
             model, layers, GEOMETRY, device=CPU, dtype=torch.float32, shapes=Shapes.of(GEOMETRY), graphs=recorder()
         )
         self.runner.warm_up()

@@ -14,8 +14,7 @@ from torch import Tensor
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.cuda.staging import Staging
 from gpu_worker.cuda.steps import PaddedSteps
-from gpu_worker.layout.shapes import StepShape
-from gpu_worker.layout.step_layout import StepInputs
+from gpu_worker.layout.step_layout import StepInputs, StepShape
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import StaticOutput
 from tests.gpu_worker.graphs import scenarios

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.files import read_files
 from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.cuda.shapes import Shapes
@@ -18,6 +17,7 @@ from tests.gpu_worker.graphs.rig import CPU, GEOMETRY, SPEC
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import config_of
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import padded_runner
 from tests.rigs.recorded_worker import recorder
 from tests.rigs.torch_kernels import torch_kernels
 
@@ -45,7 +45,7 @@ def captured(folder: Path, rank: int) -> tuple[Runner, GraphRecorder]:
     with pretended_group(ranks):
         facts = part.facts
         model = load_weights(files, device=CPU, dtype=torch.float32, merged=facts.merged, shared=part.plan)
-        runner = runner_of(
+        runner = padded_runner(
             *(model, facts.layers, GEOMETRY),
             device=CPU,
             dtype=torch.float32,

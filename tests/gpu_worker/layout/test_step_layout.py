@@ -11,8 +11,7 @@ from gpu_worker.attention.views import View
 from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import StepShape
-from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, allocated, lay_out
+from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, StepShape, allocated, lay_out
 from gpu_worker.trees import leaves
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
