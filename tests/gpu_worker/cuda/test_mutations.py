@@ -17,8 +17,8 @@ from gpu_worker.cuda.steps import PaddedSteps
 from gpu_worker.layout.step_layout import StepInputs, StepShape
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import StaticOutput
-from tests.gpu_worker.graphs import scenarios
-from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.gpu_worker.cuda import scenarios
+from tests.gpu_worker.cuda.rig import GraphRig, Observed, Scenario
 
 Eager = Callable[[Scenario], Sequence[Observed]]
 Patch = pytest.MonkeyPatch

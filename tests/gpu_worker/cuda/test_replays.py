@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.gpu_worker.graphs import scenarios
-from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.gpu_worker.cuda import scenarios
+from tests.gpu_worker.cuda.rig import GraphRig, Observed, Scenario
 
 Eager = Callable[[Scenario], Sequence[Observed]]
 

@@ -13,7 +13,7 @@ from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.twin import part_of, pretended_group
 from gpu_worker.step.runner import Runner
-from tests.gpu_worker.graphs.rig import CPU, GEOMETRY, SPEC
+from tests.gpu_worker.cuda.rig import CPU, GEOMETRY, SPEC
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import config_of
 from tests.rigs.graph_recorder import GraphRecorder
