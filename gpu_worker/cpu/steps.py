@@ -95,8 +95,6 @@ class PlainSteps:
 
     # The kernels read the page table.
     views: tuple[View, ...] = ()
-    # They were asked for before `run`.
-    waits_for_masks = False
     compiles = False
     summary = ""
 
@@ -165,9 +163,8 @@ class PlainSteps:
     def put_back(self, output: StepOutput) -> None:
         """Results have memory of their own."""
 
-    def timer(self, begun: float) -> "HostTimer":
-        """Times the host's work too."""
-        return HostTimer(begun)
+    def timer(self) -> None:
+        """Work has ended when its call returns."""
 
     def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:
         """As `StepBackend.mask_upload`. Masks are read where they were written."""
@@ -209,23 +206,3 @@ def sampling(begun: BegunStep) -> Choose:
         return sample(logits, None) if greedy is None else greedy.clone()
 
     return choose
-
-
-class HostTimer:
-    """A step that has ended when its tokens are there."""
-
-    def __init__(self, begun: float) -> None:
-        """begun: by time.perf_counter()."""
-        self._begun, self._micros = begun, 0
-
-    def end(self) -> None:
-        """As `StepTimer.end`."""
-        self._micros = int((time.perf_counter() - self._begun) * 1e6)
-
-    def is_over(self) -> bool:
-        """As `StepTimer.is_over`."""
-        return True
-
-    def wait(self) -> int:
-        """Returns the step's microseconds."""
-        return self._micros

@@ -34,7 +34,6 @@ from tandem_contract.plural import numbered
 class PaddedSteps:
     """The `StepBackend` of a GPU."""
 
-    waits_for_masks = True
     compiles = True
 
     def __init__(
@@ -114,7 +113,7 @@ class PaddedSteps:
         """As `StepBackend.put_back`."""
         self.results.put_back(output)
 
-    def timer(self, begun: float) -> EventTimer:
+    def timer(self) -> EventTimer:
         """Times the work of the device, from now on."""
         return EventTimer(self.stream)
 

@@ -45,8 +45,6 @@ class StepBackend(Protocol):
 
     # What block lists are laid out for; empty if kernels read the page table themselves.
     views: tuple[View, ...]
-    # Whether a step with constraints waits for its masks after `run` has returned, or `finish` follows at once.
-    waits_for_masks: bool
     # Whether the kernels compile during the warm-up.
     compiles: bool
 
@@ -90,8 +88,8 @@ class StepBackend(Protocol):
         """Returns the memory of results that were read, whose tensors are invalid from now on."""
         ...
 
-    def timer(self, begun: float) -> StepTimer:
-        """The timer of the next step. begun: when the host's work for it began, by time.perf_counter()."""
+    def timer(self) -> StepTimer | None:
+        """The timer of the next step. None: `run` and `finish` return when their work has ended."""
         ...
 
     def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:

@@ -1,12 +1,14 @@
 """Carries out laid-out plans on the device, in order: logits first, then tokens, then their outcome on the host.
 
 Usually the tokens follow the logits at once. With constraints they follow when the masks are there, which need the
-tokens of the step before: the plan stays begun until then, where its forward runs meanwhile.
+tokens of the step before: where a forward runs while the host goes on, the plan stays begun until then; elsewhere the
+masks were asked for before the forward.
 
 `PlansInFlight` owns the order of plans that are begun, have tokens that are being computed, or are settled with an
 outcome; and what follows for all of them if the device is lost.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +53,8 @@ class InFlight:
     num_samples: int = 0
     # The samples with constraints; None if there are none.
     masked: MaskedSamples | None = None
+    # When the host's work for the plan began, by time.perf_counter(); and its timer, if its work goes on by itself.
+    since: float = 0.0
     timer: StepTimer | None = None
     # To be called when the step has ended well.
     on_end: Callable[[], None] | None = None
@@ -110,10 +114,10 @@ class Execution:
             constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
             self.constrained = ConstrainedSteps(constraints, upload)
 
-    def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
+    def run(self, plan: Plan, layout: StepLayout[HostArray] | None, since: float) -> InFlight:
         """Runs the plan, or only enqueues it; without its tokens if these wait for masks.
 
-        begun: when the work for the plan began, by time.perf_counter().
+        since: when the work for the plan began, by time.perf_counter().
         """
         item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
         if plan.started is not None and self.constrained is not None:
@@ -122,11 +126,11 @@ class Execution:
             raise PlanError("started.constraints names a constraint, and this worker takes none")
         if layout is None and not plan.page_orders:
             return item
-        item = replace(item, timer=self._steps.timer(begun))
+        item = replace(item, since=since, timer=self._steps.timer())
         masked = None if self.constrained is None or layout is None else self.constrained.of(layout)
         step = self._begin(plan.page_orders, layout)
         item = replace(item, begun=step, masked=masked, num_samples=0 if layout is None else layout.num_samples)
-        return item if masked is not None and self._steps.waits_for_masks else self._with_tokens(item)
+        return item if masked is not None and item.timer is not None else self._with_tokens(item)
 
     @torch.inference_mode()
     def _begin(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> BegunStep | None:
@@ -171,9 +175,12 @@ class Execution:
             masks = None if item.masked is None or self.constrained is None else self.constrained.masks(item.masked)
             output = self._steps.finish(item.begun, masks)
         on_end = self._pool.end_step(item.outcome.step)
+        outcome = item.outcome
         if item.timer is not None:
             item.timer.end()
-        return replace(item, begun=None, output=output, on_end=on_end)
+        else:
+            outcome = replace(outcome, compute_us=int((time.perf_counter() - item.since) * 1e6))
+        return replace(item, outcome=outcome, begun=None, output=output, on_end=on_end)
 
     def outcome_of(self, item: InFlight) -> Outcome:
         """Waits for the tokens. Passes on errors of the device."""

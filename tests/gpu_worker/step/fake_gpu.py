@@ -53,7 +53,6 @@ def as_on_gpu(runner: Runner, patch: pytest.MonkeyPatch, *, fails: Callable[[], 
     patch.setattr(stream, "event", lambda *, timed: Event(fails=fails))
     patch.setattr(steps, "finish", lambda begun, masks: ring.to_host(finish(begun, masks)))
     patch.setattr(steps, "put_back", ring.put_back)
-    patch.setattr(steps, "timer", lambda begun: EventTimer(stream))
-    patch.setattr(steps, "waits_for_masks", True)
+    patch.setattr(steps, "timer", lambda: EventTimer(stream))
     patch.setattr(runner._in_flight, "lost", "")
     return allocations
