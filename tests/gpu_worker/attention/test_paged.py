@@ -68,7 +68,7 @@ def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtyp
     geometry = Geometry(
         page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
     )
-    tables = DeviceTables(geometry, device, width=14)
+    tables = DeviceTables(geometry, device, width=14 if device.type == "cpu" else None)
     cache = KvCache(layers, num_pages=14, page_size=16, dtype=dtype, device=device)
     if on_cpu:
         place, kernels, views = unpadded(geometry), CpuKernels(layers, geometry, tables.pages, dtype), ()
