@@ -184,7 +184,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     """
     prepare = partial(prepared, settings, folder, begun, ranks)
     runner, join, together = at_low_priority(prepare) if settings.standby else prepare()
-    from gpu_worker.step.staging import MAX_IN_FLIGHT
+    from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 
     if not ranks.is_leader:
         from gpu_worker.group.roles import Follower

@@ -16,6 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.backends import captures_steps, graphs_for, runner_of
 from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
 from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
@@ -24,11 +25,10 @@ from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.new_weights import WeightsLoader
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, check_window
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.captured import captures_steps, graphs_for
+from gpu_worker.graphs import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
 from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
 from gpu_worker.memory.device_memory import free_bytes, machine_of, resident_growth
@@ -228,34 +228,32 @@ def warm_runner(
     """
     before = _allocated(device)
     with phase("page pool and tables"):
-        runner = Runner(
-            model, layers, geometry, device=device, dtype=dtype, graphs=graphs, captures=captures, pool=pool
+        runner = runner_of(
+            model,
+            layers,
+            geometry,
+            device=device,
+            dtype=dtype,
+            graphs=graphs,
+            captures=captures,
+            fused=fused,
+            pool=pool,
         )
-        if fused:
-            runner.on_device.fuse_layers()
         if together is not None:
             if together.is_group:
                 runner.refusal_of = refusal_in_group
-            runner.on_device.share_tokens(together.share_tokens)
+            runner.on_device.share_tokens = together.share_tokens
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
     tables = _allocated(device) - before - (pool_bytes if pool is None else 0) if device.type == "cuda" else None
-    # A step that is not padded compiles nothing else.
-    if runner.shapes.is_padded or fused:
+    if runner.steps.compiles or fused:
         log.info("compiling kernels in %s", os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder"))
     with phase("warm-up"):
         runner.warm_up(log_slow_phase)
     if runner.on_device.fused is not None:
         log.info("%s", runner.on_device.fused.summary)
-    captured = runner.on_device.proven or runner.on_device.graphs
-    if runner.on_device.graphs.is_enabled:
-        log.info(
-            "%d of %s captured as graphs, %d MiB of memory, %.2f s",
-            captured.num_graphs,
-            numbered(len(runner.shapes.steps), "step shape"),
-            captured.pool_bytes >> 20,
-            runner.on_device.graphs.seconds,
-        )
+    if runner.steps.summary:
+        log.info("%s", runner.steps.summary)
     with phase(f"largest step, {numbered(geometry.token_budget, 'token')}"), resident_growth(device) as grown:
         runner.rehearse(full_plan(geometry))
     return runner, Measured(
@@ -265,8 +263,8 @@ def warm_runner(
         pool=pool_bytes,
         host_pool=runner.on_device.host.pages.nbytes,
         free=free_bytes(device),
-        graphs=captured.pool_bytes,
-        num_graphs=captured.num_graphs,
+        graphs=runner.steps.graphs.pool_bytes,
+        num_graphs=runner.steps.graphs.num_graphs,
     )
 
 

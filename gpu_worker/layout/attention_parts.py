@@ -19,18 +19,12 @@ from gpu_worker.wire.frames import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePart(Generic[Array]):
-    """The decode rows. Their attention kernel has `bucket` attention slots. Every array is int64."""
+    """The decode rows; every array is int64 [rows], padding included, and so has a place for each attention slot."""
 
-    bucket: int
-    # [decode tokens]: the row and the attention slot of each packed token; row 0 is padding. No slots: token i has slot
-    # i.
+    # The row of each packed token, which is its line of the page table; row 0 is padding.
     rows: Array
-    slots: Array | None
-    # [bucket]: the line of the device's page table (not a row of the plan) that each attention slot reads. None if slot
-    # i reads line i.
-    list_slots: Array | None
-    # [bucket]: for each attention slot, the token slot of the newest position that it attends to, and the first token
-    # slot after the decode block that contains it. None if no kernel reads block lists.
+    # For each attention slot, the token slot of the newest position that it attends to, and the first token slot after
+    # the decode block that contains it. None if no kernel reads block lists.
     last_slot: Array | None
     block_end: Array | None
     # One for each attention pattern; empty if no kernel reads block lists.
@@ -41,48 +35,41 @@ class DecodePart(Generic[Array]):
 class PrefillPart(Generic[Array]):
     """Chunks, each aligned to the query tile; every array is int64."""
 
-    bucket: int
     # One for each attention pattern; empty if no kernel reads block lists.
     blocks: tuple[PrefillBlocks[Array], ...]
-    # [tiles]: the row of the device's page table that each tile reads.
-    slots: Array
-    # [bucket]: the position of each query, -1 for padding.
+    # [tiles]: the row of each tile, which is its line of the page table; row 0 is padding.
+    rows: Array
+    # [queries]: the position of each query, -1 for padding.
     q_positions: Array
     # [chunk tokens]: the index of each packed token along the query axis.
     places: Array
 
 
-def allocated_decode(
-    bucket: int, num_rows: int, views: Sequence[View], space: Space, *, is_padded: bool
-) -> DecodePart[HostArray]:
-    """Returns a part for `num_rows` rows, with undefined numbers. In a padded step that is the bucket.
+def allocated_decode(num_rows: int, views: Sequence[View], space: Space) -> DecodePart[HostArray]:
+    """Returns a part for `num_rows` rows, padding included, with undefined numbers.
 
     views: empty if no kernel reads block lists, as in every function of this module.
     """
-    assert num_rows == bucket or not is_padded
     return DecodePart(
-        bucket=bucket,
         rows=space.int64(num_rows),
-        slots=None if is_padded else space.int64(num_rows),
-        list_slots=space.int64(bucket) if is_padded else None,
-        last_slot=space.int64(bucket) if views else None,
-        block_end=space.int64(bucket) if views else None,
-        blocks=tuple(_allocated_blocks(view, bucket, space) for view in views),
+        last_slot=space.int64(num_rows) if views else None,
+        block_end=space.int64(num_rows) if views else None,
+        blocks=tuple(_allocated_blocks(view, num_rows, space) for view in views),
     )
 
 
-def _allocated_blocks(view: View, bucket: int, space: Space) -> DecodeBlocks[HostArray]:
-    num_blocks = space.int64(bucket)
+def _allocated_blocks(view: View, num_rows: int, space: Space) -> DecodeBlocks[HostArray]:
+    num_blocks = space.int64(num_rows)
     if view.pattern.window is None:
         return DecodeBlocks(num_blocks=num_blocks)
     cuts = view.cuts_block_of_sink_tokens
     return DecodeBlocks(
         num_blocks=num_blocks,
-        skipped=space.int64(bucket),
-        gap_start=space.int64(bucket),
-        gap_end=space.int64(bucket),
-        sink_gap_start=space.int64(bucket) if cuts else None,
-        sink_gap_end=space.int64(bucket) if cuts else None,
+        skipped=space.int64(num_rows),
+        gap_start=space.int64(num_rows),
+        gap_end=space.int64(num_rows),
+        sink_gap_start=space.int64(num_rows) if cuts else None,
+        sink_gap_end=space.int64(num_rows) if cuts else None,
     )
 
 
@@ -92,7 +79,6 @@ def write_decode(
     kv_slots: Int64Array,
     plan: Plan,
     tables: RowTables,
-    slot_of_row: Int64Array,
     views: Sequence[View],
 ) -> None:
     """Writes the part, and the positions and token slots of its packed tokens."""
@@ -102,9 +88,6 @@ def write_decode(
     # Row 0 is always at position 0.
     tables.position.take(rows, out=positions, mode="clip")
     token_slots(tables, rows, positions, into=kv_slots)
-    lines = part.list_slots if part.slots is None else part.slots
-    assert lines is not None
-    slot_of_row.take(rows, out=lines, mode="clip")
     if not views:
         return
     assert part.last_slot is not None and part.block_end is not None
@@ -151,13 +134,13 @@ def _block_end(token_slots: Int64Array, view: View) -> Int64Array:
 
 
 def allocated_prefill(
-    bucket: int, num_tokens: int, q_block: int, views: Sequence[View], space: Space
+    num_queries: int, num_tokens: int, q_block: int, views: Sequence[View], space: Space
 ) -> PrefillPart[HostArray]:
     """Returns a part for `num_tokens` packed tokens, padding included, with undefined numbers.
 
-    There are at most `bucket` tokens.
+    There are at most `num_queries` tokens.
     """
-    tiles = bucket // q_block
+    tiles = num_queries // q_block
     widths = [view.num_learned_sink_pages + view.max_partial for view in views]
     blocks = tuple(
         PrefillBlocks(
@@ -169,17 +152,14 @@ def allocated_prefill(
         for view, width in zip(views, widths, strict=True)
     )
     return PrefillPart(
-        bucket=bucket,
         places=space.int64(num_tokens),
-        slots=space.int64(tiles),
-        q_positions=space.int64(bucket),
+        rows=space.int64(tiles),
+        q_positions=space.int64(num_queries),
         blocks=blocks,
     )
 
 
-def write_prefill(
-    part: PrefillPart[HostArray], plan: Plan, tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]
-) -> None:
+def write_prefill(part: PrefillPart[HostArray], plan: Plan, tables: RowTables, views: Sequence[View]) -> None:
     """Writes the part."""
     q_block = tables.geometry.chunk_align
     starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
@@ -192,7 +172,7 @@ def write_prefill(
     # [tiles, positions of a tile]
     positions = first[:, None] + np.arange(q_block)
     _extend(part.q_positions, np.where(positions <= last[:, None], positions, -1).reshape(-1), -1)
-    _extend(part.slots, slot_of_row[rows], 0)
+    _extend(part.rows, rows, 0)
     # Padding tokens take places of masked queries. There are enough: a chunk has at most as many tokens as queries.
     is_query = part.q_positions >= 0
     places = np.flatnonzero(is_query)

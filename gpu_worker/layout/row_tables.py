@@ -106,21 +106,21 @@ class TableEdits:
 class SlotEdits(Generic[Array]):
     """The same entries for the device's page table."""
 
-    # int64 [3, n]: lines of that table (row r of the plan is line `slot_of_row[r]`), logical pages, pages.
+    # int64 [3, n]: rows, logical pages, pages.
     entries: Array
 
     @classmethod
-    def of(cls, edits: TableEdits, slot_of_row: NDArray[np.int64]) -> "SlotEdits[HostArray]":
+    def of(cls, edits: TableEdits) -> "SlotEdits[HostArray]":
         """Those of a plan, on the host."""
         own = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
-        own.write(edits, slot_of_row)
+        own.write(edits)
         return own
 
-    def write(self: "SlotEdits[HostArray]", edits: TableEdits, slot_of_row: NDArray[np.int64]) -> None:
+    def write(self: "SlotEdits[HostArray]", edits: TableEdits) -> None:
         """Writes those of a plan, and zeros after them."""
-        num, (lines, cols, pages) = edits.rows.size, self.entries
+        num, (rows, cols, pages) = edits.rows.size, self.entries
         self.entries[:, num:] = 0
-        lines[:num], cols[:num], pages[:num] = slot_of_row[edits.rows], edits.cols, edits.pages
+        rows[:num], cols[:num], pages[:num] = edits.rows, edits.cols, edits.pages
 
 
 class RowTables:

@@ -152,7 +152,7 @@ class Samples(Generic[Array]):
     kept: Array
     # int64 [samples]: the row that each sampled token belongs to; padding is row 0.
     rows: Array
-    # Of every sample, in padded steps in which some row draws; otherwise None.
+    # Of every sample, if the inputs have room for them; otherwise those of the rows that draw are extras.
     drawing: DrawInputs[Array] | None
 
 
@@ -160,9 +160,9 @@ class Samples(Generic[Array]):
 class SampleExtras(Generic[Array]):
     """What changes or adds to the sampling of a step."""
 
-    # Without padding, if some row draws.
+    # Without padding, if some row draws and the samples have no parameters.
     drawing: SamplingInputs[Array] | None
-    # In padded steps, if some row filters by typical_p.
+    # Of samples with parameters, if some row filters by typical_p.
     typical: Typical[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.
@@ -226,15 +226,18 @@ def write_samples(
         draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=padding, into=samples.drawing)
 
 
-def lay_out_extras(sampled: SampledRows, tables: RowTables, *, is_padded: bool) -> SampleExtras[HostArray] | None:
-    """Returns what changes or adds to the sampling of a step; None if nothing does."""
-    if sampled.prompt is None and not sampled.any_uses(_EXTRAS if is_padded else _EXTRAS | Feature.DRAWS):
+def lay_out_extras(
+    sampled: SampledRows, tables: RowTables, samples: Samples[HostArray]
+) -> SampleExtras[HostArray] | None:
+    """Returns what changes or adds to the sampling of `samples`; None if nothing does."""
+    has_parameters = samples.drawing is not None
+    if sampled.prompt is None and not sampled.any_uses(_EXTRAS if has_parameters else _EXTRAS | Feature.DRAWS):
         return None
     rows, uses, prompt = sampled.rows, sampled.uses, sampled.prompt
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
     inputs = typical = edits = with_logprobs = None
     top_k = 0
-    if is_padded:
+    if has_parameters:
         typical = typical_samples(tables.sampling, rows)
     elif drawing.size:
         inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)

@@ -5,7 +5,7 @@ tokens, so the device fills in their ids.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -24,17 +24,41 @@ from gpu_worker.layout.attention_parts import (
 )
 from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
-from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.sampling.inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
+from tandem_contract.plural import numbered
 
 # A step appends a page to one of 128 decode rows or so. More entries are uploaded apart.
 MAX_STATIC_EDITS = 32
+# Each shape is captured as one graph, which takes memory and time.
+MAX_SHAPES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The sizes of a step's arrays; those of a padded step are at least the step's own."""
+
+    # Decode rows; 0: no decode part.
+    decode: int
+    # Query positions of chunks; 0: no chunks.
+    prefill: int
+    # Packed tokens: those of decode rows, then those of chunks.
+    tokens: int
+    # Rows that sample.
+    samples: int
+    # Whether some sample may draw; the others are greedy.
+    draws: bool
+    # Prompt tokens with logits, besides the samples.
+    prompt_logits: int = 0
+
+    def __str__(self) -> str:
+        chunks = f"{numbered(self.tokens - self.decode, 'prompt token')}, " if self.prefill else ""
+        return f"step of {chunks}{numbered(self.decode, 'row')}{'' if self.draws else ', greedy'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs(Generic[Array]):
-    """What masks, model and sampling of a step read. In padded steps the shape decides the size of every array."""
+    """What masks, model and sampling of a step read. The shape decides the size of every array."""
 
     # int64 [tokens]: ids (-1: the token that the device sampled last for the row), positions, token slots.
     token_ids: Array
@@ -43,9 +67,8 @@ class StepInputs(Generic[Array]):
     decode: DecodePart[Array] | None
     prefill: PrefillPart[Array] | None
     samples: Samples[Array]
-    # In padded steps: MAX_STATIC_EDITS entries of the page table. Padding sets the first page of row 0 to 0, which it
-    # always is.
-    edits: SlotEdits[Array] | None
+    # MAX_STATIC_EDITS entries of the page table. Padding sets the first page of row 0 to 0, which it always is.
+    edits: SlotEdits[Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,34 +93,24 @@ class StepLayout(Generic[Array]):
     extras: StepExtras[Array]
 
 
-def allocated(
-    shape: StepShape, geometry: Geometry, views: Sequence[View], space: Space, *, num_decode: int | None = None
-) -> StepInputs[HostArray]:
-    """Returns the inputs of a step of this shape, with undefined numbers.
-
-    num_decode: the decode rows, if the step is not padded.
-    """
-    is_padded = num_decode is None
-    decode = prefill = None
+def allocated(shape: StepShape, geometry: Geometry, views: Sequence[View], space: Space) -> StepInputs[HostArray]:
+    """Returns the inputs of a step of this shape, with undefined numbers."""
     ids, positions, kv_slots = (space.int64(shape.tokens) for _ in range(3))
-    num_rows = shape.decode if num_decode is None else num_decode
-    if shape.decode:
-        decode = allocated_decode(shape.decode, num_rows, views, space, is_padded=is_padded)
-    if shape.prefill:
-        prefill = allocated_prefill(shape.prefill, shape.tokens - num_rows, geometry.chunk_align, views, space)
-    entries = space.int64(3 * MAX_STATIC_EDITS).reshape(3, MAX_STATIC_EDITS) if is_padded else None
+    num_chunk = shape.tokens - shape.decode
     return StepInputs(
         token_ids=ids,
         positions=positions,
         kv_slots=kv_slots,
-        decode=decode,
-        prefill=prefill,
+        decode=allocated_decode(shape.decode, views, space) if shape.decode else None,
+        prefill=allocated_prefill(shape.prefill, num_chunk, geometry.chunk_align, views, space)
+        if shape.prefill
+        else None,
         samples=Samples(
             kept=space.int64(shape.samples + shape.prompt_logits),
             rows=space.int64(shape.samples),
-            drawing=allocated_draw_inputs(shape.samples, space) if is_padded and shape.draws else None,
+            drawing=allocated_draw_inputs(shape.samples, space) if shape.draws else None,
         ),
-        edits=None if entries is None else SlotEdits(entries=entries),
+        edits=SlotEdits(entries=space.int64(3 * MAX_STATIC_EDITS).reshape(3, MAX_STATIC_EDITS)),
     )
 
 
@@ -105,80 +118,61 @@ def lay_out(
     plan: Plan,
     edits: TableEdits,
     tables: RowTables,
-    slot_of_row: Int64Array,
-    shapes: Shapes,
     views: Sequence[View],
-    place: Callable[[StepShape], StepInputs[HostArray] | None] = lambda _: None,
+    inputs_of: Callable[[StepShape], tuple[StepShape, StepInputs[HostArray]]],
 ) -> StepLayout[HostArray]:
     """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step.
 
-    place: returns the inputs that are overwritten, as `allocated` makes them; None: new ones.
+    inputs_of: returns the shape for a step of these sizes, and inputs of that shape, which are overwritten.
     """
     sampled = SampledRows.of(plan, tables)
-    shape = _shape_of(plan, shapes, tables.geometry, sampled)
-    num_decode = shape.decode if shapes.is_padded else plan.decode_rows.size
-    inputs = place(shape)
-    if inputs is None:
-        inputs = allocated(shape, tables.geometry, views, Space(), num_decode=None if shapes.is_padded else num_decode)
-    _write_inputs(inputs, plan, tables, slot_of_row, views, sampled)
+    shape, inputs = inputs_of(_sizes_of(plan, tables.geometry, sampled))
+    write_inputs(inputs, plan, tables, views, sampled)
     num_edits = edits.rows.size
-    is_static = 0 < num_edits <= MAX_STATIC_EDITS and inputs.edits is not None
+    is_static = 0 < num_edits <= MAX_STATIC_EDITS
     if is_static:
-        assert inputs.edits is not None
-        inputs.edits.write(edits, slot_of_row)
+        inputs.edits.write(edits)
     return StepLayout(
         shape=shape,
         num_samples=sampled.rows.size,
         has_static_edits=is_static,
         inputs=inputs,
         extras=StepExtras(
-            edits=SlotEdits.of(edits, slot_of_row) if num_edits and not is_static else None,
-            sampling=lay_out_extras(sampled, tables, is_padded=shapes.is_padded),
+            edits=SlotEdits.of(edits) if num_edits and not is_static else None,
+            sampling=lay_out_extras(sampled, tables, inputs.samples),
         ),
     )
 
 
-def _shape_of(plan: Plan, shapes: Shapes, geometry: Geometry, sampled: SampledRows) -> StepShape:
+def _sizes_of(plan: Plan, geometry: Geometry, sampled: SampledRows) -> StepShape:
     num_decode, num_tokens, num_queries = plan.decode_rows.size, plan.decode_rows.size, 0
     if plan.chunk_rows.size:
         num_tokens += int(plan.chunk_counts.sum())
         tiles = -(-plan.chunk_counts.astype(np.int64) // geometry.chunk_align)
         num_queries = int(tiles.sum()) * geometry.chunk_align
-    shape = shapes.fitting(
-        StepShape(
-            decode=num_decode,
-            prefill=num_queries,
-            tokens=num_tokens,
-            samples=sampled.rows.size,
-            draws=shapes.is_padded and sampled.any_uses(Feature.DRAWS),
-        )
+    return StepShape(
+        decode=num_decode,
+        prefill=num_queries,
+        tokens=num_tokens,
+        samples=sampled.rows.size,
+        draws=sampled.any_uses(Feature.DRAWS),
+        prompt_logits=sampled.prompt_at.size,
     )
-    return replace(shape, prompt_logits=sampled.prompt_at.size) if sampled.prompt_at.size else shape
 
 
-def blank(inputs: StepInputs[HostArray], tables: RowTables, slot_of_row: Int64Array, views: Sequence[View]) -> None:
-    """Writes the inputs of a padded step in which every row and token is padding. `tables` have no rows."""
-    plan = Plan(generation=0, step=0, checksum=0)
-    _write_inputs(inputs, plan, tables, slot_of_row, views, SampledRows.of(plan, tables))
-
-
-def _write_inputs(
-    inputs: StepInputs[HostArray],
-    plan: Plan,
-    tables: RowTables,
-    slot_of_row: Int64Array,
-    views: Sequence[View],
-    sampled: SampledRows,
+def write_inputs(
+    inputs: StepInputs[HostArray], plan: Plan, tables: RowTables, views: Sequence[View], sampled: SampledRows
 ) -> None:
+    """Writes all inputs but the entries of the page table."""
     # Of packed tokens: first those of decode rows, then those of chunks, then padding.
     begin = 0
     ids, positions, kv_slots = inputs.token_ids, inputs.positions, inputs.kv_slots
     if inputs.decode is not None:
         begin = inputs.decode.rows.size
-        write_decode(inputs.decode, positions[:begin], kv_slots[:begin], plan, tables, slot_of_row, views)
+        write_decode(inputs.decode, positions[:begin], kv_slots[:begin], plan, tables, views)
         _write_ids_of_decode_rows(plan, tables, positions, ids[:begin])
     if inputs.prefill is not None:
-        write_prefill(inputs.prefill, plan, tables, slot_of_row, views)
+        write_prefill(inputs.prefill, plan, tables, views)
     if ids.size > begin:
         _write_chunk_tokens(plan, tables, ids[begin:], positions[begin:], kv_slots[begin:])
     write_samples(inputs.samples, plan, sampled, tables, begin)

@@ -21,7 +21,7 @@ from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.compatibility.check_model import default_length, in_bfloat16, length_limit
 from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.shapes import MAX_SHAPES, StepShape
+from gpu_worker.layout.step_layout import MAX_SHAPES, StepShape
 
 # One logit and the temporary values of sampling: 45 bytes counted (every row draws with top-p, penalties and allowed
 # tokens), and the sort's workspace.

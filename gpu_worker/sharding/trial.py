@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import load_weights
@@ -27,7 +28,6 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import Part, part_of
-from gpu_worker.step.runner import Runner
 from tandem_contract.files import cache_dir, is_private
 from tandem_contract.plural import numbered
 
@@ -94,7 +94,7 @@ class PlanTrial:
                 )
                 for each in (whole, model):
                     pin(each, _MAX_LENGTH)
-                runner = Runner(model, facts.layers, geometry, device=device, dtype=torch.float32)
+                runner = runner_of(model, facts.layers, geometry, device=device, dtype=torch.float32)
                 runner.warm_up()
                 check_runner(whole, runner, torch.float32)
         except Exception as error:  # any error of the model's own code

@@ -1,8 +1,8 @@
 """Carries out laid-out plans on the device, in order: logits first, then tokens, then their outcome on the host.
 
-`Execution` owns the memory of results, and whether the host waits for the device. Usually the tokens follow the logits
-at once. With constraints they follow when the masks are there, which need the tokens of the step before: on a GPU the
-plan stays begun until then, so that its forward runs meanwhile; on a CPU the masks were asked for before the forward.
+Usually the tokens follow the logits at once. With constraints they follow when the masks are there, which need the
+tokens of the step before: where a forward runs while the host goes on, the plan stays begun until then; elsewhere the
+masks were asked for before the forward.
 
 `PlansInFlight` owns the order of plans that are begun, have tokens that are being computed, or are settled with an
 outcome; and what follows for all of them if the device is lost.
@@ -12,28 +12,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
+from torch import Tensor
 
 from gpu_worker.arrays import HostArray
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.frames import Sizes
 from gpu_worker.failures import first_line
-from gpu_worker.geometry import Geometry
-from gpu_worker.layout.step_layout import StepLayout
+from gpu_worker.layout.step_layout import StepExtras, StepInputs, StepLayout
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
-from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples, MaskUpload
-from gpu_worker.step.device_step import DeviceStep
-from gpu_worker.step.output import BegunStep, ResultRing, StepOutput
-from gpu_worker.step.staging import NUM_BUFFERS
+from gpu_worker.step.backend import StepBackend, StepTimer
+from gpu_worker.step.constrained import ConstrainedSteps, MaskedSamples
+from gpu_worker.step.device_model import DeviceModel
+from gpu_worker.step.output import BegunStep, StepOutput
 from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import NO_TOKENS, Outcome, Plan
+from gpu_worker.wire.page_orders import PageOrders
+
+MAX_IN_FLIGHT = 2
 
 
 class DeviceLost(RuntimeError):
@@ -51,17 +53,15 @@ class InFlight:
     num_samples: int = 0
     # The samples with constraints; None if there are none.
     masked: MaskedSamples | None = None
-    started: "torch.cuda.Event | None" = None
-    ended: "torch.cuda.Event | None" = None
+    # When the host's work for the plan began, by time.perf_counter(); and its timer, if its work goes on by itself.
+    since: float = 0.0
+    timer: StepTimer | None = None
     # To be called when the step has ended well.
     on_end: Callable[[], None] | None = None
 
     def finished(self) -> Outcome:
         """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
-        compute_us = self.outcome.compute_us
-        if self.started is not None and self.ended is not None:
-            self.ended.synchronize()
-            compute_us = int(self.started.elapsed_time(self.ended) * 1e3)
+        compute_us = self.outcome.compute_us if self.timer is None else self.timer.wait()
         if self.on_end is not None:
             self.on_end()
         if self.output is None:
@@ -85,24 +85,18 @@ class InFlight:
 
 
 class Execution:
-    """The steps of one runner."""
+    """The steps of one runner, from a layout to an outcome."""
 
     def __init__(
         self,
-        on_device: DeviceStep,
+        on_device: DeviceModel,
+        steps: StepBackend,
         pool: WorkerPool | PrivatePool,
-        geometry: Geometry,
         *,
         on_error: Callable[[Outcome, Exception], InFlight],
     ) -> None:
         """on_error: the answer to a plan whose tokens could not be chosen."""
-        self._on_device, self._pool, self._on_error, self._geometry = on_device, pool, on_error, geometry
-        self.is_asynchronous = on_device.device.type != "cpu"
-        # The next step overwrites the results of padded steps; others are read where they were computed.
-        self.results: ResultRing | None = None
-        if on_device.is_padded:
-            allocate = partial(torch.zeros, dtype=torch.int64, pin_memory=on_device.device.type == "cuda")
-            self.results = ResultRing(num_buffers=NUM_BUFFERS, num_tokens=geometry.max_rows, allocate=allocate)
+        self._on_device, self._steps, self._pool, self._on_error = on_device, steps, pool, on_error
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.
         self.constrained: ConstrainedSteps | None = None
         self.follows = False
@@ -114,16 +108,16 @@ class Execution:
         """
         self.follows = not is_leader
         if is_leader and not join.constraint_refusal:
-            own = self._geometry
+            own = self._on_device.geometry
             sizes = Sizes(max_rows=own.max_rows, vocab_size=own.vocab_size, max_length=own.max_length)
-            upload = MaskUpload(self._on_device.device, max_rows=own.max_rows, mask_words=sizes.mask_words)
+            upload = self._steps.mask_upload(max_rows=own.max_rows, mask_words=sizes.mask_words)
             constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
             self.constrained = ConstrainedSteps(constraints, upload)
 
-    def run(self, plan: Plan, layout: StepLayout[HostArray] | None, begun: float) -> InFlight:
-        """Runs the plan; on a GPU it only enqueues it, without its tokens if these need masks.
+    def run(self, plan: Plan, layout: StepLayout[HostArray] | None, since: float) -> InFlight:
+        """Runs the plan, or only enqueues it; without its tokens if these wait for masks.
 
-        begun: when the work for the plan began, by time.perf_counter().
+        since: when the work for the plan began, by time.perf_counter().
         """
         item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
         if plan.started is not None and self.constrained is not None:
@@ -132,17 +126,32 @@ class Execution:
             raise PlanError("started.constraints names a constraint, and this worker takes none")
         if layout is None and not plan.page_orders:
             return item
-        if self.is_asynchronous:
-            started = torch.cuda.Event(enable_timing=True)
-            started.record()
-            item = replace(item, started=started)
+        item = replace(item, since=since, timer=self._steps.timer())
         masked = None if self.constrained is None or layout is None else self.constrained.of(layout)
-        step = self._on_device.begin(plan.page_orders, layout)
+        step = self._begin(plan.page_orders, layout)
         item = replace(item, begun=step, masked=masked, num_samples=0 if layout is None else layout.num_samples)
-        if self.is_asynchronous:
-            return item if masked is not None else self._with_tokens(item)
-        item = self._with_tokens(item)
-        return replace(item, outcome=replace(item.outcome, compute_us=int((time.perf_counter() - begun) * 1e6)))
+        return item if masked is not None and item.timer is not None else self._with_tokens(item)
+
+    @torch.inference_mode()
+    def _begin(self, orders: PageOrders[HostArray], layout: StepLayout[HostArray] | None) -> BegunStep | None:
+        """Carries out page orders, then computes logits. Returns None if there is nothing to compute."""
+        device = self._on_device
+        device.pool_is_zero = False
+        inputs: StepInputs[Tensor]
+        staged: PageOrders[Tensor] | None
+        extras: StepExtras[Tensor] | None
+        others = orders or None, None if layout is None else layout.extras
+        inputs, (staged, extras) = self._steps.upload(None if layout is None else layout.inputs, others)
+        if staged is not None:
+            device.carry_out(orders, staged)
+        if layout is None or extras is None:
+            return None
+        edits = inputs.edits if layout.has_static_edits else extras.edits
+        if edits is not None:
+            device.tables.set_pages(edits)
+        static = self._steps.run(layout.shape, inputs)
+        device.last_logits = static.logits
+        return BegunStep(static=static, samples=inputs.samples, extras=extras.sampling)
 
     def may_choose(self, item: InFlight) -> bool:
         """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""
@@ -161,23 +170,23 @@ class Execution:
         return answered
 
     def _with_tokens(self, item: InFlight) -> InFlight:
-        output, ended = None, None
+        output = None
         if item.begun is not None:
             masks = None if item.masked is None or self.constrained is None else self.constrained.masks(item.masked)
-            output = self._on_device.finish(item.begun, masks)
-            if self.results is not None:
-                output = self.results.to_host(output)
+            output = self._steps.finish(item.begun, masks)
         on_end = self._pool.end_step(item.outcome.step)
-        if self.is_asynchronous:
-            ended = torch.cuda.Event(enable_timing=True)
-            ended.record()
-        return replace(item, begun=None, output=output, on_end=on_end, ended=ended)
+        outcome = item.outcome
+        if item.timer is not None:
+            item.timer.end()
+        else:
+            outcome = replace(outcome, compute_us=int((time.perf_counter() - item.since) * 1e6))
+        return replace(item, outcome=outcome, begun=None, output=output, on_end=on_end)
 
     def outcome_of(self, item: InFlight) -> Outcome:
         """Waits for the tokens. Passes on errors of the device."""
         outcome = item.finished()
-        if self.results is not None and item.output is not None:
-            self.results.put_back(item.output)
+        if item.output is not None:
+            self._steps.put_back(item.output)
         if item.masked is not None and self.constrained is not None:
             outcome = self.constrained.judged(item.masked, outcome)
         return outcome
@@ -230,7 +239,7 @@ class PlansInFlight:
                 if not wait and not self._steps.may_choose(item):
                     return False
                 item = self._items[place] = self._steps.with_tokens(item)
-            if item.ended is not None and not wait and not item.ended.query():
+            if item.timer is not None and not wait and not item.timer.is_over():
                 return False
             outcome = self._steps.outcome_of(item)
         except torch.AcceleratorError as error:
@@ -258,6 +267,6 @@ def on_lost_device(outcomes: Sequence[Outcome], detail: str) -> list[Outcome]:
     return lost
 
 
-def _on_host(tensor: torch.Tensor) -> NDArray[Any]:
-    """A copy, because a later step overwrites a GPU's results."""
+def _on_host(tensor: Tensor) -> NDArray[Any]:
+    """A copy, because a later step may overwrite results."""
     return tensor.numpy().copy()

@@ -1,7 +1,7 @@
-"""The Runner executes plans in order. Only it changes the row tables and, through `DeviceStep`, the device's memory.
+"""The Runner executes plans in order. Only it changes the row tables and the device's memory.
 
-A plan passes through wire/ (bytes to checked numbers), layout/ (row tables, checksum, arrays) and device_step. On
-a GPU `submit` only enqueues, so that two plans can be in flight; on a CPU it computes the step. `collect` returns
+A plan passes through wire/ (bytes to checked numbers), layout/ (row tables, checksum, arrays) and a `StepBackend`.
+`submit` enqueues it, so that two plans can be in flight, or computes it, as the backend does. `collect` returns
 outcomes in the order of the plans.
 """
 
@@ -12,19 +12,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
-from transformers import PreTrainedModel
 
 from gpu_worker.arrays import HostArray
-from gpu_worker.attention.layers import LayerMap
 from gpu_worker.constraints.constraints import Constraints
-from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.backend import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes, StepShape
 from gpu_worker.layout.step_layout import StepLayout, lay_out
 from gpu_worker.shared_pool.messages import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
-from gpu_worker.step.device_step import DeviceStep
+from gpu_worker.step.backend import StepBackend
+from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
@@ -36,43 +32,14 @@ from gpu_worker.wire.page_orders import SavedPages
 class Runner:
     """Executes plans with one model on one device."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        layers: LayerMap,
-        geometry: Geometry,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        shapes: Shapes | None = None,
-        graphs: GraphBackend | None = None,
-        captures: Callable[[StepShape], bool] = lambda _: True,
-        native: bool = True,
-        pool: WorkerPool | None = None,
-    ) -> None:
-        """`shapes`: by default those of the device. `graphs`: captures padded steps, and the decode steps of a CPU, if
-        `captures` holds for their shape; None: every step runs eagerly. `native`: whether attention on a CPU may use
-        C++ kernels. `pool`: the memory of the KV pool; by default it ends with the process."""
-        layers = layers.within(geometry.max_length)
-        window, sink_tokens = layers.reach
-        self.geometry, self.device = replace(geometry, window=window, sink_tokens=sink_tokens), device
-        self.shapes = shapes or Shapes.for_device(geometry, on_cpu=device.type == "cpu")
+    def __init__(self, on_device: DeviceModel, steps: StepBackend, *, pool: WorkerPool | None = None) -> None:
+        """pool: the memory of the KV pool; by default it ends with the process."""
+        geometry = on_device.geometry
+        self.on_device, self.steps, self.geometry, self.device = on_device, steps, geometry, on_device.device
         self.tables, self.labels = RowTables(geometry), PageLabels(geometry)
-        self.on_device = DeviceStep(
-            model,
-            layers,
-            geometry,
-            self.shapes,
-            device=device,
-            dtype=dtype,
-            graphs=graphs,
-            captures=captures,
-            native=native,
-            memory=pool,
-        )
         self.pool = pool or PrivatePool()
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
-        self.execution = Execution(self.on_device, self.pool, geometry, on_error=self._answer)
+        self.execution = Execution(on_device, steps, self.pool, on_error=self._answer)
         self._generation, self._step, self._failed = 0, 0, False
         self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None
@@ -178,9 +145,7 @@ class Runner:
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
-            device = self.on_device
-            slot_of_row, views = device.tables.slot_of_row, device.kernels.views
-            layout = lay_out(plan, edits, self.tables, slot_of_row, self.shapes, views, device.place)
+            layout = lay_out(plan, edits, self.tables, self.steps.views, self.steps.inputs_of)
         elif edits.rows.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.pool.begin_step(plan, self.tables)
@@ -198,7 +163,7 @@ class Runner:
         return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel and captures padded steps (`warm_up.py`)."""
+        """Compiles every kernel and captures steps (`warm_up.py`)."""
         warm_up(self, on_kernel)
 
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:

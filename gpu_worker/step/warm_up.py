@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,16 +15,13 @@ from gpu_worker.wire.started import EVERYTHING, GREEDY, StartedRows
 if TYPE_CHECKING:
     from gpu_worker.step.runner import Runner
 
-# At a start, for the captured steps of a CPU.
-_CAPTURE_SECONDS = 1.0
-
 
 def warm_up(runner: "Runner", on_kernel: Callable[[str, float], None] | None) -> None:
-    """Compiles every kernel, captures padded steps, and calls `on_kernel` (name, seconds).
+    """Compiles every kernel, captures steps, and calls `on_kernel` (name, seconds).
 
     Any later compilation of a kernel raises.
     """
-    for name, run in _warm_up_steps(runner):
+    for name, run in runner.steps.warm_up_steps(runner.rehearse):
         begun = time.perf_counter()
         run()
         if on_kernel is not None:
@@ -36,28 +32,10 @@ def warm_up(runner: "Runner", on_kernel: Callable[[str, float], None] | None) ->
     runner.on_device.may_compile = False
 
 
-def _warm_up_steps(runner: "Runner") -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yields the steps that need every kernel, by name; the largest shapes first, so that graphs share memory."""
-    for shape in reversed(runner.shapes.steps):
-        yield str(shape), partial(runner.on_device.warm_up, shape)
-    # On a CPU, and for what is not captured: samples with changed logits, rows that draw.
-    yield "prefill kernel", partial(runner.rehearse, warm_up_plan(num_rows=1, chunk=True))
-    yield "decode kernel", partial(runner.rehearse, warm_up_plan(num_rows=runner.geometry.max_rows, chunk=False))
-    if runner.on_device.proven is not None:
-        yield "captured decode steps", partial(_capture_decode_steps, runner)
-
-
-def _capture_decode_steps(runner: "Runner") -> None:
-    """Captures and proves the decode steps of a CPU, few rows first, for a limited time; others follow while serving.
-
-    A step that is captured or proven takes twice as long as usual.
-    """
-    ends = time.perf_counter() + _CAPTURE_SECONDS
-    for num_rows in range(1, runner.geometry.max_rows + 1):
-        if time.perf_counter() > ends:
-            break
-        first = warm_up_plan(num_rows=num_rows, chunk=False)
-        runner.rehearse(first, replace(first, step=2, started=None))
+def rehearsals(rehearse: Callable[..., object], geometry: Geometry) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yields steps that need every kernel, by name: with changed logits, with rows that draw. rehearse: runs plans."""
+    yield "prefill kernel", partial(rehearse, warm_up_plan(num_rows=1, chunk=True))
+    yield "decode kernel", partial(rehearse, warm_up_plan(num_rows=geometry.max_rows, chunk=False))
 
 
 def warm_up_plan(*, num_rows: int, chunk: bool) -> Plan:

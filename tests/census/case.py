@@ -14,15 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.checkpoint.loading import load_weights
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.independence import check_independence, pin
 from gpu_worker.compatibility.self_check import check_runner
-from gpu_worker.graphs.cpu import cpu_graphs
+from gpu_worker.cpu.graphs import cpu_graphs
 from gpu_worker.memory.model_facts import shared_inputs
-from gpu_worker.step.runner import Runner
 from tests.census.captured import num_replays, without_captured_steps
 from tests.census.hints import HINTS, UNBUILDABLE
 from tests.census.population import Member
@@ -93,7 +93,7 @@ def serve(
     pin(model, geometry.max_length)
     check_independence(model, geometry.max_length)
     graphs = cpu_graphs() if device.type == "cpu" else None
-    runner = Runner(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
+    runner = runner_of(model, layers, geometry, device=device, dtype=dtype, graphs=graphs)
     runner.warm_up()
     check_runner(model, runner, dtype)
     # The trial sees hidden states, and a replay runs no Python that could show them.

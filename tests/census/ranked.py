@@ -21,6 +21,7 @@ import torch.distributed as dist
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights
@@ -29,7 +30,6 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import part_of, plan_hash
-from gpu_worker.step.runner import Runner
 from tests.census.hints import HINTS
 from tests.census.population import Member, population
 from tests.census.reference import Reference
@@ -92,7 +92,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Sha
         model = load_weights(files, device=cpu, dtype=torch.float32, merged=own.merged, shared=plan)
         geometry = geometry_for(MAX_LENGTH)
         pin(model, geometry.max_length)
-        runner = Runner(model, own.layers, geometry, device=torch.device("cpu"), dtype=torch.float32)
+        runner = runner_of(model, own.layers, geometry, device=torch.device("cpu"), dtype=torch.float32)
         runner.warm_up()
         check_runner(model, runner, torch.float32, own=own.layers)
         verdict = run_trial(model, runner, Reference(eager, max_length=MAX_LENGTH))

@@ -16,19 +16,21 @@ from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig,
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cpu.graphs import cpu_graphs
+from gpu_worker.cpu.steps import PlainSteps
 from gpu_worker.geometry import Geometry, align_up
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.cpu import cpu_graphs
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.graphs import GraphBackend
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.memory.model_facts import shared_inputs
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.reference import eager_model, float64_model, hidden_and_logits
-from tests.rigs.padded_shapes import few_shapes
+from tests.rigs.padded_shapes import few_shapes, padded_runner
 
 VOCAB_SIZE = 131
 # Our error may be this many times eager's in the same dtype, both against float64, each as root mean square.
@@ -148,19 +150,13 @@ class Rig:
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         if spec.graphs and device.type == "cpu":
             graphs = cpu_graphs()
-        self.runner = Runner(
-            served,
-            layers,
-            self.geometry,
-            device=device,
-            dtype=spec.dtype,
-            graphs=graphs,
-            native=spec.native,
-            shapes=few_shapes(self.geometry, spec.max_rows) if spec.padded and device.type == "cpu" else None,
-            pool=None if pool_of is None else pool_of(layers, self.geometry, spec.dtype),
-        )
-        if spec.fused:
-            self.runner.on_device.fuse_layers()
+        pool = None if pool_of is None else pool_of(layers, self.geometry, spec.dtype)
+        own = {"device": device, "dtype": spec.dtype, "graphs": graphs, "pool": pool}
+        if spec.padded and device.type == "cpu":
+            own |= {"shapes": few_shapes(self.geometry, spec.max_rows)}
+            self.runner = padded_runner(served, layers, self.geometry, **own)
+        else:
+            self.runner = runner_of(served, layers, self.geometry, native=spec.native, fused=spec.fused, **own)
         self.runner.warm_up()
         self._generation = 0
         self._packed_hidden: Tensor | None = None
@@ -238,7 +234,7 @@ class Rig:
 
 def num_decode_tokens(runner: Runner, num_decode: int, counts: Sequence[int]) -> int:
     """Packed tokens of a step's decode rows with their padding; `counts` are the tokens of its chunks."""
-    if not runner.shapes.is_padded:
+    if isinstance(runner.steps, PlainSteps):
         return num_decode
     need = StepShape(
         decode=num_decode,
@@ -247,7 +243,7 @@ def num_decode_tokens(runner: Runner, num_decode: int, counts: Sequence[int]) ->
         samples=num_decode,
         draws=False,
     )
-    return runner.shapes.fitting(need).decode
+    return runner.steps.shapes.fitting(need).decode
 
 
 def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, floor: float) -> None:

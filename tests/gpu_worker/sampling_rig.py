@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.arrays import Space
+from gpu_worker.cpu.steps import sampling
+from gpu_worker.cuda.shapes import Shapes
+from gpu_worker.cuda.steps import revising
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
-from gpu_worker.layout.shapes import Shapes, StepShape
-from gpu_worker.layout.step_layout import allocated
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.sampling.sampler import choose
-from gpu_worker.step.output import DeviceSampler, StaticOutput, StepOutput
+from gpu_worker.step.output import BegunStep, DeviceSampler, StaticOutput, StepOutput, keep_tokens
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore
+from tests.rigs.padded_shapes import placed_in, unpadded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +62,13 @@ class SamplingRig:
             vocab_size=vocab_size,
         )
         self.device = device
-        self.shapes = Shapes.for_device(self.geometry, on_cpu=device.type == "cpu" if padded is None else not padded)
+        is_padded = device.type != "cpu" if padded is None else padded
+        self._inputs_of = (
+            placed_in(Shapes.of(self.geometry), self.geometry, ()) if is_padded else unpadded(self.geometry)
+        )
+        self._is_padded = is_padded
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
-        self.sampling = DeviceSampler(self.geometry, device, is_padded=True)
+        self.sampling = DeviceSampler(self.geometry, device)
         self._masks: dict[int, Sequence[int]] = {}
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
@@ -86,7 +92,7 @@ class SamplingRig:
         plan = read_plan(message, self.geometry)
         self.tables.apply(plan)
         self.tables.check(plan)
-        sampled, is_padded = SampledRows.of(plan, self.tables), self.shapes.is_padded
+        sampled = SampledRows.of(plan, self.tables)
         need = StepShape(
             decode=plan.decode_rows.size,
             prefill=0,
@@ -94,10 +100,10 @@ class SamplingRig:
             samples=sampled.rows.size,
             draws=sampled.any_uses(Feature.DRAWS),
         )
-        shape, num_decode = self.shapes.fitting(need), None if is_padded else need.decode
-        samples = allocated(shape, self.geometry, (), Space(), num_decode=num_decode).samples
-        write_samples(samples, plan, sampled, self.tables, shape.decode if is_padded else need.decode)
-        laid_out = samples, lay_out_extras(sampled, self.tables, is_padded=is_padded)
+        shape, inputs = self._inputs_of(need)
+        samples = inputs.samples
+        write_samples(samples, plan, sampled, self.tables, shape.decode)
+        laid_out = samples, lay_out_extras(sampled, self.tables, samples)
         self.tables.advance(plan)
         return (
             need.samples,
@@ -111,11 +117,18 @@ class SamplingRig:
         rows = [logits_of(row, int(self.tables.num_tokens[row]) - 1) for row in samples.rows.tolist()[:num_samples]]
         rows += [torch.zeros_like(rows[0])] * (samples.rows.shape[0] - num_samples)
         logits = torch.stack(rows).to(self.device)
-        tokens = choose(logits, samples.drawing) if self.shapes.is_padded else None
-        static = StaticOutput(logits=logits, tokens=tokens)
-        output = self.sampling.finish(static, samples, extras, self.masks_of(samples, extras))
+        tokens = choose(logits, samples.drawing) if self._is_padded else None
+        begun = BegunStep(static=StaticOutput(logits=logits, tokens=tokens), samples=samples, extras=extras)
+        output = self._output(begun, self.masks_of(samples, extras))
         self.core.learn(output.tokens.cpu()[:num_samples].tolist())
         return output
+
+    def _output(self, begun: BegunStep, masks: Tensor | None) -> StepOutput:
+        if not self._is_padded:
+            return self.sampling.finish(begun, masks, sampling(begun), keep_tokens)
+        if begun.extras is None:
+            return StepOutput(tokens=begun.static.tokens)
+        return self.sampling.finish(begun, masks, revising(begun, begun.extras), keep_tokens)
 
     def masks_of(self, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> Tensor | None:
         """The masks of a step, as the worker uploads them."""

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, LayerMap
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 
 CUDA = torch.device("cuda", 0)
 
@@ -58,12 +58,12 @@ class Generator:
         self._found: list[Kernel] = []
         self._intercept()
         self._layers, self._fake = layers, FakeTensorMode(allow_non_fake_inputs=True)
-        self.shapes = Shapes.for_device(geometry, on_cpu=False)
+        self.shapes = Shapes.of(geometry)
         with self._fake, torch.inference_mode():
             self._cache = KvCache(
                 layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=dtype, device=CUDA
             )
-            self._kernels = Kernels(layers, geometry, self.shapes, self._cache, DeviceTables(geometry, CUDA))
+            self._kernels = FlexKernels(layers, geometry, self.shapes, DeviceTables(geometry, CUDA), dtype)
 
     def _intercept(self) -> None:
         def record(_: Any, name: str, source: str, device_str: str = "cuda") -> None:

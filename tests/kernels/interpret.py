@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpu_worker.attention.flex_kernel import DecodeAttention
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionPattern
-from gpu_worker.layout.shapes import Shapes
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
+from gpu_worker.step.device_model import DeviceTables
 from tests.kernels import fake_device, interpreter
 from tests.kernels.cards import A10G
 from tests.kernels.interpreted_steps import Case, Queries, Steps, attention
@@ -92,8 +92,8 @@ def _interpreted(case: Case, twins: interpreter.Twins) -> list[dict[str, Any]]:
             dtype=case.dtype,
             device=interpreter.CUDA,
         )
-        shapes = Shapes.for_device(geometry, on_cpu=False)
-        kernels = Kernels(case.layers, geometry, shapes, cache, tables)
+        shapes = Shapes.of(geometry)
+        kernels = FlexKernels(case.layers, geometry, shapes, tables, case.dtype)
     half = steps.lengths[3] // 2
     plans: list[tuple[dict[int, int], list[int]]] = [
         ({1: 1, 2: steps.lengths[2], 3: half, 4: steps.lengths[4]}, []),

@@ -14,15 +14,16 @@ from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
+from tests.rigs.padded_shapes import placed_in
 
 CPU = torch.device("cpu")
 
@@ -70,12 +71,13 @@ class Steps:
     def __init__(self, case: Case) -> None:
         geometry = case.geometry
         self._geometry, self._core = geometry, TinyCore(geometry, page_order=_shuffled(geometry))
-        self.tables, self.on_device = RowTables(geometry), DeviceTables(geometry, CPU)
-        self._shapes = Shapes.for_device(geometry, on_cpu=False)
+        self.tables, self.on_device = RowTables(geometry), DeviceTables(geometry, CPU, width=geometry.num_pages)
         self.cache = KvCache(
             case.layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=case.dtype, device=CPU
         )
-        self.kernels = Kernels(case.layers, geometry, self._shapes, self.cache, self.on_device)
+        shapes = Shapes.of(geometry)
+        self.kernels = FlexKernels(case.layers, geometry, shapes, self.on_device, case.dtype)
+        self._place = placed_in(shapes, geometry, self.kernels.views)
         page = geometry.page_size
         self.lengths = {1: 1, 2: page + 6, 3: 2 * page - 1, 4: 5}
         for row, length in self.lengths.items():
@@ -86,13 +88,13 @@ class Steps:
         plan = read_plan(self._core.plan(chunks=chunks, decode=decode), self._geometry)
         edits = self.tables.apply(plan)
         layout = mapped(
-            lay_out(plan, edits, self.tables, self.on_device.slot_of_row, self._shapes, self.kernels.views),
+            lay_out(plan, edits, self.tables, self.kernels.views, self._place),
             torch.from_numpy,
         )
         page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
         if page_edits is not None:
             self.on_device.set_pages(page_edits)
-        context = self.kernels.update_masks(layout.inputs)
+        context = self.kernels.context(layout.inputs)
         of_decode = of_prefill = None
         if decode:
             rows = plan.decode_rows.astype(np.int64)

@@ -25,12 +25,12 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, StepContext, attach, attend, register
 from gpu_worker.checkpoint.linear import merge_linears
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.memory.model_facts import shared_inputs
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.step.fused_layers import FusedLayers, compiling
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
 from tests.kernels import fake_device
 from tests.kernels.cards import H200
 from tests.kernels.models import MODELS
@@ -85,9 +85,9 @@ def of_layer(name: str) -> dict[str, Any]:
     register()
     model.set_attn_implementation(ATTENTION_NAME)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
-        shapes = Shapes.for_device(GEOMETRY, on_cpu=False)
+        shapes = Shapes.of(GEOMETRY)
         cache = KvCache(layers, num_pages=64, page_size=128, dtype=DTYPE, device=CUDA)
-        kernels = Kernels(layers, GEOMETRY, shapes, cache, DeviceTables(GEOMETRY, CUDA))
+        kernels = FlexKernels(layers, GEOMETRY, shapes, DeviceTables(GEOMETRY, CUDA), DTYPE)
         model.to_empty(device=CUDA).requires_grad_(False)
         merge_linears(model, groups)
         attach(model, layers, cache)
@@ -115,7 +115,7 @@ def of_layer(name: str) -> dict[str, Any]:
         }
 
 
-def decode_step(kernels: Kernels) -> StepContext:
+def decode_step(kernels: FlexKernels) -> StepContext:
     none = torch.zeros(0, dtype=torch.int64, device=CUDA)
     return StepContext(
         kv_slots=torch.zeros(32, dtype=torch.int64, device=CUDA),
@@ -126,7 +126,7 @@ def decode_step(kernels: Kernels) -> StepContext:
     )
 
 
-def mixed_step(kernels: Kernels) -> StepContext:
+def mixed_step(kernels: FlexKernels) -> StepContext:
     places = torch.zeros(100, dtype=torch.int64, device=CUDA)
     return StepContext(
         kv_slots=torch.zeros(32 + 128, dtype=torch.int64, device=CUDA),

@@ -20,17 +20,17 @@ import torch
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
+from gpu_worker.cpu.steps import CpuKernels
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.measure.harness import Bar, Measurement
 from tests.measure.limits import read_bandwidth
+from tests.rigs.padded_shapes import unpadded
 
 BAR = 0.6
 KV_HEADS, DIM = 4, 64
@@ -146,7 +146,7 @@ class Step:
             vocab_size=9,
         )
         device, dtype = torch.device("cpu"), getattr(torch, case.dtype)
-        shapes, on_device = Shapes.for_device(geometry, on_cpu=True), DeviceTables(geometry, device)
+        on_device = DeviceTables(geometry, device)
         self.cache = KvCache(
             self.layers, num_pages=geometry.num_pages, page_size=case.page_size, dtype=dtype, device=device
         )
@@ -155,17 +155,17 @@ class Step:
             # The page of learned sinks stays zero.
             for part in head[: geometry.num_pages * case.page_size].view(-1).split(noise.numel()):
                 part.copy_(noise[: part.numel()])
-        kernels = Kernels(self.layers, geometry, shapes, self.cache, on_device, native=native)
+        kernels = CpuKernels(self.layers, geometry, on_device.pages, dtype, native=native)
         order = (torch.randperm(geometry.num_pages - 1, generator=torch.Generator().manual_seed(0)) + 1).tolist()
         core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
         for row in range(1, case.rows + 1):
             core.add(row, [0] * case.context).position = case.context - 1
         plan = read_plan(core.plan(chunks={}, decode=list(core.rows)), geometry)
         edits = tables.apply(plan)
-        layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
-        on_device.set_pages(layout.extras.edits)
+        layout = mapped(lay_out(plan, edits, tables, (), unpadded(geometry)), torch.from_numpy)
+        on_device.set_pages(layout.inputs.edits if layout.has_static_edits else layout.extras.edits)
         self.layout = layout
-        self.context: StepContext = kernels.update_masks(layout.inputs)
+        self.context: StepContext = kernels.context(layout.inputs)
         # As the model leaves them: heads before tokens, dimensions of a token side by side.
         self.query, self.key, self.value = (
             torch.randn(1, case.rows, heads, dim).to(dtype).transpose(1, 2)

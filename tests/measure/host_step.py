@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.cuda.staging import Staging
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.step import runner as runner_module
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.staging import Staging
 from gpu_worker.wire.frames import parse_frame, result_frame
 from tests.measure.harness import Measurement, percentiles
-from tests.measure.host_step_load import MOST_STEPS, Load, make_frames, make_runner, without_cuda
+from tests.measure.host_step_load import MOST_STEPS, Load, make_frames, make_runner
 
 # Unmeasured steps, and steps per turn.
 _WARM, _TURN = 20, 10
@@ -84,20 +84,19 @@ def measure(num_rows: int, load: Load, num_steps: int) -> dict[str, Any]:
     frames = iter(make_frames(runner.geometry, load, _WARM + 2 * num_turns * _TURN))
     spent: list[float] = []
     phases: dict[str, list[float]] = {}
-    with without_cuda():
-        runner.join(pb.Joined(generation=1))
-        for _ in range(_WARM):
-            run_step(runner, next(frames))
-        gc.collect()
-        for _ in range(num_turns):
+    runner.join(pb.Joined(generation=1))
+    for _ in range(_WARM):
+        run_step(runner, next(frames))
+    gc.collect()
+    for _ in range(num_turns):
+        for _ in range(_TURN):
+            frame = next(frames)
+            begun = time.process_time_ns()
+            run_step(runner, frame)
+            spent.append((time.process_time_ns() - begun) / 1e3)
+        with _timed_phases(phases):
             for _ in range(_TURN):
-                frame = next(frames)
-                begun = time.process_time_ns()
-                run_step(runner, frame)
-                spent.append((time.process_time_ns() - begun) / 1e3)
-            with _timed_phases(phases):
-                for _ in range(_TURN):
-                    run_step(runner, next(frames))
+                run_step(runner, next(frames))
     return {
         "load": load.name,
         "rows": num_rows,

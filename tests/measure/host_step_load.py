@@ -5,8 +5,6 @@ GPU; graphs, CUDA events and page-locked memory are replaced.
 """
 
 import random
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +16,13 @@ from transformers import Qwen3Config
 from gpu_worker.attention.kernel_options import Card
 from gpu_worker.attention.paged import register
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.shapes import StepShape
+from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.step.output import StaticOutput
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.plans import TinyCore
+from tests.rigs.padded_shapes import padded_runner
 
 _VOCAB_SIZE, _PAGE_SIZE, _MAX_LENGTH = 151_936, 128, 2048
 # The rows' first positions, drawn at random.
@@ -47,44 +47,6 @@ class Load:
         return ("drawing" if self.draws else "greedy") + (", one chunk" if self.mixed else "")
 
 
-class _Event:
-    """In place of a CUDA event: everything before it has finished."""
-
-    def __init__(self, **options: bool) -> None:
-        del options
-
-    def record(self, stream: object = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: object) -> float:
-        return 1.0
-
-
-@contextmanager
-def without_cuda() -> Generator[None]:
-    """Replaces CUDA events, and page-locked memory by plain memory."""
-
-    def plain(make: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, pin_memory: bool = False, **options: Any) -> Any:
-            del pin_memory
-            return make(*args, **options)
-
-        return call
-
-    with (
-        patch.object(torch.cuda, "Event", _Event),
-        patch.object(torch, "zeros", plain(torch.zeros)),
-        patch.object(torch, "empty", plain(torch.empty)),
-    ):
-        yield
-
-
 def make_runner(num_rows: int) -> Runner:
     """Returns a runner of a small model without data; every shape of a step has a graph, and every token is 7."""
     config = Qwen3Config(
@@ -103,7 +65,8 @@ def make_runner(num_rows: int) -> Runner:
     register()
     model = meta_model_of(config, dtype=torch.bfloat16)
     with patch.object(Card, "of", lambda device: None):
-        runner = Runner(model, check_model(model), geometry, device=torch.device("meta"), dtype=torch.bfloat16)
+        own = {"device": torch.device("meta"), "dtype": torch.bfloat16, "shapes": Shapes.of(geometry)}
+        runner = padded_runner(model, check_model(model), geometry, **own)
     tokens = torch.full((2 * num_rows,), 7)
     logits = torch.zeros(0)
 
@@ -112,7 +75,7 @@ def make_runner(num_rows: int) -> Runner:
 
     # Stand-ins for what only enqueues device work: the page tables' entries, and a graph of everything else.
     patch.object(runner.on_device.tables, "set_pages", lambda edits: None).start()
-    patch.object(runner.on_device.graphs, "replay", replay).start()
+    patch.object(runner.steps.graphs, "replay", replay).start()
     return runner
 
 

@@ -139,7 +139,7 @@ def _num_tokens(x: Tensor) -> int:
 
 def measure(runner: Runner, length: int, rounds: int) -> Figures:
     """The figures of prompts of `length` tokens, on a warm runner."""
-    model = runner.on_device._model
+    model = runner.on_device.model
     plans, linears = prompt_plans(runner, length), Linears(model)
     with linears.recorded():
         runner.rehearse(*plans)

@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gpu_worker.graphs.backend import NotCapturable
-from gpu_worker.graphs.cpu import UNINITIALISED, needs_value
+from gpu_worker.cpu.graphs import UNINITIALISED, needs_value
+from gpu_worker.graphs import NotCapturable
 
 Result = TypeVar("Result")
 # A class and the name of its method.

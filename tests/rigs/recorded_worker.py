@@ -11,13 +11,13 @@ from typing import Any
 import gpu_worker.startup
 from gpu_worker.__main__ import main
 from gpu_worker.attention.flex_kernel import FlexKernel
+from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.captured import CapturedSteps
 from gpu_worker.native.library import leave_out_kernels
 from gpu_worker.step.runner import Runner
 from tandem_contract.files import use_caches
 from tests.rigs.graph_recorder import GraphRecorder
-from tests.rigs.padded_shapes import few_shapes
+from tests.rigs.padded_shapes import few_shapes, padded_runner
 
 # Decode rows of the smaller bucket.
 _FEW_ROWS = 4
@@ -38,19 +38,17 @@ class _Replayed(CapturedSteps[Any]):
         return result
 
 
-class RecordedRunner(Runner):
-    """A runner whose steps are replayed by the recorder."""
-
-    def __init__(self, model: Any, layers: Any, geometry: Geometry, **options: Any) -> None:
-        # Every shape is captured; on a GPU its memory decides which.
-        own = options | {"graphs": None, "captures": lambda _: True}
-        super().__init__(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
-        self.on_device.graphs = _Replayed(recorder())
+def recorded_runner(model: Any, layers: Any, geometry: Geometry, **options: Any) -> Runner:
+    """A runner whose steps are replayed by the recorder. Every shape is captured; on a GPU its memory decides which."""
+    own = {name: options[name] for name in ("device", "dtype", "pool")}
+    runner = padded_runner(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
+    runner.steps.graphs = _Replayed(recorder())
+    return runner
 
 
 if __name__ == "__main__":
     leave_out_kernels()
     use_caches(os.environ)
-    gpu_worker.startup.Runner = RecordedRunner
+    gpu_worker.startup.runner_of = recorded_runner
     exit_code = main(sys.argv[1:])
     os._exit(exit_code)

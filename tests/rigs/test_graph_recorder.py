@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpu_worker.graphs.backend import NotCapturable
+from gpu_worker.graphs import NotCapturable
 from tests.rigs.graph_recorder import DanglingMemory, GraphRecorder, RecordedGraph
 
 SIZE = 6

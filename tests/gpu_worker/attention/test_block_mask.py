@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.attention.conversion import logical_to_physical
 from tests.gpu_worker.plans import TinyCore
+from tests.rigs.padded_shapes import placed_in
 
 
 def visible(mask: BlockMask) -> Tensor:
@@ -124,10 +124,10 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> 
     order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
-    shapes, on_device = Shapes.padded(geometry), DeviceTables(geometry, cpu)
+    shapes, on_device = Shapes.of(geometry), DeviceTables(geometry, cpu, width=40)
     layers = layers_of(PATTERNS)
-    cache = KvCache(layers, num_pages=40, page_size=page_size, dtype=torch.float32, device=cpu)
-    kernels = Kernels(layers, geometry, shapes, cache, on_device)
+    kernels = FlexKernels(layers, geometry, shapes, on_device, torch.float32)
+    place = placed_in(shapes, geometry, kernels.views)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
     for row, length in lengths.items():
         core.add(row, [1] * length)
@@ -142,11 +142,11 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> 
     for step in steps:
         plan = read_plan(core.plan(**step), geometry)
         edits = tables.apply(plan)
-        layout = mapped(lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views), torch.from_numpy)
+        layout = mapped(lay_out(plan, edits, tables, kernels.views, place), torch.from_numpy)
         page_edits = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
         if page_edits is not None:
             on_device.set_pages(page_edits)
-        context = kernels.update_masks(layout.inputs)
+        context = kernels.context(layout.inputs)
         rows = [(row, core.rows[row].pages, int(tables.position[row])) for row in plan.decode_rows.tolist()]
         chunks = [
             (core.rows[row].pages, start, count)

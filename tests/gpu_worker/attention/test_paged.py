@@ -1,6 +1,6 @@
 """Attention alone: each query against a plain softmax in float64 over its own gathered keys and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -11,33 +11,34 @@ from gpu_worker.attention.flex_kernel import UncompiledAttentionError
 from gpu_worker.attention.kv_cache import KvCache
 from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import PagedLayer, paged_attention
+from gpu_worker.attention.views import View
+from gpu_worker.cpu.steps import CpuKernels
+from gpu_worker.cuda.flex import FlexKernels
+from gpu_worker.cuda.shapes import Shapes
+from gpu_worker.cuda.steps import PaddedSteps
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.layout.step_layout import lay_out
-from gpu_worker.step.kernels import Kernels
-from gpu_worker.step.staging import DeviceTables
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import plain_attention
 from tests.gpu_worker.rig import ERROR_FLOOR, Rig, RigSpec
 from tests.gpu_worker.rig_specs import FLEX, SPECS
+from tests.rigs.padded_shapes import Place, placed_in, unpadded
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig_of: Callable[[RigSpec], Rig]) -> None:
     runner = rig_of(spec).runner
-    kinds = [layer.kind for layer in next(iter(runner.on_device.kernels.decode.values()))]
+    steps, device = runner.steps, runner.on_device
+    place = unpadded(runner.geometry)
+    if isinstance(steps, PaddedSteps):
+        place = placed_in(steps.shapes, runner.geometry, steps.views)
+    kinds = [layer.kind for layer in device.layers.layers]
     for index in sorted({kinds.index(kind) for kind in kinds}):
-        check_mixed_step(
-            runner.geometry,
-            runner.shapes,
-            runner.on_device.kernels,
-            runner.on_device.cache,
-            runner.on_device.tables,
-            index,
-        )
+        check_mixed_step(runner.geometry, place, steps.views, steps.kernels, device.cache, device.tables, index)
 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
@@ -67,13 +68,24 @@ def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtyp
     geometry = Geometry(
         page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
     )
-    shapes, tables = Shapes.for_device(geometry, on_cpu=on_cpu), DeviceTables(geometry, device)
+    tables = DeviceTables(geometry, device, width=14 if device.type == "cpu" else None)
     cache = KvCache(layers, num_pages=14, page_size=16, dtype=dtype, device=device)
-    check_mixed_step(geometry, shapes, Kernels(layers, geometry, shapes, cache, tables), cache, tables, 0)
+    if on_cpu:
+        place, kernels, views = unpadded(geometry), CpuKernels(layers, geometry, tables.pages, dtype), ()
+    else:
+        kernels = FlexKernels(layers, geometry, shapes := Shapes.of(geometry), tables, dtype)
+        place, views = placed_in(shapes, geometry, kernels.views), kernels.views
+    check_mixed_step(geometry, place, views, kernels, cache, tables, 0)
 
 
 def check_mixed_step(
-    geometry: Geometry, shapes: Shapes, kernels: Kernels, cache: KvCache, on_device: DeviceTables, index: int
+    geometry: Geometry,
+    place: Place,
+    views: Sequence[View],
+    kernels: FlexKernels | CpuKernels,
+    cache: KvCache,
+    on_device: DeviceTables,
+    index: int,
 ) -> None:
     """Rows 2 and 1 decode beside a chunk of row 3, in layer `index`, over a pool of noise with NaN where the kernels
     must not read: in page 0, in free pages, in pages behind the window."""
@@ -88,10 +100,10 @@ def check_mixed_step(
     plan = read_plan(core.plan(chunks={3: page_size + 6}, decode=[2, 1]), geometry)
     tables = RowTables(geometry)
     edits = tables.apply(plan)
-    layout = lay_out(plan, edits, tables, on_device.slot_of_row, shapes, kernels.views)
+    layout = lay_out(plan, edits, tables, views, place)
     staged = mapped(layout, lambda array: torch.from_numpy(array).to(device))
     on_device.set_pages(staged.inputs.edits if staged.has_static_edits else staged.extras.edits)
-    context = kernels.update_masks(staged.inputs)
+    context = kernels.context(staged.inputs)
     kind = context.decode[index].kind
     window, num_tokens = kind.pattern.window or geometry.max_length, layout.inputs.positions.size
     sink_tokens = kind.pattern.sink_tokens
@@ -157,7 +169,7 @@ def check_mixed_step(
 def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Rig]) -> None:
     """Without compilation the call raises, because FlexAttention itself would return wrong results."""
     rig = rig_of(FLEX)
-    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
+    kernel = next(iter(rig.runner.steps.kernels.decode.values()))[0]
     query = kernel.query.flatten(1, 2)
     with torch.compiler.set_stance("force_eager"), pytest.raises(UncompiledAttentionError):
         kernel(query, None, rig.runner.on_device.cache.keys[0], rig.runner.on_device.cache.values[0], None)
@@ -166,7 +178,7 @@ def test_uncompiled_flex_attention_is_unreachable(rig_of: Callable[[RigSpec], Ri
 def test_nothing_compiles_after_the_warm_up(rig_of: Callable[[RigSpec], Rig]) -> None:
     """A shape that was not warmed up raises instead of compiling in the middle of serving."""
     rig = rig_of(FLEX)
-    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
+    kernel = next(iter(rig.runner.steps.kernels.decode.values()))[0]
     wrong = kernel.query[:1, :, :, : kernel.query.shape[3] // 2]
     key = rig.runner.on_device.cache.keys[0][None, :, :, : kernel.query.shape[3] // 2]
     with torch.compiler.set_stance("fail_on_recompile"), pytest.raises(RuntimeError, match="fail_on_recompile"):
@@ -180,7 +192,7 @@ def test_a_kernel_refuses_more_threads_than_it_has_buffers(
     if device.type != "cpu":
         pytest.skip("threads are a CPU's")
     rig = rig_of(FLEX)
-    kernel = next(iter(rig.runner.on_device.kernels.decode.values()))[0]
+    kernel = next(iter(rig.runner.steps.kernels.decode.values()))[0]
     key = rig.runner.on_device.cache.keys[0][None]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(AssertionError, match="more threads than the kernel was compiled for"):

@@ -1,6 +1,8 @@
 """The self-check passes correct models, and finds faults that the other checks cannot."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from gpu_worker.attention.flex_kernel import PrefillAttention
 from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.backends import runner_of as make_runner
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility import self_check
@@ -47,7 +50,7 @@ def runner_of(
     model = prepare(model, device=device, dtype=dtype)
     if pinned:
         pin(model, geometry.max_length)
-    runner = Runner(model, layers, geometry, device=device, dtype=dtype)
+    runner = make_runner(model, layers, geometry, device=device, dtype=dtype)
     runner.warm_up()
     return model, runner
 
@@ -118,26 +121,41 @@ def test_rounding_that_changes_experts_passes(device: torch.device) -> None:
     assert 0.05 < check_runner(model, runner, torch.bfloat16) < 0.5
 
 
+Attention = PrefillAttention | PrefillKernel
+
+
+def wrong(right: Attention) -> Callable[..., Tensor | None]:
+    """Gives the results of other tokens."""
+
+    def run(*args: Tensor) -> Tensor | None:
+        out = right(*args)
+        if out is not None:
+            return out.roll(1, 1)
+        # A kernel of a CPU writes into its last argument.
+        args[-1].copy_(args[-1].roll(1, 1))
+        return None
+
+    return run
+
+
+def with_layer(kernels: Any, change: Callable[[Attention], object]) -> Any:
+    """The kernels of all layers, with one more, made from the last; on a GPU by bucket."""
+    if isinstance(kernels, dict):
+        return {bucket: with_layer(own, change) for bucket, own in kernels.items()}
+    return (*kernels, change(kernels[-1]))
+
+
 def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> None:
     """Only the last position of a prompt is read from the last layer."""
     config = tiny_config(MistralConfig, {})
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
-    for bucket, layers in runner.on_device.kernels.prefill.items():
-        right = layers[-1]
-
-        def wrong(*args: Tensor, right: PrefillAttention | PrefillKernel = right) -> Tensor | None:
-            out = right(*args)
-            if out is not None:
-                return out.roll(1, 1)
-            # A kernel of a CPU writes into its last argument.
-            args[-1].copy_(args[-1].roll(1, 1))
-            return None
-
-        runner.on_device.kernels.prefill[bucket] = (*layers, wrong)
-    for bucket, layers in runner.on_device.kernels.decode.items():
-        runner.on_device.kernels.decode[bucket] = (*layers, layers[-1])
+    kernels, num_layers = runner.steps.kernels, len(runner.on_device.layers.layers)
+    kernels.prefill, kernels.decode = (
+        with_layer(kernels.prefill, wrong),
+        with_layer(kernels.decode, lambda right: right),
+    )
     last = model.model.layers[-1].self_attn
-    last.paged_layer = replace(last.paged_layer, kernel_idx=len(layers))
+    last.paged_layer = replace(last.paged_layer, kernel_idx=num_layers)
     with pytest.raises(ModelRefused, match="the self-check failed"):
         check_runner(model, runner, torch.float32)
 
@@ -158,7 +176,7 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
     # On a CPU the second one is packed, and not a parameter any more.
     model.get_submodule(name).weight.data.view(-1)[3] = torch.nan
     model = prepare(model, device=device, dtype=torch.float32)
-    runner = Runner(model, mapped(config), geometry_for(LENGTH), device=device, dtype=torch.float32)
+    runner = make_runner(model, mapped(config), geometry_for(LENGTH), device=device, dtype=torch.float32)
     runner.warm_up()
     with pytest.raises(ModelRefused, match=rf"{name}\.weight has values that are not finite"):
         check_runner(model, runner, torch.float32)

@@ -13,7 +13,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.watch import DEFAULT_LIMITS, Limits
-from gpu_worker.step.constrained import ConstrainedSteps, MaskUpload
+from gpu_worker.step.constrained import ConstrainedSteps
 from gpu_worker.wire.frames import Outcome
 from tests.gpu_worker.constraints.rig import (
     CHOICE,
@@ -52,7 +52,7 @@ def constrain(rig: Rig) -> Iterator[Callable[[Limits], Constraints]]:
     def make(limits: Limits = DEFAULT_LIMITS) -> Constraints:
         constraints = Constraints(tokenizer_json(), SIZES, [EOS], limits)
         made.append(constraints)
-        upload = MaskUpload(rig.device, max_rows=SIZES.max_rows, mask_words=SIZES.mask_words)
+        upload = rig.runner.steps.mask_upload(max_rows=SIZES.max_rows, mask_words=SIZES.mask_words)
         rig.runner.execution.constrained = ConstrainedSteps(constraints, upload)
         return constraints
 
@@ -283,7 +283,7 @@ def test_a_follower_takes_the_tokens_of_the_leader(rig: Rig, monkeypatch: pytest
 
     monkeypatch.setattr(rig.runner.execution, "follows", True)
     device = rig.runner.on_device
-    monkeypatch.setattr(device._sampler, "share_tokens", share)
+    monkeypatch.setattr(device, "share_tokens", share)
     run = run_of(rig, {1: WORD})
     outcome = rig.submit(run.plan([1, 2]))
     assert outcome.tokens.tolist() == [42, 42] and len(shared) == 1

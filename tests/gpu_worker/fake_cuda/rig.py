@@ -12,13 +12,13 @@ from transformers import PreTrainedModel, Qwen3Config
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.step.output import StaticOutput
-from gpu_worker.step.runner import Runner
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda, on_fake_cuda
 from tests.gpu_worker.fake_cuda.trace import Trace
 from tests.gpu_worker.plans import TinyCore
@@ -62,16 +62,16 @@ class FakeRig:
             with patch.object(PreTrainedModel, "to", lambda model, device: model):
                 model = prepare(on_fake_cuda(meta_model), device=CUDA, dtype=torch.bfloat16)
             pool = None if pool_of is None else pool_of(layers)
-            self.runner = Runner(model, layers, GEOMETRY, device=CUDA, dtype=torch.bfloat16, pool=pool)
+            self.runner = runner_of(model, layers, GEOMETRY, device=CUDA, dtype=torch.bfloat16, pool=pool)
             # What is done before serving.
             self.runner.on_device.zero_pool()
-        self._static_step = self.runner.on_device._static_step
-        self.runner.on_device._static_step = self._traced_static_step
+        self._static_part = self.runner.steps._static_part
+        self.runner.steps._static_part = self._traced_static_part
         self._generation = 0
 
-    def _traced_static_step(self, inputs: StepInputs[Tensor]) -> StaticOutput:
+    def _traced_static_part(self, inputs: StepInputs[Tensor]) -> StaticOutput:
         with self.fake.trace.static():
-            return self._static_step(inputs)
+            return self._static_part(inputs)
 
     def core(self, lengths: Mapping[int, int], **sampling: float) -> TinyCore:
         """A core with rows of these lengths that are about to decode."""

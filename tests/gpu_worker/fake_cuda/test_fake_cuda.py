@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from gpu_worker.constraints.rows import ConstrainedRow, Prepared
-from gpu_worker.step.constrained import ConstrainedSteps, MaskUpload
+from gpu_worker.step.constrained import ConstrainedSteps
 from tests.gpu_worker.fake_cuda.fake_device import CUDA, FakeCuda
 from tests.gpu_worker.fake_cuda.rig import GEOMETRY, NUM_LAYERS, FakeRig
 from tests.gpu_worker.fake_cuda.trace import Crossing, Trace, difference, launches
@@ -145,7 +145,7 @@ def test_special_samples_change_nothing_in_the_static_part(rig: FakeRig, drawing
 
 @pytest.mark.parametrize("size", [1, 48, GEOMETRY.max_rows])
 def test_every_number_of_rows_in_a_bucket_is_the_same_work(rig: FakeRig, size: int) -> None:
-    buckets = rig.runner.shapes.decode_buckets
+    buckets = rig.runner.steps.shapes.decode_buckets
     assert size in buckets
     fewest = max((bucket + 1 for bucket in buckets if bucket < size), default=1)
     least, most = (decode_steps(rig, [{"temperature": 0}] * count, 1)[0] for count in (fewest, size))
@@ -224,7 +224,7 @@ def test_masks_reach_the_device_by_one_more_copy_that_waits_for_nothing(
     """And the static part stays the one that graphs replay."""
     words = -(-GEOMETRY.vocab_size // 32)
     with fake.present():
-        upload = MaskUpload(CUDA, max_rows=GEOMETRY.max_rows, mask_words=words)
+        upload = rig.runner.steps.mask_upload(max_rows=GEOMETRY.max_rows, mask_words=words)
     constraints = ConstrainedSteps(EveryToken(), upload)  # type: ignore[arg-type]
     monkeypatch.setattr(rig.runner.execution, "constrained", constraints)
     core = rig.core({})

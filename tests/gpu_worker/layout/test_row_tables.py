@@ -8,7 +8,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits
-from gpu_worker.step.staging import DeviceTables, spread_order
+from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
@@ -168,23 +168,10 @@ def test_device_tables_follow_the_plans(device: torch.device) -> None:
         plan = read_plan(core.plan(**kwargs), GEOMETRY)
         edits = tables.apply(plan)
         tables.advance(plan)
-        on_host = SlotEdits.of(edits, on_device.slot_of_row)
+        on_host = SlotEdits.of(edits)
         on_device.set_pages(mapped(on_host, lambda array: torch.from_numpy(array).to(device)))
-    slot = on_device.slot_of_row[5]
-    assert on_device.pages[slot, :3].tolist() == [7, 4, 2]
+    assert on_device.pages[5, :3].tolist() == [7, 4, 2]
     assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 9, 33, 64])
-def test_the_spread_order_uses_both_halves_of_the_slots_evenly(num_slots: int) -> None:
-    order = spread_order(num_slots)
-    assert sorted(order.tolist()) == list(range(num_slots))
-    half = (1 << max(1, (num_slots - 1).bit_length())) // 2
-    for length in range(1, num_slots + 1):
-        low = int((order[:length] < half).sum())
-        high = length - low
-        # The upper half may have no slots left.
-        assert low - high in (0, 1) or high == num_slots - half
 
 
 def test_features_of_a_row_last_until_restart_or_reset() -> None:

@@ -8,10 +8,10 @@ import pytest
 from gpu_worker.arrays import Space
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.attention.views import View
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.shapes import Shapes, StepShape
-from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, allocated, lay_out
+from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, StepShape, allocated, lay_out
 from gpu_worker.trees import leaves
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
@@ -20,17 +20,16 @@ GEOMETRY = Geometry(
     page_size=32, num_pages=400, max_rows=9, max_length=400, token_budget=256, chunk_align=16, vocab_size=50
 )
 VIEWS = (View.of(AttentionPattern(), GEOMETRY, decode_block=16),)
-SHAPES = Shapes.padded(GEOMETRY)
-# Row 0 reads line 0.
-LINES = np.array([0, *range(9, 0, -1)])
+SHAPES = Shapes.of(GEOMETRY)
 GARBAGE = -77
 
 
-def garbage(shape: StepShape) -> StepInputs:
+def garbage(need: StepShape) -> tuple[StepShape, StepInputs]:
+    shape = SHAPES.fitting(need)
     inputs = allocated(shape, GEOMETRY, VIEWS, Space())
     for array in leaves(inputs):
         array[...] = GARBAGE
-    return inputs
+    return shape, inputs
 
 
 def token_slot(pages: list[int], position: int) -> int:
@@ -55,7 +54,7 @@ class Loops:
         plan = read_plan(self.core.plan(chunks=chunks, decode=decode, next_token=49), GEOMETRY)
         edits = self.tables.apply(plan)
         self.tables.check(plan)
-        layout = lay_out(plan, edits, self.tables, LINES, SHAPES, VIEWS, garbage)
+        layout = lay_out(plan, edits, self.tables, VIEWS, garbage)
         self.tables.advance(plan)
         assert self.tables.checksum == plan.checksum
         self._compare_tokens(layout, chunks, decode, before)
@@ -65,9 +64,8 @@ class Loops:
         edited = list(zip(edits.rows.tolist(), edits.cols.tolist(), edits.pages.tolist(), strict=True))
         if edited:
             entries = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
-            told = [(int(LINES[row]), col, page) for row, col, page in edited]
             padding = [(0, 0, 0)] * (MAX_STATIC_EDITS - len(edited) if layout.has_static_edits else 0)
-            assert list(zip(*entries.entries.tolist(), strict=True)) == told + padding
+            assert list(zip(*entries.entries.tolist(), strict=True)) == edited + padding
         return layout
 
     def _compare_tokens(
@@ -96,7 +94,6 @@ class Loops:
         idle = layout.shape.decode - len(decode)
         slots = [token_slot(self.core.rows[row].pages, before[row]) for row in decode]
         assert part.rows.tolist() == decode + [0] * idle
-        assert part.list_slots.tolist() == [int(LINES[row]) for row in decode] + [0] * idle
         assert part.last_slot.tolist() == slots + [0] * idle
         assert part.block_end.tolist() == [slot // 16 * 16 + 16 for slot in slots] + [16] * idle
         assert part.blocks[0].num_blocks.tolist() == [before[row] // 16 + 1 for row in decode] + [0] * idle
@@ -111,9 +108,9 @@ class Loops:
         assert len(set(part.places.tolist())) == part.places.size == positions.size
         assert part.q_positions[part.places].tolist() == [*positions[:num].tolist(), *[-1] * (positions.size - num)]
         assert np.count_nonzero(part.q_positions >= 0) == num
-        tiles = [int(LINES[row]) for row, count in chunks.items() for _ in range(-(-count // 16))]
-        assert part.slots.tolist() == tiles + [0] * (part.slots.size - len(tiles))
-        assert part.blocks[0].num_full[len(tiles) :].tolist() == [0] * (part.slots.size - len(tiles))
+        tiles = [row for row, count in chunks.items() for _ in range(-(-count // 16))]
+        assert part.rows.tolist() == tiles + [0] * (part.rows.size - len(tiles))
+        assert part.blocks[0].num_full[len(tiles) :].tolist() == [0] * (part.rows.size - len(tiles))
         assert (
             not part.blocks[0].num_partial[len(tiles) :].any() and not part.blocks[0].partial_pages[len(tiles) :].any()
         )

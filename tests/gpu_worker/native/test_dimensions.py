@@ -15,8 +15,8 @@ from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.checkpoint.linear import kernel_of
 from gpu_worker.cpu.attention import KvWriter
 from gpu_worker.native.library import NativeLibrary
-from tests.gpu_worker.cpu_attention import test_decode as decode
-from tests.gpu_worker.cpu_attention import test_prefill as prefill
+from tests.gpu_worker.cpu import test_decode as decode
+from tests.gpu_worker.cpu import test_prefill as prefill
 from tests.gpu_worker.native.test_operators import assert_close, call, randn
 
 DIMS = range(1, 321)

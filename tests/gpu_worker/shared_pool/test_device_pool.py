@@ -14,8 +14,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.cuda.graphs import CudaGraphs
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.shared_pool import device_pool
 from gpu_worker.shared_pool.cuda_driver import Driver, cuda_driver
 from gpu_worker.shared_pool.device_pool import DevicePool

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.step.output import ResultRing
+from gpu_worker.cuda.staging import EventTimer, ResultRing
+from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.staging import MAX_IN_FLIGHT
+from tests.rigs.padded_shapes import HostStream
 
 
 class Event:
@@ -45,11 +46,13 @@ class Allocations:
 
 
 def as_on_gpu(runner: Runner, patch: pytest.MonkeyPatch, *, fails: Callable[[], bool] = lambda: False) -> Allocations:
-    """Lets the runner take its path for GPUs. fails: whether the device has failed, asked at each call."""
-    allocations = Allocations()
+    """Lets steps of a CPU end as a GPU's do. fails: whether the device has failed, asked at each call."""
+    allocations, steps, stream = Allocations(), runner.steps, HostStream()
     ring = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=runner.geometry.max_rows, allocate=allocations)
-    patch.setattr(runner.execution, "results", ring)
-    patch.setattr(runner.execution, "is_asynchronous", True)
+    finish = steps.finish
+    patch.setattr(stream, "event", lambda *, timed: Event(fails=fails))
+    patch.setattr(steps, "finish", lambda begun, masks: ring.to_host(finish(begun, masks)))
+    patch.setattr(steps, "put_back", ring.put_back)
+    patch.setattr(steps, "timer", lambda: EventTimer(stream))
     patch.setattr(runner._in_flight, "lost", "")
-    patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(fails=fails))
     return allocations

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.cuda.staging import ResultRing
 from gpu_worker.sampling.inputs import TokenLogprobs as LogprobTensors
 from gpu_worker.step.in_flight import DeviceLost
-from gpu_worker.step.output import ResultRing, StepOutput
+from gpu_worker.step.output import StepOutput
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.rig_specs import SPECS

@@ -195,7 +195,7 @@ def test_a_failing_step_is_answered_and_spares_the_process(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.runner.on_device, "_static", fail)
+        patch.setattr(rig.runner.steps, "run", fail)
         outcome = rig.submit(core.plan(decode=[1]))
     assert (outcome.status, outcome.step) == (status, 2)
     expect_failure(rig, core, core.plan(decode=[1]), pb.STEP_STATUS_SKIPPED, "")
@@ -215,8 +215,7 @@ def test_a_step_out_of_memory_holds_no_tensor_when_it_is_answered(rig: Rig, monk
             raise kept from None
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.runner.on_device, "_static", fail)
-        patch.setattr(rig.runner.on_device, "proven", None)
+        patch.setattr(rig.runner.steps, "run", fail)
         rig.runner.submit(core.plan(chunks={}, decode=[1]))
     assert [reference() for reference in held] == [None]
     assert rig.runner.on_device.last_logits is None
@@ -235,7 +234,7 @@ def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monke
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(rig.runner.on_device, "_static", fail)
+    monkeypatch.setattr(rig.runner.steps, "run", fail)
     monkeypatch.setattr(rig.runner._in_flight, "lost", "")
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.status == pb.STEP_STATUS_FAILED

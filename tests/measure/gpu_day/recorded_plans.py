@@ -15,8 +15,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.runner import Runner
-from gpu_worker.step.staging import MAX_IN_FLIGHT
 from gpu_worker.wire.frames import Outcome
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev

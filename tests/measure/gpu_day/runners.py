@@ -11,12 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
+from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.compatibility.check_model import check_cuda_shapes, check_model, meta_model_of
 from gpu_worker.compatibility.independence import pin
+from gpu_worker.cuda.graphs import CudaGraphs
 from gpu_worker.geometry import Geometry, default_chunk_align
-from gpu_worker.graphs.backend import GraphBackend
-from gpu_worker.graphs.cuda import CudaGraphs
 from gpu_worker.memory.costs import estimate
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
@@ -24,7 +24,7 @@ from gpu_worker.step.runner import Runner
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.models import random_model
 from tests.rigs.graph_recorder import GraphRecorder
-from tests.rigs.padded_shapes import few_shapes
+from tests.rigs.padded_shapes import few_shapes, padded_runner
 
 # Compiled code and packed weights, which the recorder takes as one operator each.
 _OPAQUE = ((FlexKernel, "__call__"), (PackedLinear, "forward"))
@@ -94,22 +94,12 @@ def _runner(
     graphs: bool,
 ) -> Runner:
     """A runner that is not warm yet, with padded steps. On a CPU graphs are recorded operators."""
-    on_cpu = device.type == "cpu"
-    backend: GraphBackend | None = None
-    if graphs:
-        backend = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if on_cpu else CudaGraphs(device)
-    runner = Runner(
-        model,
-        layers,
-        geometry,
-        device=device,
-        dtype=dtype,
-        shapes=few_shapes(geometry, geometry.max_rows) if on_cpu else None,
-        graphs=backend,
-    )
-    if not on_cpu:
-        runner.on_device.fuse_layers()
-    return runner
+    if device.type == "cpu":
+        recorder = GraphRecorder(opaque=_OPAQUE, transparent=["tandem::attend"]) if graphs else None
+        shapes = few_shapes(geometry, geometry.max_rows)
+        return padded_runner(model, layers, geometry, device=device, dtype=dtype, shapes=shapes, graphs=recorder)
+    backend = CudaGraphs(device) if graphs else None
+    return runner_of(model, layers, geometry, device=device, dtype=dtype, graphs=backend, fused=True)
 
 
 def cold_runner(

@@ -19,7 +19,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_worker.graphs.cpu import CpuGraph
+from gpu_worker.cpu.graphs import CpuGraph
 from gpu_worker.native.library import NativeFunction, NativeLibrary, RecordedCall, RecordedCalls
 from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import parse_frame

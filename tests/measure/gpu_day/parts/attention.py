@@ -148,7 +148,7 @@ def _measure(sweep: _Sweep, model: str, num_rows: int, grid: list[Options]) -> l
     contexts = (_judged(day),) if day.tiny else _CONTEXTS
     runner = _runner(day, model, num_rows, max(contexts))
     generations = Generations()
-    attention = max(runner.on_device.kernels.decode.items())[1][0]
+    attention = max(runner.steps.kernels.decode.items())[1][0]
     pools = _pools(runner, num_rows, min(contexts), device)
     rates = [0.0] * len(grid)
     for i, options in enumerate([*grid, *([] if day.on_cpu else _split(grid, num_rows))]):

@@ -61,10 +61,10 @@ def _tokens_and_logits(day: Day, loads: list[Requests], *, graphs: bool) -> list
     config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
     served = serve(day, config, graphs=graphs, **(TINY_SIZES if day.tiny else _SIZES))
     if graphs:
-        on_device = served.runner.on_device
-        num_shapes = len(served.runner.shapes.steps)
-        day.record.figure("graphs", on_device.graphs.num_graphs, f"of {num_shapes} shapes", Kind.COUNTED)
-        day.record.check("every shape has a graph", on_device.graphs.num_graphs == num_shapes)
+        steps = served.runner.steps
+        num_shapes, num_graphs = len(steps.shapes.steps), steps.graphs.num_graphs
+        day.record.figure("graphs", num_graphs, f"of {num_shapes} shapes", Kind.COUNTED)
+        day.record.check("every shape has a graph", num_graphs == num_shapes)
     results = []
     for number, requests in enumerate(loads):
         plans = record_plans(served.geometry, requests)

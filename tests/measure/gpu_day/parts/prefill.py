@@ -50,7 +50,7 @@ def _measure(day: Day, served: Served, lengths: list[int], name: str, generation
     share = flops / statistics.median(steps) / matmul
     day.record.figure(f"{name}: step over a matrix product", share, "", note="padding and attention count as time")
     # The step has left its masks on the device.
-    kernels = runner.on_device.kernels
+    kernels = runner.steps.kernels
     attention = kernels.prefill[min(size for size in kernels.prefill if size >= sum(lengths))][0]
     key, value = runner.on_device.cache.keys[0][None], runner.on_device.cache.values[0][None]
     query = attention.query.transpose(0, 1).unsqueeze(0)

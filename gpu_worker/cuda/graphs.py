@@ -1,19 +1,60 @@
-"""Captures work as CUDA graphs, all in one memory pool.
+"""The captured steps of a GPU, by shape, and their capture as CUDA graphs, all in one memory pool.
 
 A graph keeps no reference to its results: a later capture may use the same memory of the pool, which is what makes one
 pool as small as its largest graph. Results are valid from a replay to the next one.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Generic
 
 import torch
 from torch import Tensor
 
 from gpu_worker.failures import first_line
-from gpu_worker.graphs.backend import Graph, NotCapturable, Result
+from gpu_worker.graphs import Captures, Graph, GraphBackend, NotCapturable, Result
 from gpu_worker.trees import mapped
+
+log = logging.getLogger(__name__)
+
+
+class CapturedSteps(Captures, Generic[Result]):
+    """Graphs by shape. Without a backend there are none."""
+
+    def __init__(self, backend: GraphBackend | None) -> None:
+        super().__init__(backend)
+        self._graphs: dict[Hashable, tuple[Graph, Result]] = {}
+        # Time of all captures.
+        self.seconds = 0.0
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured shapes."""
+        return len(self._graphs)
+
+    def capture(self, shape: Hashable, run: Callable[[], Result]) -> None:
+        """Captures `run`, which was called before for this shape. If it cannot be captured, the shape stays without a
+        graph, and the log says why."""
+        assert self._backend is not None
+        begun = time.perf_counter()
+        try:
+            self._graphs[shape] = self._backend.capture(run)
+        except NotCapturable as error:
+            log.warning("%s runs without a graph: %s", shape, error)
+        self.seconds += time.perf_counter() - begun
+
+    def replay(self, shape: Hashable) -> Result | None:
+        """Enqueues the captured work of a shape. Returns its results, which the next replay overwrites; None if the
+        shape has no graph."""
+        captured = self._graphs.get(shape)
+        if captured is None:
+            return None
+        graph, result = captured
+        graph.replay()
+        return result
 
 
 class CudaGraphs:

@@ -15,14 +15,15 @@ from torch import Tensor
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cuda.graphs import CapturedSteps
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
-from gpu_worker.graphs.captured import CapturedSteps
-from gpu_worker.layout.shapes import Shapes
 from gpu_worker.step.runner import Runner
 from tests.gpu_worker.plans import Sequence_, TinyCore
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import VOCAB_SIZE, RigSpec, config_of
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import padded_runner
 from tests.rigs.recorded_worker import recorder
 
 CPU = torch.device("cpu")
@@ -105,32 +106,32 @@ class GraphRig:
         model.set_attn_implementation(ATTENTION_NAME)
         layers = check_model(meta_model_of(config_of(SPEC), dtype=torch.float32))
         model = prepare(model, device=CPU, dtype=torch.float32)
-        self.runner = Runner(
-            model, layers, GEOMETRY, device=CPU, dtype=torch.float32, shapes=Shapes.padded(GEOMETRY), graphs=recorder()
+        self.runner = padded_runner(
+            model, layers, GEOMETRY, device=CPU, dtype=torch.float32, shapes=Shapes.of(GEOMETRY), graphs=recorder()
         )
         self.runner.warm_up()
         self._generation = 0
 
     @property
     def graphs(self) -> CapturedSteps:
-        return self.runner.on_device.graphs
+        return self.runner.steps.graphs
 
     def capture(self) -> GraphRecorder:
         """Captures every shape again, as the code is now."""
         self.runner.reset(0)
         backend = recorder()
-        self.runner.on_device.graphs = CapturedSteps(backend)
-        for shape in reversed(self.runner.shapes.steps):
-            self.runner.on_device.warm_up(shape)
+        self.runner.steps.graphs = CapturedSteps(backend)
+        for shape in reversed(self.runner.steps.shapes.steps):
+            self.runner.steps.warm_up(shape)
         return backend
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
         """Within it, every step runs eagerly."""
-        captured = self.runner.on_device.graphs
-        self.runner.on_device.graphs = CapturedSteps(None)
+        captured = self.runner.steps.graphs
+        self.runner.steps.graphs = CapturedSteps(None)
         yield
-        self.runner.on_device.graphs = captured
+        self.runner.steps.graphs = captured
 
     def observed(self, scenario: Scenario) -> list[Observed]:
         """Runs a scenario. Raises StepFailed."""
@@ -143,7 +144,7 @@ class GraphRig:
 
     def flaw(self, scenario: Scenario, truth: Sequence[Observed]) -> str:
         """Runs a scenario with graphs; returns what shows that they are wrong, or an empty text."""
-        if self.graphs.num_graphs < len(self.runner.shapes.steps):
+        if self.graphs.num_graphs < len(self.runner.steps.shapes.steps):
             return "a shape was not captured"
         try:
             observed = self.observed(scenario)

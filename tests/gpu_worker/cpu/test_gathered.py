@@ -5,8 +5,8 @@ import torch
 
 from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.cpu import gathered
-from tests.gpu_worker.cpu_attention import test_decode as decode
-from tests.gpu_worker.cpu_attention import test_prefill as prefill
+from tests.gpu_worker.cpu import test_decode as decode
+from tests.gpu_worker.cpu import test_prefill as prefill
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PARTS = [64, 1 << 20]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.gpu_worker.cuda.rig import GraphRig, Observed, Scenario
 from tests.rigs.torch_kernels import torch_kernels
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.graphs.captured import CapturedSteps
-from gpu_worker.layout.shapes import StepShape
-from gpu_worker.layout.step_layout import StepInputs
-from gpu_worker.step.device_step import StaticStep
+from gpu_worker.cuda.graphs import CapturedSteps
+from gpu_worker.cuda.staging import Staging
+from gpu_worker.cuda.steps import PaddedSteps
+from gpu_worker.layout.step_layout import StepInputs, StepShape
+from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import StaticOutput
-from gpu_worker.step.staging import Staging
-from tests.gpu_worker.graphs import scenarios
-from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.gpu_worker.cuda import scenarios
+from tests.gpu_worker.cuda.rig import GraphRig, Observed, Scenario
 
 Eager = Callable[[Scenario], Sequence[Observed]]
 Patch = pytest.MonkeyPatch
@@ -27,51 +26,51 @@ Patch = pytest.MonkeyPatch
 
 def stale_positions(patch: Patch, rig: GraphRig) -> None:
     """The forward takes positions from the host's arrays."""
-    upload, forward = Staging.upload, StaticStep._forward
+    upload, logits = Staging.upload, DeviceModel.logits
     host: list[Any] = []
 
     def remembering(staging: Staging, inputs: Any, extras: Any) -> Any:
         host[:] = [] if inputs is None else [inputs.positions]
         return upload(staging, inputs, extras)
 
-    def baked(step: StaticStep, ids: Tensor, positions: Tensor, *others: Any) -> Any:
-        return forward(step, ids, torch.from_numpy(host[0]), *others)
+    def baked(model: DeviceModel, inputs: StepInputs[Tensor], context: Any) -> Any:
+        return logits(model, dataclasses.replace(inputs, positions=torch.from_numpy(host[0])), context)
 
     patch.setattr(Staging, "upload", remembering)
-    patch.setattr(StaticStep, "_forward", baked)
+    patch.setattr(DeviceModel, "logits", baked)
 
 
 def stale_number_of_rows(patch: Patch, rig: GraphRig) -> None:
     """Python counts the rows of the step, and leaves out the newest tokens of padding."""
-    upload, call = Staging.upload, StaticStep.__call__
+    upload, call = Staging.upload, PaddedSteps._static_part
     num_rows = [0]
 
     def counting(staging: Staging, inputs: Any, extras: Any) -> Any:
         num_rows[0] = 0 if inputs is None or inputs.decode is None else int((inputs.decode.rows > 0).sum())
         return upload(staging, inputs, extras)
 
-    def cut(step: StaticStep, inputs: StepInputs[Tensor]) -> StaticOutput:
+    def cut(steps: PaddedSteps, inputs: StepInputs[Tensor]) -> StaticOutput:
         inputs.token_ids[num_rows[0] :].clamp_(min=0)
-        return call(step, inputs)
+        return call(steps, inputs)
 
     patch.setattr(Staging, "upload", counting)
-    patch.setattr(StaticStep, "__call__", cut)
+    patch.setattr(PaddedSteps, "_static_part", cut)
 
 
 def value_on_the_host(patch: Patch, rig: GraphRig) -> None:
     """The static part asks the device how many tokens it must fill in."""
-    call = StaticStep.__call__
+    call = PaddedSteps._static_part
 
-    def asking(step: StaticStep, inputs: StepInputs[Tensor]) -> StaticOutput:
+    def asking(steps: PaddedSteps, inputs: StepInputs[Tensor]) -> StaticOutput:
         if (inputs.token_ids < 0).any():
             inputs.token_ids.clamp_(max=inputs.token_ids.shape[0] + 1_000)
-        return call(step, inputs)
+        return call(steps, inputs)
 
-    patch.setattr(StaticStep, "__call__", asking)
+    patch.setattr(PaddedSteps, "_static_part", asking)
 
 
 def _moving_buffer(patch: Patch, rig: GraphRig, *, keeps: bool) -> None:
-    place, shapes = Staging.inputs, rig.runner.shapes.steps
+    place, shapes = Staging.inputs, rig.runner.steps.shapes.steps
     kept: list[Tensor] = []
 
     def moving(staging: Staging, shape: StepShape, allocate: Any) -> Any:
@@ -98,12 +97,12 @@ def freed_staging_buffer(patch: Patch, rig: GraphRig) -> None:
 
 def newest_tokens_of_another_stream(patch: Patch, rig: GraphRig) -> None:
     """The newest tokens are written by work that the capturing stream does not have."""
-    call = StaticStep.__call__
+    call = PaddedSteps._static_part
 
-    def beside(step: StaticStep, inputs: StepInputs[Tensor]) -> StaticOutput:
-        newest = step._tables.newest_token
+    def beside(steps: PaddedSteps, inputs: StepInputs[Tensor]) -> StaticOutput:
+        newest = steps._on_device.tables.newest_token
         before = newest.clone()
-        output = call(step, inputs)
+        output = call(steps, inputs)
         written = newest.clone()
         newest.copy_(before)
 
@@ -116,7 +115,7 @@ def newest_tokens_of_another_stream(patch: Patch, rig: GraphRig) -> None:
         thread.join()
         return output
 
-    patch.setattr(StaticStep, "__call__", beside)
+    patch.setattr(PaddedSteps, "_static_part", beside)
 
 
 class TokensByTheHost:
@@ -157,23 +156,23 @@ def feed_by_the_host(patch: Patch, rig: GraphRig) -> None:
         return uploaded
 
     patch.setattr(Staging, "upload", remembering)
-    patch.setattr(rig.runner.on_device._static_step, "_tables", SimpleNamespace(newest_token=table))
+    patch.setattr(rig.runner.on_device.tables, "newest_token", table)
 
 
 def tokens_by_the_host(patch: Patch, rig: GraphRig) -> None:
     """Numpy writes the tokens of the step into the table of newest tokens."""
     table = TokensByTheHost(rig, feeds=False)
-    patch.setattr(rig.runner.on_device._static_step, "_tables", SimpleNamespace(newest_token=table))
+    patch.setattr(rig.runner.on_device.tables, "newest_token", table)
 
 
 def results_that_are_not_copied(patch: Patch, rig: GraphRig) -> None:
     """The tokens of a step stay in the graph's memory until their outcome is collected."""
-    patch.setattr(rig.runner.execution, "results", None)
+    patch.setattr(rig.runner.steps.results, "to_host", lambda output: output)
 
 
 def _bucket_of(patch: Patch, rig: GraphRig, more: int) -> None:
     replay = CapturedSteps.replay
-    shapes = {(shape.decode, shape.draws): shape for shape in rig.runner.shapes.steps if not shape.prefill}
+    shapes = {(shape.decode, shape.draws): shape for shape in rig.runner.steps.shapes.steps if not shape.prefill}
 
     def off_by_one(steps: CapturedSteps, shape: StepShape) -> Any:
         other = None if shape.prefill else shapes.get((shape.decode + more, shape.draws))
@@ -233,7 +232,7 @@ def test_a_mutation_is_caught(
     graph_rig: GraphRig, eager: Eager, monkeypatch: Patch, mutation: Callable[[Patch, GraphRig], None]
 ) -> None:
     scenario = scenarios.two_in_flight if mutation is results_that_are_not_copied else scenarios.every_shape
-    truth, staging = eager(scenario), graph_rig.runner.on_device._staging
+    truth, staging = eager(scenario), graph_rig.runner.steps._staging
     with monkeypatch.context() as patch:
         # What a mutation changes here is undone too.
         patch.setattr(staging, "_buffer", staging._buffer.clone())

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpu_worker.cpu.graphs import CpuGraphs, cpu_graphs
 from gpu_worker.cpu.operators import Activation, gated, rms_norm, rotary
-from gpu_worker.graphs.backend import NotCapturable
-from gpu_worker.graphs.cpu import CpuGraphs, cpu_graphs
+from gpu_worker.graphs import NotCapturable
 from gpu_worker.native.library import native_library
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the kernels cannot be built here")

@@ -1,4 +1,4 @@
-"""How device work is captured and replayed: with CUDA graphs (`cuda.py`), in tests with a recorder on a CPU."""
+"""How device work is captured and replayed: as CUDA graphs, as recorded calls on a CPU, in tests by a recorder."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -32,3 +32,25 @@ class GraphBackend(Protocol):
         Requires that `run` was called before, so that its kernels are compiled. Raises NotCapturable.
         """
         ...
+
+
+class Captures:
+    """The graphs of a worker's steps. Without a backend there are none."""
+
+    def __init__(self, backend: GraphBackend | None) -> None:
+        self._backend = backend
+
+    @property
+    def num_graphs(self) -> int:
+        """Captured shapes."""
+        raise NotImplementedError
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether steps are captured."""
+        return self._backend is not None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory of all graphs."""
+        return 0 if self._backend is None else self._backend.pool_bytes

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.graphs.backend import NotCapturable
-from gpu_worker.graphs.captured import ProvenSteps
+from gpu_worker.cpu.captured import ProvenSteps
+from gpu_worker.graphs import NotCapturable
 
 
 @dataclass

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.gpu_worker.graphs import scenarios
-from tests.gpu_worker.graphs.rig import GraphRig, Observed, Scenario
+from tests.gpu_worker.cuda import scenarios
+from tests.gpu_worker.cuda.rig import GraphRig, Observed, Scenario
 
 Eager = Callable[[Scenario], Sequence[Observed]]
 
@@ -17,7 +17,7 @@ def test_replays_equal_eager_steps(rig: GraphRig, eager: Eager, scenario: Scenar
 
 def test_every_shape_is_captured_and_replayed(rig: GraphRig) -> None:
     backend = rig.capture()
-    assert rig.graphs.num_graphs == len(rig.runner.shapes.steps) == len(backend.graphs)
+    assert rig.graphs.num_graphs == len(rig.runner.steps.shapes.steps) == len(backend.graphs)
     assert rig.graphs.pool_bytes > 0
     rig.observed(scenarios.every_shape)
     assert all(graph.num_replays for graph in backend.graphs)

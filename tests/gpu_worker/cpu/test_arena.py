@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.graphs.cpu import Arena
+from gpu_worker.cpu.graphs import Arena
 
 
 def test_a_tensor_has_the_layout_of_its_model():

@@ -67,8 +67,8 @@ def _compare(rig_of: Callable[[RigSpec], Rig], spec: RigSpec) -> Rig:
 
 @pytest.mark.parametrize("spec", CAPTURED, ids=lambda spec: spec.family)
 def test_replayed_steps_have_the_bits_of_ordinary_ones(rig_of: Callable[[RigSpec], Rig], spec: RigSpec):
-    proven = _compare(rig_of, spec).runner.on_device.proven
-    assert proven is not None
+    proven = _compare(rig_of, spec).runner.steps.graphs
+    assert proven.is_enabled
     # Two and three rows; 60 decode steps, of which two of each number are not replays.
     assert proven.num_graphs >= 2
     assert proven.num_replays >= 50
@@ -92,8 +92,7 @@ def test_a_model_that_a_graph_would_serve_wrong_has_none(change: Callable[[torch
     norm, calls = rig.served.base_model.norm, []
     own = norm.forward
     norm.forward = lambda x: change(own(x), calls)
-    proven = rig.runner.on_device.proven
-    assert proven is not None
+    proven = rig.runner.steps.graphs
     # As if the model had always been so: the warm-up has captured steps of the other one.
     proven._captured.clear()
     before = proven.num_replays

@@ -8,15 +8,16 @@ import torch.distributed as dist
 
 from gpu_worker.checkpoint.files import read_files
 from gpu_worker.checkpoint.loading import load_weights
-from gpu_worker.layout.shapes import Shapes
+from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import part_of, pretended_group
 from gpu_worker.step.runner import Runner
-from tests.gpu_worker.graphs.rig import CPU, GEOMETRY, SPEC
+from tests.gpu_worker.cuda.rig import CPU, GEOMETRY, SPEC
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import config_of
 from tests.rigs.graph_recorder import GraphRecorder
+from tests.rigs.padded_shapes import padded_runner
 from tests.rigs.recorded_worker import recorder
 from tests.rigs.torch_kernels import torch_kernels
 
@@ -44,14 +45,14 @@ def captured(folder: Path, rank: int) -> tuple[Runner, GraphRecorder]:
     with pretended_group(ranks):
         facts = part.facts
         model = load_weights(files, device=CPU, dtype=torch.float32, merged=facts.merged, shared=part.plan)
-        runner = Runner(
+        runner = padded_runner(
             *(model, facts.layers, GEOMETRY),
             device=CPU,
             dtype=torch.float32,
-            shapes=Shapes.padded(GEOMETRY),
+            shapes=Shapes.of(GEOMETRY),
             graphs=backend,
         )
-        runner.on_device.share_tokens(lambda tokens: dist.broadcast(tokens, 0))
+        runner.on_device.share_tokens = lambda tokens: dist.broadcast(tokens, 0)
         runner.warm_up()
     return runner, backend
 
@@ -65,7 +66,7 @@ def test_all_ranks_make_the_same_collective_calls_in_the_same_order(folder: Path
     ]
     assert calls[0] == calls[1]
     runner = found[0][0]
-    assert len(calls[0]) == len(runner.shapes.steps) == runner.on_device.graphs.num_graphs
+    assert len(calls[0]) == len(runner.steps.shapes.steps) == runner.steps.graphs.num_graphs
     num_layers = len(runner.on_device.cache.keys)
     for of_graph in calls[0]:
         assert len(of_graph) == LAYER_CALLS * num_layers + OTHER_CALLS

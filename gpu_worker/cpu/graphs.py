@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.cpu import operators
-from gpu_worker.graphs.backend import NotCapturable, Result
+from gpu_worker.graphs import NotCapturable, Result
 from gpu_worker.native.library import (
     NativeLibrary,
     RecordedCall,

@@ -1,7 +1,7 @@
-"""Chooses the static shapes of steps and of kernels, by type of device.
+"""The static shapes of padded steps and of their kernels.
 
-On a CPU a step has as many tokens as its plan. On other devices every step is padded to one of a few shapes, so that
-steps of equal shape are the same operators on the same memory, which a CUDA graph can replay.
+Every step is padded to one of a few shapes, so that steps of equal shape are the same operators on the same memory,
+which a CUDA graph can replay.
 """
 
 from bisect import bisect_left
@@ -10,10 +10,8 @@ from itertools import islice
 from operator import attrgetter
 
 from gpu_worker.geometry import Geometry, align_up
-from tandem_contract.plural import numbered
+from gpu_worker.layout.step_layout import MAX_SHAPES, StepShape
 
-# Each shape is captured as one graph, which takes memory and time at start-up.
-MAX_SHAPES = 40
 _LEAST_PREFILL_BUCKET = 512
 _MAX_PREFILL_BUCKETS = 6
 # Decode buckets in steps of 16 up to this size, and this number of larger ones at most.
@@ -24,39 +22,6 @@ _tokens = attrgetter("tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepShape:
-    """The sizes of a step's arrays."""
-
-    # Slots of the decode kernel; 0: no decode part.
-    decode: int
-    # Query positions of the prefill kernel; 0: no chunks.
-    prefill: int
-    # Packed tokens: those of decode rows, then those of chunks.
-    tokens: int
-    # Rows that sample.
-    samples: int
-    # Whether some sample may draw; the others are greedy.
-    draws: bool
-    # Prompt tokens with logits, besides the samples. A shape of `Shapes.steps` has none.
-    prompt_logits: int = 0
-
-    def __str__(self) -> str:
-        chunks = f"{numbered(self.tokens - self.decode, 'prompt token')}, " if self.prefill else ""
-        rows = self.decode if self.prefill else self.tokens
-        return f"step of {chunks}{numbered(rows, 'row')}{'' if self.draws else ', greedy'}"
-
-    def holds(self, need: "StepShape") -> bool:
-        """Whether a step of the sizes `need` can be padded to this shape."""
-        return (
-            self.decode >= need.decode
-            and self.prefill >= need.prefill
-            and self.tokens - self.decode >= need.tokens - need.decode
-            and self.samples >= need.samples
-            and self.draws >= need.draws
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """The shapes for which kernels exist."""
 
@@ -64,19 +29,11 @@ class Shapes:
     decode_buckets: tuple[int, ...]
     # Query positions of each prefill kernel, ascending; the last holds the token budget.
     prefill_buckets: tuple[int, ...]
-    # The shapes of all steps, cheapest first. Empty on a CPU: steps are not padded, and the single decode kernel has an
-    # attention slot for every row and reads the page table itself.
+    # The shapes of all steps, cheapest first, without prompt logits.
     steps: tuple[StepShape, ...]
 
     @classmethod
-    def for_device(cls, geometry: Geometry, *, on_cpu: bool) -> "Shapes":
-        """Returns one decode bucket on a CPU, because idle slots cost nothing there, and padded steps elsewhere."""
-        if not on_cpu:
-            return cls.padded(geometry)
-        return cls(decode_buckets=(geometry.max_rows + 1,), prefill_buckets=(geometry.prefill_tokens,), steps=())
-
-    @classmethod
-    def padded(cls, geometry: Geometry) -> "Shapes":
+    def of(cls, geometry: Geometry) -> "Shapes":
         """Returns buckets, and the shapes of steps made of them."""
         decode, prefill = _decode_buckets(geometry.max_rows), _prefill_buckets(geometry)
         shapes = [
@@ -97,23 +54,21 @@ class Shapes:
         shapes.sort(key=lambda shape: (shape.tokens, shape.prefill, shape.samples, shape.draws))
         return cls(decode_buckets=decode, prefill_buckets=prefill, steps=tuple(shapes))
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether every step is padded to one of `steps`."""
-        return bool(self.steps)
-
     def fitting(self, need: StepShape) -> StepShape:
         """Returns the cheapest shape that holds a step; `need` has the step's own sizes."""
-        if self.steps:
-            first = bisect_left(self.steps, need.tokens, key=_tokens)
-            return next(shape for shape in islice(self.steps, first, None) if shape.holds(need))
-        return StepShape(
-            decode=self.decode_buckets[0] if need.decode else 0,
-            prefill=self.prefill_buckets[0] if need.prefill else 0,
-            tokens=need.tokens,
-            samples=need.samples,
-            draws=need.draws,
-        )
+        first = bisect_left(self.steps, need.tokens, key=_tokens)
+        return next(shape for shape in islice(self.steps, first, None) if _holds(shape, need))
+
+
+def _holds(shape: StepShape, need: StepShape) -> bool:
+    """Whether a step of the sizes `need` can be padded to the shape."""
+    return (
+        shape.decode >= need.decode
+        and shape.prefill >= need.prefill
+        and shape.tokens - shape.decode >= need.tokens - need.decode
+        and shape.samples >= need.samples
+        and shape.draws >= need.draws
+    )
 
 
 def _decode_buckets(max_rows: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Steps that use every shape in the ways in which captured steps go wrong."""
 
-from tests.gpu_worker.graphs.rig import Session
+from tests.gpu_worker.cuda.rig import Session
 
 FEW_RANKS = {"temperature": 1.0, "top_k": 20, "top_p": 0.9}
 MANY_RANKS = {"temperature": 0.8, "min_p": 0.05}
