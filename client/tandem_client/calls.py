@@ -1,15 +1,15 @@
 """The calls that both clients have, but those that stream a completion: a method, a request, the meaning of an answer.
 
-A function here has the signature and the docstring of a client's method; `blocking` and `asynchronous` make that method
-of it, or those for calls that tell their progress. Knows nothing of channels and retries, which the clients own.
+A function here has the signature and the docstring of a client's method; `method_of` makes that method of it, in a way
+that each client has. Knows nothing of channels and retries, which the clients own.
 """
 
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,7 +27,6 @@ from tandem_client.wire.request import (
     tokenize_request,
 )
 
-_Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -136,7 +135,7 @@ def list_requests(
     return _rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
 
 
-def _following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
+def following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
     """The call for the page after this one, None if it is the last one."""
     if not page.next_page_token:
         return None
@@ -233,81 +232,27 @@ def update_weights(
     return _rpc(lambda stubs: stubs.control.UpdateWeights, request, timeout, messages.update_progress)
 
 
-def blocking(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], _Value]:
-    """The method of the blocking client."""
-    return _method(make, lambda client, call: client._call(call))
+def method_of(
+    make: Callable[..., Rpc[Any]],
+    run: Callable[[Any, Rpc[Any]], Any],
+    shown: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """The method that makes a call and runs it with its client.
 
-
-def asynchronous(
-    make: Callable[_Given, Rpc[_Value]],
-) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _Value]]:
-    """The method of the asynchronous client."""
-
-    @functools.wraps(make)
-    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
-        return await self._call(make(*args, **kwargs))
-
-    return _with_self(method, make)
-
-
-def blocking_progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], Iterator[_Value]]:
-    """The method of the blocking client, of a call that tells its progress."""
-    return _method(make, lambda client, call: client._progress(call), Iterator)
-
-
-def asynchronous_progress(
-    make: Callable[_Given, Rpc[_Value]],
-) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:
-    """The method of the asynchronous client, of a call that tells its progress."""
-    return _method(make, lambda client, call: client._progress(call), AsyncIterator)
-
-
-def blocking_pages(
-    make: Callable[_Given, Rpc[types.RequestPage]],
-) -> Callable[Concatenate[Any, _Given], Iterator[types.ListedRequest]]:
-    """The method of the blocking client that yields the requests of all pages. `timeout` is that of each page."""
-
-    def pages(client: Any, call: Rpc[types.RequestPage] | None) -> Iterator[types.ListedRequest]:
-        while call is not None:
-            page: types.RequestPage = client._call(call)
-            yield from page.requests
-            call = _following(call, page)
-
-    return _method(make, pages, Iterator, types.ListedRequest)
-
-
-def asynchronous_pages(
-    make: Callable[_Given, Rpc[types.RequestPage]],
-) -> Callable[Concatenate[Any, _Given], AsyncIterator[types.ListedRequest]]:
-    """The method of the asynchronous client that yields the requests of all pages."""
-
-    async def pages(client: Any, call: Rpc[types.RequestPage] | None) -> AsyncIterator[types.ListedRequest]:
-        while call is not None:
-            page: types.RequestPage = await client._call(call)
-            for request in page.requests:
-                yield request
-            call = _following(call, page)
-
-    return _method(make, pages, AsyncIterator, types.ListedRequest)
-
-
-def _method(make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], *values: Any) -> Any:
-    """The method that makes a call and runs it with its client."""
+    `help` prints the signature of `make` with `self`; `shown` makes the method's type of that of the call's value.
+    """
 
     @functools.wraps(make)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, make(*args, **kwargs))
 
-    return _with_self(method, make, *values)
+    return with_self(method, make, shown)
 
 
-def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, each: Any = None) -> Any:
-    """Shows `self` and the type of the value in the method's signature, as `help` prints it.
-
-    `several`: the method yields values, or if `each` is given values of that type.
-    """
-    own, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    (value,) = own.return_annotation.__args__
-    shown = value if several is None else several[each or value]
-    method.__signature__ = own.replace(parameters=[me, *own.parameters.values()], return_annotation=shown)
+def with_self(method: Any, make: Callable[..., Rpc[Any]], shown: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Gives a method the signature that `method_of` describes."""
+    signature, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    (value,) = signature.return_annotation.__args__
+    parameters = [me, *signature.parameters.values()]
+    method.__signature__ = signature.replace(parameters=parameters, return_annotation=shown(value))
     return method
