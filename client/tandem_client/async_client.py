@@ -9,15 +9,14 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import grpc
 from tandem.v1 import inference_pb2
 
 from tandem_client import calls
 from tandem_client.calls import Rpc, method_of, with_self
 from tandem_client.client_base import ClientBase, StreamBase
 from tandem_client.connection import ABORT_SECONDS
+from tandem_client.errors import TandemError
 from tandem_client.types import Delta, ListedRequest, RequestPage
-from tandem_client.wire.request import abort_request, to_service
 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
@@ -161,10 +160,8 @@ class AsyncClient(ClientBase[AsyncGenerateStream]):
         """Sends an Abort without waiting, if a loop runs: a stream may be dropped after its loop has ended."""
 
         async def send() -> None:
-            with contextlib.suppress(grpc.RpcError):
-                method: Any = self._stubs.control.Abort
-                metadata = (*self._metadata, *to_service(service))
-                await method(abort_request([request_id]), timeout=ABORT_SECONDS, metadata=metadata)
+            with contextlib.suppress(TandemError):
+                await self._call(calls.abort(request_id, service=service, timeout=ABORT_SECONDS))
 
         try:
             loop = asyncio.get_running_loop()

@@ -13,19 +13,13 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import types
 from tandem_client.connection import Metadata
 from tandem_client.wire import messages
-from tandem_client.wire.parts import ChatMessages, ChatOptions
-from tandem_client.wire.request import (
-    abort_request,
-    detokenize_request,
-    render_chat_request,
-    to_service,
-    tokenize_request,
-)
+from tandem_client.wire.parts import ChatMessages, ChatOptions, chat_prompt, fill, number_of
+from tandem_client.wire.request import to_service
 
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
@@ -71,7 +65,7 @@ def tokenize(
     text: str, *, add_special_tokens: bool | None = None, model: str | None = None, timeout: float | None = None
 ) -> Rpc[list[int]]:
     """The token ids that `generate` would make of the text."""
-    request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
+    request = fill(inference_pb2.TokenizeRequest(), text=text, add_special_tokens=add_special_tokens, model=model)
     return _rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
 
 
@@ -83,7 +77,8 @@ def detokenize(
     timeout: float | None = None,
 ) -> Rpc[str]:
     """The text of token ids."""
-    request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
+    request = inference_pb2.DetokenizeRequest()
+    fill(request, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
     return _rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
 
 
@@ -91,7 +86,7 @@ def render_chat(
     chat: ChatMessages, *, model: str | None = None, timeout: float | None = None, **options: Unpack[ChatOptions]
 ) -> Rpc[types.RenderedChat]:
     """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
-    request = render_chat_request(chat, model=model, **options)
+    request = fill(inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options)), model=model)
     return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
 
 
@@ -102,8 +97,8 @@ def abort(*request_ids: str, service: str | None = None, timeout: float | None =
     tenant's request. The result's `details` name what was looked for, by the ids that were not found.
     `service` is that of their streams, by which a proxy in front of several finds it.
     """
-    request, more = abort_request(request_ids), to_service(service)
-    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, more)
+    request = fill(control_pb2.AbortRequest(), request_ids=request_ids)
+    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, to_service(service))
 
 
 def list_requests(
@@ -121,13 +116,9 @@ def list_requests(
     all. `id_prefix`: the beginning of an id. `page_size`: at most 100; 0: 100. `page_token`: `next_page_token` of the
     page before. InvalidArgument: the token is from before the service's last start.
     """
-    names = [f"REQUEST_STATE_{state.upper()}" for state in states]
-    if unknown := [name for name in names if name not in control_pb2.RequestState.keys()[1:]]:
-        wrong = unknown[0].removeprefix("REQUEST_STATE_").lower()
-        raise ValueError(f"a state is {wrong!r}; it must be waiting, running or kept")
     request = control_pb2.ListRequestsRequest(
         tenant=tenant,
-        states=[control_pb2.RequestState.Value(name) for name in names],
+        states=[cast(Any, number_of("a state", state, control_pb2.RequestState.DESCRIPTOR)) for state in states],
         id_prefix=id_prefix,
         page_size=page_size,
         page_token=page_token,
@@ -176,7 +167,7 @@ def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedReq
     request = control_pb2.ListQuarantineRequest()
 
     def read(answer: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
-        return [messages.value(types.QuarantinedRequest, each) for each in answer.requests]
+        return [messages.value(types.QuarantinedRequest, request) for request in answer.requests]
 
     return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, read)
 
@@ -219,13 +210,10 @@ def update_weights(
     0: 600. The update goes on if the iteration is left early; the same call watches it again. PermissionDenied:
     updates are off; AlreadyExists: another one goes on; InvalidArgument: a wrong folder or version.
     """
-    name = f"RUNNING_REQUESTS_{running.upper()}"
-    if name not in control_pb2.RunningRequests.keys()[1:]:
-        raise ValueError(f"running is {running!r}; it must be finish, recompute, continue or abort")
     request = control_pb2.UpdateWeightsRequest(
         version=version,
         folder=os.fspath(folder),
-        running=control_pb2.RunningRequests.Value(name),
+        running=cast(Any, number_of("running", running, control_pb2.RunningRequests.DESCRIPTOR)),
         in_turn=in_turn,
         max_seconds=max_seconds,
     )

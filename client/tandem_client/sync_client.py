@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import grpc
 from tandem.v1 import inference_pb2
@@ -19,7 +19,6 @@ from tandem_client.connection import ABORT_SECONDS
 from tandem_client.errors import TandemError
 from tandem_client.peer import explained
 from tandem_client.types import Delta, ListedRequest, RequestPage
-from tandem_client.wire.request import abort_request, to_service
 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
@@ -157,9 +156,9 @@ class Client(ClientBase[GenerateStream]):
         self.close()
 
     def _abort_later(self, request_id: str, service: str | None) -> object:
-        metadata = (*self._metadata, *to_service(service))
-        request = abort_request([request_id])
-        aborting = self._stubs.control.Abort.future(request, timeout=ABORT_SECONDS, metadata=metadata)
+        call = calls.abort(request_id, service=service)
+        metadata = (*self._metadata, *call.more)
+        aborting = self._stubs.control.Abort.future(cast(Any, call.request), timeout=ABORT_SECONDS, metadata=metadata)
         self._aborting.add(aborting)
         aborting.add_done_callback(self._aborting.discard)
         return aborting

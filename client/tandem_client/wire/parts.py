@@ -7,13 +7,15 @@ limit and every role, and reads the constraint.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
 from tandem.v1 import chat_pb2, constraint_pb2
 
 from tandem_client.types import ChatMessage
 
+_Message = TypeVar("_Message", bound=Message)
 # The range of each kind of integer field.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -61,6 +63,32 @@ def assign(name: str, message: Any, field: str, value: Any) -> None:
             low, high = _RANGES[descriptor.cpp_type]
             why = f"{which} must be {max(low, 1) if name in _FROM_ONE else low} to {high}"
         raise type(error)(f"{name} is {shown}; {why}") from None
+
+
+def fill(message: _Message, place: str = "", **values: Any) -> _Message:
+    """Sets fields by their names, and leaves those unset whose value is None. Raises as `assign`.
+
+    `place`: what stands before a name in an error.
+    """
+    for name, value in values.items():
+        if value is not None:
+            assign(f"{place}{name}", message, name, value)
+    return message
+
+
+def numbers_of(enum: EnumDescriptor) -> Mapping[str, int]:
+    """The numbers of an enum by their names in small letters, without the name of the enum, and without the first."""
+    first, *others = enum.values
+    return {value.name.removeprefix(first.name.removesuffix("UNSPECIFIED")).lower(): value.number for value in others}
+
+
+def number_of(name: str, word: str, enum: EnumDescriptor) -> int:
+    """The number of a caller's word. Raises ValueError, which begins with `name`."""
+    numbers = numbers_of(enum)
+    if word.lower() not in numbers:
+        *words, last = numbers
+        raise ValueError(f"{name} is {word!r}; it must be {', '.join(words)} or {last}")
+    return numbers[word.lower()]
 
 
 def json_text(name: str, value: object) -> str:
@@ -239,7 +267,7 @@ def _tool_choice(given: object) -> chat_pb2.ToolChoice:
     if not isinstance(given, str) or given not in TOOL_CHOICES:
         form = '{"type": "function", "function": {"name": "..."}}'
         raise ValueError(f"tool_choice is {given!r:.60}; it must be auto, none, required, or {form}")
-    return chat_pb2.ToolChoice(mode=chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{given.upper()}"))
+    return chat_pb2.ToolChoice(mode=cast(Any, numbers_of(chat_pb2.ToolChoiceMode.DESCRIPTOR)[given]))
 
 
 class ConstraintOptions(TypedDict, total=False):

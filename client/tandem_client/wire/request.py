@@ -8,11 +8,11 @@ values; the service checks every limit.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from tandem.v1 import chat_pb2, control_pb2, inference_pb2
+from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.types import SampleOffset
 from tandem_client.wire import parts
@@ -181,43 +181,7 @@ def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffse
     for idx, offset in enumerate(cast(Iterable[object], offsets)):
         if not isinstance(offset, SampleOffset):
             raise TypeError(f"offsets[{idx}] is {offset!r:.60}; a SampleOffset is needed")
-        message = request.offsets.add()
-        for field in fields(offset):
-            parts.assign(f"offsets[{idx}].{field.name}", message, field.name, getattr(offset, field.name))
-    return request
-
-
-def tokenize_request(text: str, *, add_special_tokens: bool | None, model: str | None) -> inference_pb2.TokenizeRequest:
-    """Returns the request for the token ids of a text. Raises as `generate_request` does."""
-    request = inference_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
-    parts.assign("text", request, "text", text)
-    parts.assign("model", request, "model", model or "")
-    return request
-
-
-def render_chat_request(
-    chat: parts.ChatMessages, *, model: str | None, **options: Unpack[parts.ChatOptions]
-) -> inference_pb2.RenderChatRequest:
-    """Returns the request for a rendered conversation. Raises as `generate_request` does."""
-    request = inference_pb2.RenderChatRequest(chat=parts.chat_prompt(chat, **options))
-    parts.assign("model", request, "model", model or "")
-    return request
-
-
-def detokenize_request(
-    token_ids: Iterable[int], *, skip_special_tokens: bool | None, model: str | None
-) -> inference_pb2.DetokenizeRequest:
-    """Returns the request for the text of token ids. Raises as `generate_request` does."""
-    request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
-    parts.assign("model", request, "model", model or "")
-    parts.assign("token_ids", request, "token_ids", token_ids)
-    return request
-
-
-def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
-    """Returns the request that aborts other requests. Raises as `generate_request` does."""
-    request = control_pb2.AbortRequest()
-    parts.assign("request_ids", request, "request_ids", request_ids)
+        parts.fill(request.offsets.add(), f"offsets[{idx}].", **asdict(offset))
     return request
 
 
