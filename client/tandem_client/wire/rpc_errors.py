@@ -48,7 +48,6 @@ _NOT_CONNECTED = re.compile(
 )
 _SLOW_CONNECTION = re.compile(r"(failed to connect|connections to all backends).*(timed out|timeout)", re.I | re.DOTALL)
 _HTTP_1 = re.compile(r"Trying to connect an http1")
-NO_GRPC = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
 # Somebody accepted the connection and the handshake failed. `peer` finds out what listens there.
 _OTHER_PROTOCOL = re.compile(
     r"Failed parsing HTTP/2|handshake failed|verification check failed|Socket closed"
@@ -184,7 +183,7 @@ class ErrorReader:
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"
             if _HTTP_1.search(said):
-                return errors.OtherProtocol, f"{self.address} {NO_GRPC}"
+                return errors.OtherProtocol, f"{self.address} {errors.NO_GRPC}"
             if _OTHER_PROTOCOL.search(said):
                 return errors.OtherProtocol, f"{self.address} takes the connection and ends it{why}"
             if _SLOW_CONNECTION.match(said):
