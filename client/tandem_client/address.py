@@ -59,10 +59,10 @@ def dialled(address: str) -> str:
     """Where to call a service that listens at `host:port`: for a wildcard, all addresses of this machine, loopback."""
     host, _, port = address.rpartition(":")
     try:
-        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        host_address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         return address
-    if not found.is_unspecified:
+    if not host_address.is_unspecified:
         return address
     # A service at [::] may be reached by IPv4 alone.
-    return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
+    return f"{'127.0.0.1' if host_address.version == 4 else 'localhost'}:{port}"

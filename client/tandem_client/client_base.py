@@ -130,8 +130,8 @@ class StreamBase(Transcript, Generic[_Event]):
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
-        known = () if resumption is None else resumption.offsets
-        offsets = [messages.value(SampleOffset, offset) for offset in known]
+        read_before = () if resumption is None else resumption.offsets
+        offsets = [messages.value(SampleOffset, offset) for offset in read_before]
         super().__init__(request, None if resumption is None else offsets)
         # Its private parts are those of this module.
         self._client: Any = client

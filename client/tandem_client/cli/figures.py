@@ -106,8 +106,8 @@ def _totals(requests: Sequence[types.ListedRequest], *, is_cut: bool) -> str:
     states = Counter(str(request.state) for request in requests)
     tokens = counted(sum(request.output_tokens for request in requests), "output token")
     others = "; there are others (--limit)" if is_cut else ""
-    each = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items(), reverse=True))
-    return f"{counted(count, 'request')}{samples}: {each}; {tokens}{others}"
+    counts = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items(), reverse=True))
+    return f"{counted(count, 'request')}{samples}: {counts}; {tokens}{others}"
 
 
 def of_load(load: types.Load) -> Iterator[str]:
@@ -133,7 +133,7 @@ def of_load(load: types.Load) -> Iterator[str]:
         yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
     if load.weights_version:
-        others = {each.weights_version for each in load.per_worker} - {load.weights_version}
+        others = {worker.weights_version for worker in load.per_worker} - {load.weights_version}
         partly = "; workers have others, as tandem load --json shows" if others else ""
         yield f"weights   version {load.weights_version}{partly}"
     yield from _held_pools(load.held_pools)
@@ -227,8 +227,8 @@ _STATES = {
 
 def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
     # A worker on another host has no process id here.
-    own = f"pid {worker.pid}" if worker.pid else worker.name
-    name = ", ".join(filter(None, (own, worker.device))) or "pid unknown"
+    place = f"pid {worker.pid}" if worker.pid else worker.name
+    name = ", ".join(filter(None, (place, worker.device))) or "pid unknown"
     if alone:
         return name
     if worker.state in _STATES:

@@ -183,13 +183,13 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        given = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
-        command(service=Service(**given), **values)
+        flags = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
+        command(service=Service(**flags), **values)
 
     parameters: list[inspect.Parameter] = []
-    for each in inspect.signature(command).parameters.values():
-        found = _OF_SERVICE if each.name == "service" else (each.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
-        parameters += found
+    for declared in inspect.signature(command).parameters.values():
+        is_service = declared.name == "service"
+        parameters += _OF_SERVICE if is_service else (declared.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return run
 

@@ -218,15 +218,15 @@ def _parts(place: str, given: object) -> list[str]:
     """The texts of content that is a list of parts: {"type": "text", "text": "..."}."""
     if not isinstance(given, Sequence):
         raise TypeError(f"{place} is {given!r:.60}; text or a list of parts is needed")
-    found: list[str] = []
+    texts: list[str] = []
     for idx, part in enumerate(cast(Sequence[object], given)):
         values = _known(f"{place}[{idx}]", part, None)
         kind = values.get("type")
         text = values.get(TEXT_PARTS.get(str(kind), ""))
         if not isinstance(text, str):
             raise ValueError(f"{place}[{idx}] is of type {kind}; only parts of type text are taken")
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _set_call(place: str, made: chat_pb2.ToolCall, given: object) -> None:
@@ -250,8 +250,8 @@ def _known(place: str, given: object, names: Iterable[str] | None) -> dict[str, 
     # Libraries write every field that a message could have, most of them null or empty.
     values = {name: value for name, value in entries.items() if value is not None}
     if names is not None:
-        known = {*names, *IGNORED_IN_MESSAGES}
-        unknown = [name for name, value in values.items() if name not in known and value not in ([], {}, "")]
+        allowed = {*names, *IGNORED_IN_MESSAGES}
+        unknown = [name for name, value in values.items() if name not in allowed and value not in ([], {}, "")]
         if unknown:
             raise TypeError(f"{place} has {unknown[0]}; known are {', '.join(names)}")
     return values

@@ -221,7 +221,7 @@ async def _look(client: AsyncClient, silence: Silence) -> None:
 @contextlib.asynccontextmanager
 async def _background(*work: Any) -> AsyncGenerator[None]:
     """Runs tasks beside the body, and ends them with it."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
         yield
     finally:
