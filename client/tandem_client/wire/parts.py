@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
-from tandem.v1 import chat_pb2, constraint_pb2
+from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 
 from tandem_client.types import ChatMessage
 
@@ -129,35 +129,40 @@ class ChatKeywords(ChatOptions, total=False):
     parsed: bool | None
 
 
-# Fields of a Chat by the keyword that sets them.
-_FIELDS = {
-    "chat": "messages",
-    "tools": "tools_json",
-    "tool_choice": "tool_choice",
-    "parallel_tool_calls": "parallel_tool_calls",
-    "template_args": "template_args_json",
-    "continue_final_message": "continue_final_message",
-    "add_generation_prompt": "add_generation_prompt",
-    "parsed": "unparsed",
+# Messages of a GenerateRequest whose fields have keywords of their own. Within any other field, all have its keyword.
+_GROUPS = ("chat", "constraint", "sampling", "stop", "output", "cache", "resume")
+# Keywords that differ from the field's name.
+_OTHER_NAMES = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat.messages": "chat",
+    "chat.tools_json": "tools",
+    "chat.template_args_json": "template_args",
+    "chat.unparsed": "parsed",
+    "stop.stop_strings": "stop",
+    "cache.salt": "cache_salt",
+    "cache.bypass_read": "bypass_cache_read",
+    "cache.bypass_write": "bypass_cache_write",
 }
 
 
-def _paths(descriptor: Descriptor, prefix: str) -> Iterator[str]:
-    """The paths of the fields of a message, and of its parts."""
-    yield prefix
-    for field in descriptor.fields:
-        path = f"{prefix}.{field.name}"
-        if field.message_type is None:
-            yield path
-        else:
-            yield from _paths(field.message_type, path)
+def _keywords(message: Descriptor, prefix: str = "", keyword: str = "") -> Iterator[tuple[str, str]]:
+    """The paths of a message's fields and of their parts, each with its keyword; `keyword`: that of the message."""
+    for field in message.fields:
+        path = f"{prefix}{field.name}"
+        named = "" if path in _GROUPS else keyword or _OTHER_NAMES.get(path, field.name)
+        if named:
+            yield path, named
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            yield from _keywords(field.message_type, f"{path}.", named)
 
 
-_KEYWORDS = {field: keyword for keyword, field in _FIELDS.items()}
-# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
-CHAT_FIELDS: Mapping[str, str] = {
-    path: _KEYWORDS[path.split(".")[1]] if "." in path else "chat" for path in _paths(chat_pb2.Chat.DESCRIPTOR, "chat")
-}
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it; a chat as a whole is named, too.
+FIELD_KEYWORDS: Mapping[str, str] = {"chat": "chat", **dict(_keywords(inference_pb2.GenerateRequest.DESCRIPTOR))}
+CHAT_FIELDS, CONSTRAINT_FIELDS = (
+    {path: keyword for path, keyword in FIELD_KEYWORDS.items() if path.partition(".")[0] == group}
+    for group in ("chat", "constraint")
+)
 # Ignored in messages, their parts and their calls. Agents send answers of earlier turns back with all fields that some
 # other server or library has given them.
 IGNORED_IN_MESSAGES = (
@@ -190,7 +195,7 @@ def chat_prompt(messages: ChatMessages, **options: Unpack[ChatKeywords]) -> chat
             case "parsed":
                 made.unparsed = not value
             case _:
-                assign(name, made, _FIELDS[name], value)
+                assign(name, made, name, value)
     return made
 
 
@@ -283,13 +288,6 @@ class ConstraintOptions(TypedDict, total=False):
     choices: Iterable[str] | None
     # A grammar in llguidance's dialect of Lark.
     lark: str | None
-
-
-# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
-CONSTRAINT_FIELDS: Mapping[str, str] = {
-    **{f"constraint.{name}": name for name in ("json_schema", "json_object", "regex", "choices", "lark")},
-    "constraint.choices.choices": "choices",
-}
 
 
 def constraint(**options: Unpack[ConstraintOptions]) -> constraint_pb2.Constraint | None:
