@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tandem_client.plot import data
-from tandem_client.plot.summary import Summary
+from tandem_client.plot.data import Summary
 from tandem_contract.plural import counted
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
