@@ -7,27 +7,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from tandem_client import types
 from tandem_client.cli.plain import plain
 from tandem_contract.plural import counted
 
 
-class State(StrEnum):
-    """The result of a health check."""
-
-    SERVING = "serving"
-    NOT_SERVING = "not_serving"
-    # The health check had no answer.
-    UNREACHABLE = "unreachable"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """Whether the service computes a request that arrives now."""
 
-    state: State
+    # Unreachable: the health check had no answer.
+    state: Literal["serving", "not_serving", "unreachable"]
     # Why the service does not serve, or why its load is unknown; otherwise empty.
     reason: str
     # None if GetLoad did not answer.
@@ -47,7 +39,7 @@ def of_health(health: Health) -> str:
     """Returns one line: "serving; 2 workers, 3 requests wait" or "not serving for 12 s: ..., 3 requests wait"."""
     load = health.load
     waiting = counted(load.waiting, "request", "wait") if load and load.waiting else ""
-    if health.state != State.SERVING:
+    if health.state != "serving":
         since = _since(load.not_serving_since if load else None)
         return f"not serving{since}: {health.reason}{'; ' if waiting else ''}{waiting}"
     if load is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tandem_client.cli import figures
-from tandem_client.cli.figures import Health, State
+from tandem_client.cli.figures import Health
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
@@ -223,15 +223,15 @@ def health(
             failure = failure or error
             if not as_json:
                 raise failure from None
-            seen = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
+            seen = Health(state="unreachable", reason=describe(failure, limit))
         _print(seen.as_dict(), figures.of_health(seen), as_json)
-        if seen.state != State.SERVING:
+        if seen.state != "serving":
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
 
 
 def check(client: "Client", *, timeout: float | None) -> Health:
     """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
-    state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
+    state = "serving" if client.health(timeout=timeout) else "not_serving"
     try:
         load = client.load(timeout=_LOAD_SECONDS)
     except TandemError as error:
@@ -240,8 +240,8 @@ def check(client: "Client", *, timeout: float | None) -> Health:
         return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
     if load.not_serving:
         # The load is newer than the answer of grpc.health.v1.
-        state = State.NOT_SERVING
-    reason = "" if state == State.SERVING else load.not_serving or "the service gives no reason"
+        state = "not_serving"
+    reason = "" if state == "serving" else load.not_serving or "the service gives no reason"
     return Health(state=state, reason=reason, load=load)
 
 
