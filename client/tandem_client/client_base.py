@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Generic, TypeVar, Unpack, cast
 
 import grpc
@@ -119,14 +119,13 @@ class StreamBase(Transcript, Generic[_Event]):
         client: "ClientBase[Any]",
         request: inference_pb2.GenerateRequest,
         *,
-        keywords: Mapping[str, str],
         timeout: float | None,
         metadata: Metadata,
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
         service: str | None = None,
     ) -> None:
-        """`keywords` set the request's fields. A lost stream is continued if `recovery` is not None.
+        """A lost stream is continued if `recovery` is not None.
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
@@ -139,6 +138,7 @@ class StreamBase(Transcript, Generic[_Event]):
         self._metadata = metadata
         self._recovery = recovery
         self._tries: Tries = self._client._tries(timeout)
+        keywords = FIELD_KEYWORDS if resumption is None else RESUME_KEYWORDS
         self._errors = ErrorReader(address=client.address, timeout=timeout, keywords=keywords)
         self._resumption = resumption
         self._closed = self._new_event()
@@ -314,9 +314,7 @@ class ClientBase(Generic[_Stream]):
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
         metadata = self._metadata_of(request, traceparent)
-        return self._new_stream(
-            self, request, keywords=FIELD_KEYWORDS, timeout=timeout, metadata=metadata, recovery=recovery
-        )
+        return self._new_stream(self, request, timeout=timeout, metadata=metadata, recovery=recovery)
 
     def resume(
         self,
@@ -342,8 +340,8 @@ class ClientBase(Generic[_Stream]):
         # The known part of the request.
         request = inference_pb2.GenerateRequest(request_id=request_id)
         return self._new_stream(
-            self, request, keywords=RESUME_KEYWORDS, timeout=timeout, metadata=self._metadata, recovery=recovery,
-            resumption=resumption, service=service,
+            self, request, timeout=timeout, metadata=self._metadata, recovery=recovery, resumption=resumption,
+            service=service,
         )  # fmt: skip
 
     @property
