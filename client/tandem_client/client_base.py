@@ -422,8 +422,8 @@ class ClientBase(Generic[_Stream]):
                 if isinstance(error, OtherProtocol) and not is_checked:
                     is_checked = True
                     # If the cause of a failed handshake is found, waiting does not change it.
-                    if (explained := await self._explained(error)) is not error:
-                        raise explained from None
+                    if (cause := await self._explained(error)) is not error:
+                        raise cause from None
             if remaining() == 0:
                 raise errors.not_ready(reason)
             await self._sleep(_POLL_SECONDS)
