@@ -34,13 +34,13 @@ def _asynchronous(
 
 
 def _progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:
-    return method_of(make, lambda client, call: client._progress(call), lambda value: AsyncIterator[value])
+    return method_of(make, lambda client, call: client._progress(call), AsyncIterator)
 
 
 def _pages(
     make: Callable[_Given, Rpc[RequestPage]],
 ) -> Callable[Concatenate[Any, _Given], AsyncIterator[ListedRequest]]:
-    return method_of(make, lambda client, call: client._pages(call), lambda _: AsyncIterator[ListedRequest])
+    return method_of(make, lambda client, call: client._pages(call), AsyncIterator, ListedRequest)
 
 
 class AsyncGenerateStream(StreamBase[asyncio.Event]):

@@ -221,26 +221,24 @@ def update_weights(
 
 
 def method_of(
-    make: Callable[..., Rpc[Any]],
-    run: Callable[[Any, Rpc[Any]], Any],
-    shown: Callable[[Any], Any] = lambda value: value,
+    make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], several: Any = None, item: Any = None
 ) -> Any:
     """The method that makes a call and runs it with its client.
 
-    `help` prints the signature of `make` with `self`; `shown` makes the method's type of that of the call's value.
+    `help` prints the signature of `make` with `self`. `several`: an iterator of values, or if `item` is given of these.
     """
 
     @functools.wraps(make)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, make(*args, **kwargs))
 
-    return with_self(method, make, shown)
+    return with_self(method, make, several, item)
 
 
-def with_self(method: Any, make: Callable[..., Rpc[Any]], shown: Callable[[Any], Any] = lambda value: value) -> Any:
+def with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, item: Any = None) -> Any:
     """Gives a method the signature that `method_of` describes."""
     signature, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     (value,) = signature.return_annotation.__args__
-    parameters = [me, *signature.parameters.values()]
-    method.__signature__ = signature.replace(parameters=parameters, return_annotation=shown(value))
+    shown = value if several is None else several[item or value]
+    method.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()], return_annotation=shown)
     return method

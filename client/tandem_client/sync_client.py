@@ -48,11 +48,11 @@ def _blocking(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, 
 
 
 def _progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], Iterator[_Value]]:
-    return method_of(make, lambda client, call: _each(client._progress(call)), lambda value: Iterator[value])
+    return method_of(make, lambda client, call: _each(client._progress(call)), Iterator)
 
 
 def _pages(make: Callable[_Given, Rpc[RequestPage]]) -> Callable[Concatenate[Any, _Given], Iterator[ListedRequest]]:
-    return method_of(make, lambda client, call: _each(client._pages(call)), lambda _: Iterator[ListedRequest])
+    return method_of(make, lambda client, call: _each(client._pages(call)), Iterator, ListedRequest)
 
 
 def _wait_for(aborting: Any) -> None:

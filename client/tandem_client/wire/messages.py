@@ -53,7 +53,7 @@ def _maker(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any] | None:
     """What makes the value of the field's; None: it is that."""
     if get_origin(kind) is tuple:
         (of, _) = kind.__args__
-        return (lambda items: tuple(value(of, item) for item in items)) if is_dataclass(of) else tuple
+        return (lambda items: tuple(value(cast(Any, of), item) for item in items)) if is_dataclass(of) else tuple
     if is_dataclass(kind):
         return partial(value, cast(Any, kind))
     return _words(kind, cast(EnumDescriptor, field.enum_type)) if issubclass(kind, StrEnum) else None

@@ -116,7 +116,8 @@ class Session:
             saved: Any = json.loads(text)
         except (ValueError, RecursionError):
             return text
-        if not isinstance(saved, dict) or "messages" not in saved:
+        is_conversation = isinstance(saved, dict) and "messages" in saved
+        if not is_conversation:
             return text
         try:
             self.restore(saved)
