@@ -22,7 +22,7 @@ def problem_of(address: str) -> str:
         host, port = bare, ""
     elif ":" in host and not host.startswith("["):
         # Without brackets, the last part of an IPv6 address looks like a port.
-        whole = _is_ipv6(bare)
+        whole = isinstance(_ip(bare), ipaddress.IPv6Address)
         host, port = f"[{bare if whole else host}]", "" if whole else port
     has_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535
     if address == f"{host}:{port}" and host and has_port:
@@ -37,32 +37,26 @@ def problem_of(address: str) -> str:
     return f"is {shown!r}; it must be HOST:PORT, such as {works}{why}"
 
 
-def _is_ipv6(text: str) -> bool:
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The host, with or without brackets, if it is a number."""
     try:
-        return ipaddress.ip_address(text).version == 6
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return False
+        return None
 
 
 def is_local(address: str) -> bool:
     """Whether the address is of this machine. A name is not, except localhost: 127.example.org is anywhere."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost" or address.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    host = address.rpartition(":")[0]
+    ip = _ip(host)
+    return host in ("localhost", "[localhost]") or address.startswith("unix:") or (ip is not None and ip.is_loopback)
 
 
 def dialled(address: str) -> str:
     """Where to call a service that listens at `host:port`: for a wildcard, all addresses of this machine, loopback."""
     host, _, port = address.rpartition(":")
-    try:
-        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return address
-    if not found.is_unspecified:
+    ip = _ip(host)
+    if ip is None or not ip.is_unspecified:
         return address
     # A service at [::] may be reached by IPv4 alone.
-    return f"{'127.0.0.1' if found.version == 4 else 'localhost'}:{port}"
+    return f"{'127.0.0.1' if ip.version == 4 else 'localhost'}:{port}"

@@ -1,33 +1,26 @@
 """The calls that both clients have, but those that stream a completion: a method, a request, the meaning of an answer.
 
-A function here has the signature and the docstring of a client's method; `blocking` and `asynchronous` make that method
-of it, or those for calls that tell their progress. Knows nothing of channels and retries, which the clients own.
+A function here has the signature and the docstring of a client's method; `method_of` makes that method of it, in a way
+that each client has. Knows nothing of channels and retries, which the clients own.
 """
 
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client import types
 from tandem_client.connection import Metadata
 from tandem_client.wire import messages
-from tandem_client.wire.parts import ChatMessages, ChatOptions
-from tandem_client.wire.request import (
-    abort_request,
-    detokenize_request,
-    render_chat_request,
-    to_service,
-    tokenize_request,
-)
+from tandem_client.wire.parts import ChatMessages, ChatOptions, chat_prompt, fill, number_of
+from tandem_client.wire.request import to_service
 
-_Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -72,7 +65,7 @@ def tokenize(
     text: str, *, add_special_tokens: bool | None = None, model: str | None = None, timeout: float | None = None
 ) -> Rpc[list[int]]:
     """The token ids that `generate` would make of the text."""
-    request = tokenize_request(text, add_special_tokens=add_special_tokens, model=model)
+    request = fill(inference_pb2.TokenizeRequest(), text=text, add_special_tokens=add_special_tokens, model=model)
     return _rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
 
 
@@ -84,7 +77,8 @@ def detokenize(
     timeout: float | None = None,
 ) -> Rpc[str]:
     """The text of token ids."""
-    request = detokenize_request(token_ids, skip_special_tokens=skip_special_tokens, model=model)
+    request = inference_pb2.DetokenizeRequest()
+    fill(request, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
     return _rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
 
 
@@ -92,7 +86,7 @@ def render_chat(
     chat: ChatMessages, *, model: str | None = None, timeout: float | None = None, **options: Unpack[ChatOptions]
 ) -> Rpc[types.RenderedChat]:
     """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
-    request = render_chat_request(chat, model=model, **options)
+    request = fill(inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options)), model=model)
     return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
 
 
@@ -103,8 +97,8 @@ def abort(*request_ids: str, service: str | None = None, timeout: float | None =
     tenant's request. The result's `details` name what was looked for, by the ids that were not found.
     `service` is that of their streams, by which a proxy in front of several finds it.
     """
-    request, more = abort_request(request_ids), to_service(service)
-    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, more)
+    request = fill(control_pb2.AbortRequest(), request_ids=request_ids)
+    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, to_service(service))
 
 
 def list_requests(
@@ -122,13 +116,9 @@ def list_requests(
     all. `id_prefix`: the beginning of an id. `page_size`: at most 100; 0: 100. `page_token`: `next_page_token` of the
     page before. InvalidArgument: the token is from before the service's last start.
     """
-    names = [f"REQUEST_STATE_{state.upper()}" for state in states]
-    if unknown := [name for name in names if name not in control_pb2.RequestState.keys()[1:]]:
-        wrong = unknown[0].removeprefix("REQUEST_STATE_").lower()
-        raise ValueError(f"a state is {wrong!r}; it must be waiting, running or kept")
     request = control_pb2.ListRequestsRequest(
         tenant=tenant,
-        states=[control_pb2.RequestState.Value(name) for name in names],
+        states=[cast(Any, number_of("a state", state, control_pb2.RequestState.DESCRIPTOR)) for state in states],
         id_prefix=id_prefix,
         page_size=page_size,
         page_token=page_token,
@@ -136,7 +126,7 @@ def list_requests(
     return _rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
 
 
-def _following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
+def following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
     """The call for the page after this one, None if it is the last one."""
     if not page.next_page_token:
         return None
@@ -177,7 +167,7 @@ def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedReq
     request = control_pb2.ListQuarantineRequest()
 
     def read(answer: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
-        return [messages.value(types.QuarantinedRequest, each) for each in answer.requests]
+        return [messages.value(types.QuarantinedRequest, request) for request in answer.requests]
 
     return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, read)
 
@@ -220,94 +210,35 @@ def update_weights(
     0: 600. The update goes on if the iteration is left early; the same call watches it again. PermissionDenied:
     updates are off; AlreadyExists: another one goes on; InvalidArgument: a wrong folder or version.
     """
-    name = f"RUNNING_REQUESTS_{running.upper()}"
-    if name not in control_pb2.RunningRequests.keys()[1:]:
-        raise ValueError(f"running is {running!r}; it must be finish, recompute, continue or abort")
     request = control_pb2.UpdateWeightsRequest(
         version=version,
         folder=os.fspath(folder),
-        running=control_pb2.RunningRequests.Value(name),
+        running=cast(Any, number_of("running", running, control_pb2.RunningRequests.DESCRIPTOR)),
         in_turn=in_turn,
         max_seconds=max_seconds,
     )
     return _rpc(lambda stubs: stubs.control.UpdateWeights, request, timeout, messages.update_progress)
 
 
-def blocking(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], _Value]:
-    """The method of the blocking client."""
-    return _method(make, lambda client, call: client._call(call))
+def method_of(
+    make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], several: Any = None, item: Any = None
+) -> Any:
+    """The method that makes a call and runs it with its client.
 
-
-def asynchronous(
-    make: Callable[_Given, Rpc[_Value]],
-) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _Value]]:
-    """The method of the asynchronous client."""
-
-    @functools.wraps(make)
-    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
-        return await self._call(make(*args, **kwargs))
-
-    return _with_self(method, make)
-
-
-def blocking_progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], Iterator[_Value]]:
-    """The method of the blocking client, of a call that tells its progress."""
-    return _method(make, lambda client, call: client._progress(call), Iterator)
-
-
-def asynchronous_progress(
-    make: Callable[_Given, Rpc[_Value]],
-) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:
-    """The method of the asynchronous client, of a call that tells its progress."""
-    return _method(make, lambda client, call: client._progress(call), AsyncIterator)
-
-
-def blocking_pages(
-    make: Callable[_Given, Rpc[types.RequestPage]],
-) -> Callable[Concatenate[Any, _Given], Iterator[types.ListedRequest]]:
-    """The method of the blocking client that yields the requests of all pages. `timeout` is that of each page."""
-
-    def pages(client: Any, call: Rpc[types.RequestPage] | None) -> Iterator[types.ListedRequest]:
-        while call is not None:
-            page: types.RequestPage = client._call(call)
-            yield from page.requests
-            call = _following(call, page)
-
-    return _method(make, pages, Iterator, types.ListedRequest)
-
-
-def asynchronous_pages(
-    make: Callable[_Given, Rpc[types.RequestPage]],
-) -> Callable[Concatenate[Any, _Given], AsyncIterator[types.ListedRequest]]:
-    """The method of the asynchronous client that yields the requests of all pages."""
-
-    async def pages(client: Any, call: Rpc[types.RequestPage] | None) -> AsyncIterator[types.ListedRequest]:
-        while call is not None:
-            page: types.RequestPage = await client._call(call)
-            for request in page.requests:
-                yield request
-            call = _following(call, page)
-
-    return _method(make, pages, AsyncIterator, types.ListedRequest)
-
-
-def _method(make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], *values: Any) -> Any:
-    """The method that makes a call and runs it with its client."""
+    `help` prints the signature of `make` with `self`. `several`: an iterator of values, or if `item` is given of these.
+    """
 
     @functools.wraps(make)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, make(*args, **kwargs))
 
-    return _with_self(method, make, *values)
+    return with_self(method, make, several, item)
 
 
-def _with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, each: Any = None) -> Any:
-    """Shows `self` and the type of the value in the method's signature, as `help` prints it.
-
-    `several`: the method yields values, or if `each` is given values of that type.
-    """
-    own, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    (value,) = own.return_annotation.__args__
-    shown = value if several is None else several[each or value]
-    method.__signature__ = own.replace(parameters=[me, *own.parameters.values()], return_annotation=shown)
+def with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, item: Any = None) -> Any:
+    """Gives a method the signature that `method_of` describes."""
+    signature, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    (value,) = signature.return_annotation.__args__
+    shown = value if several is None else several[item or value]
+    method.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()], return_annotation=shown)
     return method

@@ -1,18 +1,18 @@
-"""The parts of a client and of a stream that the blocking and the asynchronous ones share.
+"""The client and the stream, written once for the blocking and the asynchronous ones, which differ in how they wait.
 
-Owns the settings of a client and the wait for the service; and one call with its retries, its results, and the rule by
-which a stream is continued after it was lost: which errors, for how long, with which pauses. The two streams own how
-their messages are read.
+Owns the settings of a client, its calls and the wait for the service; and a stream with its retries, its results, and
+the rule by which it is continued after it was lost: which errors, for how long, with which pauses.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Generic, TypeVar, Unpack, cast
 
 import grpc
@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client.address import DEFAULT_ADDRESS
-from tandem_client.calls import Stubs
+from tandem_client.calls import Rpc, Stubs, following
 from tandem_client.connection import Access, Metadata, TlsSettings, Tries
 from tandem_client.errors import (
     AlreadyExists,
@@ -34,7 +34,8 @@ from tandem_client.errors import (
     TandemError,
     Unavailable,
 )
-from tandem_client.types import Finished, SampleOffset
+from tandem_client.peer import explained
+from tandem_client.types import Delta, Finished, ListedRequest, RequestPage, SampleOffset
 from tandem_client.wire import messages
 from tandem_client.wire.request import (
     AFFINITY_KEY,
@@ -60,8 +61,9 @@ LONGEST_PAUSE_SECONDS = 1.0
 _OF_A_CONNECTION = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
 
 _Stream = TypeVar("_Stream")
+_Value = TypeVar("_Value")
 # The pause before another look at a service that stopped answering.
-POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # W3C Trace Context, version 00.
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -117,19 +119,18 @@ class StreamBase(Transcript, Generic[_Event]):
         client: "ClientBase[Any]",
         request: inference_pb2.GenerateRequest,
         *,
-        keywords: Mapping[str, str],
         timeout: float | None,
         metadata: Metadata,
         recovery: Recovery | None,
         resumption: inference_pb2.ResumeRequest | None = None,
         service: str | None = None,
     ) -> None:
-        """`keywords` set the request's fields. A lost stream is continued if `recovery` is not None.
+        """A lost stream is continued if `recovery` is not None.
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
-        known = () if resumption is None else resumption.offsets
-        offsets = [messages.value(SampleOffset, offset) for offset in known]
+        read_before = () if resumption is None else resumption.offsets
+        offsets = [messages.value(SampleOffset, offset) for offset in read_before]
         super().__init__(request, None if resumption is None else offsets)
         # Its private parts are those of this module.
         self._client: Any = client
@@ -137,6 +138,7 @@ class StreamBase(Transcript, Generic[_Event]):
         self._metadata = metadata
         self._recovery = recovery
         self._tries: Tries = self._client._tries(timeout)
+        keywords = FIELD_KEYWORDS if resumption is None else RESUME_KEYWORDS
         self._errors = ErrorReader(address=client.address, timeout=timeout, keywords=keywords)
         self._resumption = resumption
         self._closed = self._new_event()
@@ -162,10 +164,6 @@ class StreamBase(Transcript, Generic[_Event]):
         """How the completion, or the first of several, ended; None before that."""
         return self.samples[0].finished
 
-    def close(self) -> None:
-        """Cancels the call; the service frees the request at once. A second call has no effect."""
-        self._cancel()
-
     def _cancel(self) -> object:
         """Cancels the call. Returns the Abort under way if the request would go on without its reader, else None."""
         if self._client._is_of_parent:
@@ -185,12 +183,52 @@ class StreamBase(Transcript, Generic[_Event]):
         if resumption is None:
             self._call: Any = stubs.inference.Generate(self._request, timeout=remaining, metadata=self._metadata)
         else:
-            own = (*self._metadata, *to_service(self.service))
-            self._call = stubs.inference.Resume(resumption, timeout=remaining, metadata=own)
+            metadata = (*self._metadata, *to_service(self.service))
+            self._call = stubs.inference.Resume(resumption, timeout=remaining, metadata=metadata)
+        self._messages: Any = self._client._begun(self._call)
 
-    def _note_service(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Reads the metadata that came with the first message."""
-        self.service = service_in(metadata) or self.service
+    async def _next_delta(self) -> Delta | None:
+        while (message := await self._next_message()) is not None:
+            if (delta := self._absorb(message)) is not None:
+                return delta
+        return None
+
+    async def _next_message(self) -> inference_pb2.GenerateResponse | None:
+        while not self._closed.is_set():
+            if self._client._is_of_parent:
+                self._client._check_open()
+            try:
+                message = await self._client._next(self._messages)
+                if message is None:
+                    self._end()
+                    break
+                if self.accepted is None:
+                    metadata = await self._client._answered(self._call.initial_metadata())
+                    self.service = service_in(metadata) or self.service
+                if self._is_new(message):
+                    return message
+            except asyncio.CancelledError:
+                # Either the task that reads is cancelled, or another one closed the stream or the client meanwhile.
+                if self._closed.is_set():
+                    break
+                self._cancel()
+                task = asyncio.current_task()
+                if task is None or not task.cancelling():
+                    self._client._check_open()
+                raise
+            except grpc.RpcError as rpc_error:
+                if self._closed.is_set():
+                    break
+                if self.summary is not None:
+                    self._end()
+                    break
+                try:
+                    pause_seconds = self._pause_seconds(rpc_error)
+                except TandemError as error:
+                    raise await self._client._explained(error) from None
+                if not await self._client._is_set(self._closed, pause_seconds):
+                    self._begin()
+        return None
 
     def _end(self) -> None:
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
@@ -276,9 +314,7 @@ class ClientBase(Generic[_Stream]):
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
         metadata = self._metadata_of(request, traceparent)
-        return self._new_stream(
-            self, request, keywords=FIELD_KEYWORDS, timeout=timeout, metadata=metadata, recovery=recovery
-        )
+        return self._new_stream(self, request, timeout=timeout, metadata=metadata, recovery=recovery)
 
     def resume(
         self,
@@ -304,8 +340,8 @@ class ClientBase(Generic[_Stream]):
         # The known part of the request.
         request = inference_pb2.GenerateRequest(request_id=request_id)
         return self._new_stream(
-            self, request, keywords=RESUME_KEYWORDS, timeout=timeout, metadata=self._metadata, recovery=recovery,
-            resumption=resumption, service=service,
+            self, request, timeout=timeout, metadata=self._metadata, recovery=recovery, resumption=resumption,
+            service=service,
         )  # fmt: skip
 
     @property
@@ -335,6 +371,97 @@ class ClientBase(Generic[_Stream]):
         """Sends an Abort without waiting; what is returned can be waited for."""
         raise NotImplementedError
 
+    # How a client waits: here on a loop. The blocking one has its own, which block.
+
+    def _begun(self, call: Any) -> Any:
+        """The iterator of a call's messages, for `_next`."""
+        return aiter(call)
+
+    async def _next(self, messages: Any) -> Any:
+        """The next message; None after the last one."""
+        return await anext(messages, None)
+
+    async def _answered(self, call: Any) -> Any:
+        """The answer of a call with one, or the metadata of a stream."""
+        return await call
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _is_set(self, event: Any, seconds: float) -> bool:
+        """Whether a stream's event is set within this time."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
+        return event.is_set()
+
+    async def _explained(self, error: TandemError) -> TandemError:
+        # Its connection does not hold up the loop.
+        return await asyncio.to_thread(explained, error, self._access) if isinstance(error, OtherProtocol) else error
+
+    # What waits.
+
+    async def _wait_ready(self, timeout: float | None) -> None:
+        remaining = Tries(retries_left=0, timeout=timeout).remaining
+        errors = ErrorReader(address=self.address, timeout=timeout)
+        reason, is_checked = "it has not answered", False
+        while True:
+            try:
+                request = health_pb2.HealthCheckRequest()
+                answers = self._begun(self._stubs.health.Watch(request, timeout=remaining(), metadata=self._metadata))
+                while (answer := await self._next(answers)) is not None:
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                    reason = "it answers, but does not serve yet"
+            except grpc.RpcError as rpc_error:
+                error = errors.read(rpc_error)
+                if isinstance(error, DeadlineExceeded):
+                    raise errors.not_ready(reason) from None
+                if not isinstance(error, Unavailable):
+                    raise error from None
+                reason = error.message
+                if isinstance(error, OtherProtocol) and not is_checked:
+                    is_checked = True
+                    # If the cause of a failed handshake is found, waiting does not change it.
+                    if (cause := await self._explained(error)) is not error:
+                        raise cause from None
+            if remaining() == 0:
+                raise errors.not_ready(reason)
+            await self._sleep(_POLL_SECONDS)
+
+    async def _call(self, call: Rpc[_Value]) -> _Value:
+        method, tries = call.method(self._stubs), self._tries(call.timeout)
+        errors = ErrorReader(address=self.address, timeout=call.timeout)
+        metadata = (*self._metadata, *call.more)
+        while True:
+            try:
+                answer = await self._answered(method(call.request, timeout=tries.remaining(), metadata=metadata))
+                return call.read(answer)
+            except grpc.RpcError as rpc_error:
+                error = errors.read(rpc_error, is_late=tries.remaining() == 0)
+                pause_seconds = tries.pause_seconds(error)
+                if pause_seconds is None:
+                    raise await self._explained(error) from None
+            await self._sleep(pause_seconds)
+
+    async def _progress(self, call: Rpc[_Value]) -> AsyncGenerator[_Value]:
+        begun = call.method(self._stubs)(call.request, timeout=call.timeout, metadata=self._metadata)
+        answers = self._begun(begun)
+        try:
+            while (answer := await self._next(answers)) is not None:
+                yield call.read(answer)
+        except grpc.RpcError as rpc_error:
+            error = ErrorReader(address=self.address, timeout=call.timeout).read(rpc_error)
+            raise await self._explained(error) from None
+        finally:
+            begun.cancel()
+
+    async def _pages(self, call: Rpc[RequestPage] | None) -> AsyncGenerator[ListedRequest]:
+        while call is not None:
+            page = await self._call(call)
+            for request in page.requests:
+                yield request
+            call = following(call, page)
+
     def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
         """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
         metadata = (*self._metadata, (AFFINITY_KEY, affinity_of(request)))
@@ -361,40 +488,3 @@ def lingering_request(
     if request.resume.linger_seconds and not request.request_id:
         request.request_id = uuid.uuid4().hex
     return request, Recovery(request.resume.linger_seconds) if resume else None
-
-
-class ReadyWait:
-    """The state of one `wait_ready`: its time, and the last reason why the service is not ready."""
-
-    def __init__(self, address: str, timeout: float | None) -> None:
-        # Gives the seconds that are left, None without a limit.
-        self.remaining = Tries(retries_left=0, timeout=timeout).remaining
-        self._errors = ErrorReader(address=address, timeout=timeout)
-        self._reason = "it has not answered"
-        self._is_checked = False
-
-    def is_ready(self, response: health_pb2.HealthCheckResponse) -> bool:
-        """Reads one answer of the health service."""
-        self._reason = "it answers, but does not serve yet"
-        return response.status == health_pb2.HealthCheckResponse.SERVING
-
-    def note(self, rpc_error: grpc.RpcError) -> OtherProtocol | None:
-        """Reads the error that ended a watch. Raises it unless the service may still become ready.
-
-        Returns the first one that comes of a failed handshake. If its cause is found, waiting does not change it.
-        """
-        error = self._errors.read(rpc_error)
-        if isinstance(error, DeadlineExceeded):
-            raise self._errors.not_ready(self._reason) from None
-        if not isinstance(error, Unavailable):
-            raise error from None
-        self._reason = error.message
-        if not isinstance(error, OtherProtocol) or self._is_checked:
-            return None
-        self._is_checked = True
-        return error
-
-    def check_time(self) -> None:
-        """Raises DeadlineExceeded if no time is left."""
-        if self.remaining() == 0:
-            raise self._errors.not_ready(self._reason)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import grpc
 
+NO_GRPC = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:

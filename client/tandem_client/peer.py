@@ -1,18 +1,31 @@
 """What is wrong between a client and what listens at its address, found out by handshakes of its own.
 
 gRPC says "Socket closed" of a service with TLS that is called without, and of one that misses the client's certificate.
-Owns the cases and their words; each caller has its own names of the settings. No request and no token is sent.
+Owns the cases and their words, each caller has its own names of the settings; and how a certificate is trusted: as gRPC
+does, a certificate in the file of authorities is trusted by itself. No request and no token is sent. Imports no gRPC.
 """
 
 import os
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from socket import create_connection, socket
+from typing import TYPE_CHECKING, Any
 
-from tandem_client.connection import Access, TlsSettings
-from tandem_client.errors import OtherProtocol, TandemError
-from tandem_client.handshake import ClientUnwanted, NoGrpc, context_of, is_plaintext, nameless, names_in, shake
-from tandem_client.wire.rpc_errors import NO_GRPC
+from tandem_client.address import dialled
+from tandem_client.errors import NO_GRPC, OtherProtocol, TandemError
+from tandem_contract.certificates import own_certificate
 
+if TYPE_CHECKING:
+    from tandem_client.connection import Access, TlsSettings
+
+_SECONDS = 5.0
+# How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_KIND_AT, _SETTINGS = 3, 4
+# Of the alternative names in a certificate.
+_KINDS = ("DNS", "IP Address")
 # OpenSSL's numbers: not yet valid, expired; another host's name, another address.
 _OUT_OF_TIME, _OTHER_NAME = (9, 10), (62, 64)
 
@@ -32,7 +45,7 @@ class Names:
 KEYWORDS = Names()
 
 
-def explained(error: TandemError, access: Access) -> TandemError:
+def explained(error: TandemError, access: "Access") -> TandemError:
     """Returns the error with the cause of a handshake that failed, if one is found; any other error as it is.
 
     Blocks for some seconds at most.
@@ -43,7 +56,7 @@ def explained(error: TandemError, access: Access) -> TandemError:
     return OtherProtocol(said, code=error.code) if said else error
 
 
-def fault(address: str, tls: TlsSettings | None, names: Names) -> str | None:
+def fault(address: str, tls: "TlsSettings | None", names: Names) -> str | None:
     """Returns what is wrong, with what mends it; None if nothing listens, or a handshake shows no fault.
 
     Blocks for some seconds at most.
@@ -61,7 +74,7 @@ def _fault_of_plaintext(address: str, names: Names) -> str | None:
     if is_plaintext(address):
         return None
     try:
-        shake(address, nameless(context_of(TlsSettings()), verifies=False))
+        shake(address, nameless(context_of(None), verifies=False))
     except (ClientUnwanted, NoGrpc) as error:
         if isinstance(error, NoGrpc):
             raise
@@ -70,7 +83,7 @@ def _fault_of_plaintext(address: str, names: Names) -> str | None:
     return f"the service at {address} speaks TLS; {names.tls}"
 
 
-def _fault_of_tls(address: str, tls: TlsSettings, names: Names) -> str | None:
+def _fault_of_tls(address: str, tls: "TlsSettings", names: Names) -> str | None:
     context = context_of(tls)
     try:
         shake(address, context, tls.server_name)
@@ -90,7 +103,7 @@ def _fault_of_tls(address: str, tls: TlsSettings, names: Names) -> str | None:
 
 
 def _fault_of_certificate(
-    address: str, tls: TlsSettings, names: Names, context: ssl.SSLContext, error: ssl.SSLCertVerificationError
+    address: str, tls: "TlsSettings", names: Names, context: ssl.SSLContext, error: ssl.SSLCertVerificationError
 ) -> str:
     its = f"the certificate of the service at {address}"
     if error.verify_code in _OUT_OF_TIME:
@@ -98,10 +111,97 @@ def _fault_of_certificate(
     if error.verify_code in _OTHER_NAME:
         wanted = tls.server_name or address.rpartition(":")[0]
         try:
-            found = names_in(shake(address, nameless(context)))
+            names_there = names_in(shake(address, nameless(context)))
         except OSError:
-            found = []
-        known = f"for {', '.join(found)} and " if found else ""
-        return f"{its} is {known}not for {wanted}; give {names.server_name}, one of the certificate's names"
+            names_there = []
+        others = f"for {', '.join(names_there)} and " if names_there else ""
+        return f"{its} is {others}not for {wanted}; give {names.server_name}, one of the certificate's names"
     whose = f"from {tls.ca} ({names.ca})" if tls.ca is not None else f"of a known authority; give {names.ca}"
     return f"{its} is not {whose}: {error.verify_message}"
+
+
+class NoGrpc(OSError):
+    """The service speaks HTTPS, and not the HTTP/2 of gRPC."""
+
+
+class ClientUnwanted(OSError):
+    """The service shows a good certificate, and does not accept the client's, or its lack of one."""
+
+
+def context_of(tls: "TlsSettings | None") -> ssl.SSLContext:
+    """The context of a client with these settings; None: the default ones.
+
+    Raises OSError (SSLError too) for files that cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    if tls is None or tls.ca is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(tls.ca)
+    if tls is not None and tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+    return context
+
+
+def nameless(context: ssl.SSLContext, *, verifies: bool = True) -> ssl.SSLContext:
+    """The context, without a look at the names in a certificate; without `verifies` at nothing of it."""
+    context.check_hostname = False
+    if not verifies:
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def shake(address: str, context: ssl.SSLContext, name: str | None = None) -> Mapping[str, Any]:
+    """Makes a handshake with `host:port` and returns the certificate that the service has shown.
+
+    Raises OSError, of which SSLError is one; NoGrpc; ClientUnwanted if the service ends the connection because of the
+    client.
+    """
+    with (
+        _connect(address) as plain,
+        context.wrap_socket(plain, server_hostname=name or address.rpartition(":")[0].strip("[]")) as wrapped,
+    ):
+        if wrapped.selected_alpn_protocol() != "h2":
+            raise NoGrpc("it does not take HTTP/2")
+        shown = wrapped.getpeercert() or {}
+        try:
+            # In TLS 1.3 a service refuses a client after the client's part of the handshake. HTTP/2 begins at once.
+            begins = bool(wrapped.recv(1))
+        except (ssl.SSLError, ConnectionResetError):
+            begins = False
+    if not begins:
+        raise ClientUnwanted("the service ended the connection after the handshake")
+    return shown
+
+
+def is_plaintext(address: str) -> bool:
+    """Whether `host:port` speaks HTTP/2 without TLS. Raises NoGrpc if it speaks HTTP/1."""
+    try:
+        with _connect(address) as plain:
+            plain.sendall(_PREFACE)
+            answer = plain.recv(9)
+    except OSError:
+        return False
+    if answer.startswith(b"HTTP/1"):
+        raise NoGrpc("it takes HTTP/1.1")
+    return len(answer) > _KIND_AT and answer[_KIND_AT] == _SETTINGS
+
+
+def _connect(address: str) -> socket:
+    host, _, port = dialled(address).rpartition(":")
+    return create_connection((host.strip("[]"), int(port)), _SECONDS)
+
+
+def names_in(certificate: Mapping[str, Any]) -> list[str]:
+    """The names and addresses that a certificate, as the ssl module gives it, is for."""
+    names = [str(value).strip() for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
+    return names or [
+        str(value) for pairs in certificate.get("subject", ()) for kind, value in pairs if kind == "commonName"
+    ]
+
+
+def own_names(certificate: Path, key: Path) -> list[str]:
+    """The names in a server's certificate; empty if the files cannot be used."""
+    return names_in(own_certificate(certificate, key))

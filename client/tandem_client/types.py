@@ -10,23 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tandem_client.control_types import DrainProgress as DrainProgress
-from tandem_client.control_types import DrainState as DrainState
-from tandem_client.control_types import HeldPools as HeldPools
-from tandem_client.control_types import Incidents as Incidents
-from tandem_client.control_types import ListedRequest as ListedRequest
-from tandem_client.control_types import Load as Load
-from tandem_client.control_types import ModelInfo as ModelInfo
-from tandem_client.control_types import QuarantinedRequest as QuarantinedRequest
-from tandem_client.control_types import RequestLimits as RequestLimits
-from tandem_client.control_types import RequestPage as RequestPage
-from tandem_client.control_types import RequestState as RequestState
-from tandem_client.control_types import SamplingDefaults as SamplingDefaults
-from tandem_client.control_types import UpdateProgress as UpdateProgress
-from tandem_client.control_types import UpdateState as UpdateState
-from tandem_client.control_types import WaitReason as WaitReason
-from tandem_client.control_types import WorkerLoad as WorkerLoad
-from tandem_client.control_types import WorkerState as WorkerState
+from tandem_client.control_types import *  # noqa: F403
+from tandem_client.control_types import SamplingDefaults, WaitReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

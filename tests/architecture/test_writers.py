@@ -17,8 +17,8 @@ _WRITES = frozenset(
 _OF_OS = frozenset(("write", "link", "symlink", "rename", "replace", "open"))
 START, ONCE = "the program says why it does not start", "a command that says so and ends"
 PLACES = {
-    "client/tandem_client/cli/chat/files.py history_path": "None: the history is kept in memory",
-    "client/tandem_client/cli/chat/files.py save": "its caller says so; what was there stays",
+    "client/tandem_client/cli/chat/session.py history_path": "None: the history is kept in memory",
+    "client/tandem_client/cli/chat/session.py Session": "its caller says so; what was there stays",
     "client/tandem_client/cli/commands/local.py plot": ONCE,
     "client/tandem_client/cli/commands/token.py new": ONCE,
     "client/tandem_client/cli/reporting.py _discard_output": "/dev/null",

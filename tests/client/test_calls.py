@@ -7,8 +7,9 @@ import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import AsyncClient, Client
-from tandem_client.types import AbortOutcome, FinishReason, RequestState, WaitReason
+from tandem_client.types import AbortOutcome, DrainState, FinishReason, RequestState, WaitReason
 from tandem_client.wire import messages
+from tests.client import fake_service
 from tests.client.fake_service import FakeService
 
 
@@ -84,6 +85,23 @@ def test_the_list_of_requests_comes_in_pages_or_all_together(client: Client, ser
             return [each.request_id async for each in asynchronous.all_requests()]
 
     assert asyncio.run(calls()) == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_a_blocking_client_works_where_an_event_loop_runs(client: Client, service: FakeService) -> None:
+    """As in a notebook: what waits is written for a loop, and the blocking client must not meet the one that runs."""
+    service.listed = ENTRIES
+    service.operation = lambda request, ending: iter([control_pb2.DrainResponse(state=1), control_pb2.DrainResponse()])
+
+    async def calls() -> None:
+        client.wait_ready(fake_service.WAIT_SECONDS)
+        assert [request.request_id for request in client.all_requests()] == ["r0", "r1", "r2", "r3", "r4"]
+        assert [report.state for report in client.drain()] == [DrainState.DRAINING, DrainState.UNKNOWN]
+        # Left early, with nothing for the loop to end.
+        assert next(iter(client.drain())).state == DrainState.DRAINING
+        assert next(iter(client.all_requests())).request_id == "r0"
+        assert [delta.text for delta in client.generate("hi")] == ["Ré", "turn"]
+
+    asyncio.run(calls(), debug=True)
 
 
 def test_a_list_has_why_a_request_waits(client: Client, service: FakeService) -> None:

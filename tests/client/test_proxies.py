@@ -12,7 +12,7 @@ from tandem_client import AsyncClient, Client
 from tandem_client.address import dialled
 from tandem_client.connection import Access
 from tandem_client.gateway.service import Service
-from tandem_client.handshake import is_plaintext
+from tandem_client.peer import is_plaintext
 from tandem_client.services.gateway import gateway_flags
 from tandem_client.services.probe import Probe
 from tests.client.cli.test_serve import READY, Programs, run_serve

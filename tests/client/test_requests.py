@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from tandem.v1 import inference_pb2
 
-from tandem_client import Client
-from tandem_client.wire.request import abort_request, detokenize_request, generate_request, tokenize_request
+from tandem_client import Client, calls
+from tandem_client.wire.request import generate_request
 
 EVERY_OPTION = {
     "add_special_tokens": False,
@@ -143,13 +143,13 @@ def test_the_error_of_a_wrong_keyword_names_it(
         (lambda: generate_request("", cache_salt="\ud83d"), "cache_salt has U+D83D at character 0"),
         (lambda: generate_request("", stop=["a", "b\ud800"]), "stop has U+D800 at character 1"),
         (lambda: generate_request("", request_id="a\ud800"), "request_id has U+D800 at character 1"),
-        (lambda: tokenize_request("\ud800", add_special_tokens=None, model=None), "text has U+D800 at character 0"),
-        (lambda: tokenize_request("", add_special_tokens=None, model="\ud800"), "model has U+D800 at character 0"),
+        (lambda: calls.tokenize("\ud800"), "text has U+D800 at character 0"),
+        (lambda: calls.tokenize("", model="\ud800"), "model has U+D800 at character 0"),
         (
-            lambda: detokenize_request([], skip_special_tokens=None, model="\ud800"),
+            lambda: calls.detokenize([], model="\ud800"),
             "model has U+D800 at character 0",
         ),
-        (lambda: abort_request(["a", "\ud800"]), "request_ids has U+D800 at character 0"),
+        (lambda: calls.abort("a", "\ud800"), "request_ids has U+D800 at character 0"),
     ],
 )
 def test_the_error_of_half_a_surrogate_pair_names_it(make: Callable[[], object], message: str) -> None:

@@ -4,8 +4,7 @@ import csv
 from pathlib import Path
 
 from scheduler_svc.recording.steps_file import HEADER
-from tandem_client.plot.data import read_steps
-from tandem_client.plot.summary import summarize
+from tandem_client.plot.data import read_steps, summarize
 from tests.rigs.processes import Rig
 from tests.system.asks import random_asks
 

@@ -1,12 +1,14 @@
 """The `tandem` command: its subcommands, put together."""
 
 import os
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
-from tandem_client.cli.later import HELP, Entry, Later
-from tandem_client.cli.reporting import Exit, TandemGroup
+from tandem_client.cli.reporting import HELP, Exit, TandemGroup
 
 _END = """
 Examples:
@@ -17,74 +19,61 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 the request is wrong, 3 not available or full, 4 timed out, 130 interrupted, \
 141 the output was closed by its reader."""
 
-# In the order of the help, below their headings.
-_PANELS: dict[str, dict[str, Entry]] = {
+# Heading in the help, command, and its module in `commands`, in the order of the help.
+_PANELS = {
     "Generate": {
-        "chat": Entry(module="chat", summary="Talk with the model; with MESSAGE or piped input, print one answer."),
-        "generate": Entry(module="generate", summary="Complete a text and print the output as it is generated."),
-        "tokenize": Entry(module="queries", summary="Print the token ids of a text or of a chat."),
-        "detokenize": Entry(module="queries", summary="Print the text of token ids."),
-        "abort": Entry(
-            module="queries", summary="Cancel running or waiting requests; exit code 1 if an id is unknown."
-        ),
+        "chat": "chat",
+        "generate": "generate",
+        **dict.fromkeys(("tokenize", "detokenize", "abort"), "queries"),
     },
-    "Look at a service": {
-        "health": Entry(
-            module="queries",
-            summary="Check whether the service computes a request that arrives now; exit code 3 if not.",
-        ),
-        "load": Entry(module="queries", summary="Show the current load: requests, pages, workers."),
-        "requests": Entry(
-            module="queries",
-            summary="List the requests that wait or run, the oldest first, with the ids that abort takes.",
-        ),
-        "info": Entry(module="queries", summary="Show the served model, its limits and default settings."),
-        "flush": Entry(module="queries", summary="Empty the prefix cache and print how many pages were freed."),
-        "quarantine": Entry(
-            module="queries",
-            summary="List the requests that are refused because they killed their workers, or clear the list.",
-        ),
-        "drain": Entry(
-            module="queries",
-            summary=(
-                "Let a worker, or the service, end its requests and leave; exit code 1 if it could not end in order."
-            ),
-        ),
-        "update-weights": Entry(
-            module="queries",
-            summary="Let all workers load new weights of the same model; exit code 1 if not all of them have.",
-        ),
-    },
-    "Run and analyse": {
-        "serve": Entry(
-            module="serve",
-            summary="Run the scheduler service and a worker until Ctrl-C, and restart them when they die.",
-            of_checkout=True,
-        ),
-        "simulate": Entry(
-            module="local",
-            summary="Predict speed and latency for a machine, model and workload, with the real scheduler on virtual"
-            " time.",
-            of_checkout=True,
-            passes_on=True,
-        ),
-        "keys": Entry(
-            module="local",
-            summary="Make the keys with which workers on other hosts join.",
-            of_checkout=True,
-            passes_on=True,
-        ),
-        "plot": Entry(module="local", summary="Plot a step log: running and waiting requests, step types and times."),
-        "token": Entry(module="token", attribute="tokens", summary="Make tokens for a service."),
-    },
+    "Look at a service": dict.fromkeys(
+        ("health", "load", "requests", "info", "flush", "quarantine", "drain", "update-weights"), "queries"
+    ),
+    "Run and analyse": {"serve": "serve", "simulate": "local", "keys": "local", "plot": "local", "token": "token"},
 }
+_PLACES = {name: (panel, module) for panel, modules in _PANELS.items() for name, module in modules.items()}
+# They run programs of a checkout, and are listed only where these are installed.
+_OF_CHECKOUT = ("serve", "simulate", "keys")
+# The arguments of these, --help too, are read by the program.
+_PASS_ON = ("simulate", "keys")
+_ALL_ARGUMENTS: dict[str, Any] = {
+    "help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True
+}  # fmt: skip
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. Each is imported when it is asked for: --version and a wrong word wait for none."""
+
+    def __getitem__(self, name: str) -> Any:
+        panel, module_name = _PLACES[name]
+        module = import_module(f"tandem_client.cli.commands.{module_name}")
+        target: Any = getattr(module, name.replace("-", "_"))
+        if not isinstance(target, typer.Typer):
+            command, target = target, typer.Typer(add_completion=False)
+            settings, epilog = _ALL_ARGUMENTS if name in _PASS_ON else HELP, getattr(module, "EXAMPLES", None)
+            target.command(name, epilog=epilog, context_settings=settings)(command)
+        made: Any = get_command(target)
+        made.name, made.rich_help_panel = name, panel
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
 
 
 class _Group(TandemGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for panel, entries in _PANELS.items():
-            self.commands.update((name, Later(name, panel, entry)) for name, entry in entries.items())
+        self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the commands whose programs are installed; the others explain what is missing."""
+        from tandem_client.services.programs import PROGRAMS, missing_programs
+
+        unlisted = _OF_CHECKOUT if missing_programs(PROGRAMS) else ()
+        return [name for name in _PLACES if name not in unlisted]
 
 
 app = typer.Typer(

@@ -7,55 +7,47 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from tandem_client import types
 from tandem_client.cli.plain import plain
 from tandem_contract.plural import counted
 
 
-class State(StrEnum):
-    """The result of a health check."""
-
-    SERVING = "serving"
-    NOT_SERVING = "not_serving"
-    # The health check had no answer.
-    UNREACHABLE = "unreachable"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The fields of `tandem health --json`. Those from `workers` on are None if GetLoad did not answer."""
+    """Whether the service computes a request that arrives now."""
 
-    state: State
+    # Unreachable: the health check had no answer.
+    state: Literal["serving", "not_serving", "unreachable"]
     # Why the service does not serve, or why its load is unknown; otherwise empty.
     reason: str
-    workers: int | None = None
-    waiting: int | None = None
-    # None if no worker was lost.
-    suspects: int | None = None
-    worker_lost_seconds: float | None = None
-    worker_lost_reason: str | None = None
-    # Why streams would not survive the scheduler's death although it has a journal; otherwise empty.
-    journal_suspended: str | None = None
-    # Of the state NOT_SERVING: a word, and since when no request is computed, in Unix time.
-    not_serving_reason: types.WaitReason | None = None
-    not_serving_since: float | None = None
+    # None if GetLoad did not answer.
+    load: types.Load | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The fields of `tandem health --json`; those of the load are None if it is unknown."""
+        names = ("workers", "waiting", "suspects", "worker_lost_seconds", "worker_lost_reason", "journal_suspended",
+            "not_serving_reason", "not_serving_since")  # fmt: skip
+        values = {name: getattr(self.load, name, None) for name in names}
+        # None if no worker was lost.
+        values["worker_lost_reason"] = values["worker_lost_reason"] or None
+        return {"state": self.state, "reason": self.reason, **values}
 
 
 def of_health(health: Health) -> str:
     """Returns one line: "serving; 2 workers, 3 requests wait" or "not serving for 12 s: ..., 3 requests wait"."""
-    waiting = ""
-    if health.waiting:
-        waiting = counted(health.waiting, "request", "wait")
-    if health.state != State.SERVING:
-        return f"not serving{_since(health.not_serving_since)}: {health.reason}{'; ' if waiting else ''}{waiting}"
-    if health.workers is None:
+    load = health.load
+    waiting = counted(load.waiting, "request", "wait") if load and load.waiting else ""
+    if health.state != "serving":
+        since = _since(load.not_serving_since if load else None)
+        return f"not serving{since}: {health.reason}{'; ' if waiting else ''}{waiting}"
+    if load is None:
         return f"serving; the load is not known: {health.reason}"
-    parts = [counted(health.workers, "worker"), *([waiting] if waiting else [])]
-    if health.suspects:
-        parts.append(f"{counted(health.suspects, 'request')} suspected of killing a worker")
-    suspended = f"; {health.journal_suspended}" if health.journal_suspended else ""
+    parts = [counted(load.workers, "worker"), *([waiting] if waiting else [])]
+    if load.suspects:
+        parts.append(f"{counted(load.suspects, 'request')} suspected of killing a worker")
+    suspended = f"; {load.journal_suspended}" if load.journal_suspended else ""
     return f"serving; {', '.join(parts)}{suspended}"
 
 
@@ -106,8 +98,8 @@ def _totals(requests: Sequence[types.ListedRequest], *, is_cut: bool) -> str:
     states = Counter(str(request.state) for request in requests)
     tokens = counted(sum(request.output_tokens for request in requests), "output token")
     others = "; there are others (--limit)" if is_cut else ""
-    each = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items(), reverse=True))
-    return f"{counted(count, 'request')}{samples}: {each}; {tokens}{others}"
+    counts = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items(), reverse=True))
+    return f"{counted(count, 'request')}{samples}: {counts}; {tokens}{others}"
 
 
 def of_load(load: types.Load) -> Iterator[str]:
@@ -133,7 +125,7 @@ def of_load(load: types.Load) -> Iterator[str]:
         yield f"workers   {load.workers:,}{on_standby}"
         yield from (f"          {worker}" for worker in workers)
     if load.weights_version:
-        others = {each.weights_version for each in load.per_worker} - {load.weights_version}
+        others = {worker.weights_version for worker in load.per_worker} - {load.weights_version}
         partly = "; workers have others, as tandem load --json shows" if others else ""
         yield f"weights   version {load.weights_version}{partly}"
     yield from _held_pools(load.held_pools)
@@ -227,8 +219,8 @@ _STATES = {
 
 def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
     # A worker on another host has no process id here.
-    own = f"pid {worker.pid}" if worker.pid else worker.name
-    name = ", ".join(filter(None, (own, worker.device))) or "pid unknown"
+    place = f"pid {worker.pid}" if worker.pid else worker.name
+    name = ", ".join(filter(None, (place, worker.device))) or "pid unknown"
     if alone:
         return name
     if worker.state in _STATES:

@@ -183,13 +183,13 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        given = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
-        command(service=Service(**given), **values)
+        flags = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
+        command(service=Service(**flags), **values)
 
     parameters: list[inspect.Parameter] = []
-    for each in inspect.signature(command).parameters.values():
-        found = _OF_SERVICE if each.name == "service" else (each.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
-        parameters += found
+    for declared in inspect.signature(command).parameters.values():
+        is_service = declared.name == "service"
+        parameters += _OF_SERVICE if is_service else (declared.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return run
 
@@ -275,7 +275,7 @@ def read_file(path: str, flag: str) -> str:
     """Returns the text of the file that a flag names. Raises ValueError if it cannot be read or is not UTF-8."""
     try:
         with Path(path).open("rb") as file:
-            return _decoded(file, f"{flag}: {path}")
+            return decoded(file, f"{flag}: {path}")
     except OSError as error:
         raise ValueError(f"{flag}: {path[:200]}: {error.strerror}") from None
 
@@ -285,10 +285,11 @@ def read_text() -> str:
 
     So in every locale.
     """
-    return io.StringIO(_decoded(sys.stdin.buffer, "standard input"), newline=None).read()
+    return io.StringIO(decoded(sys.stdin.buffer, "standard input"), newline=None).read()
 
 
-def _decoded(file: BinaryIO, name: str) -> str:
+def decoded(file: BinaryIO, name: str) -> str:
+    """Returns the text of a file. Raises ValueError if it is too long or not UTF-8."""
     raw = file.read(_MAX_TEXT_BYTES + 1)
     if len(raw) > _MAX_TEXT_BYTES:
         raise ValueError(f"{name} has more than {_MAX_TEXT_BYTES:,} bytes, the most that one request can have")

@@ -67,21 +67,21 @@ def keyword_in_flags(message: str, *, of_generate: bool) -> str:
     """Returns a message of `request`, which begins with keywords, with the flags in their places."""
     names = _OF_KEYWORD if of_generate else {**_OF_KEYWORD, **_OF_OTHERS}
     named = _KEYWORDS_FIRST.sub(
-        lambda found: " and ".join(names.get(each, each) for each in found[0].split(" and ")), message, count=1
+        lambda match: " and ".join(names.get(word, word) for word in match[0].split(" and ")), message, count=1
     )
     return _INDEXED.sub(_without_index, named)
 
 
 def client_in_flags(message: str) -> str:
     """Returns a message about the connection with flags in place of a client's keywords."""
-    return _CLIENT_WORDS.sub(lambda found: _OF_CLIENT[found[0]], message)
+    return _CLIENT_WORDS.sub(lambda match: _OF_CLIENT[match[0]], message)
 
 
-def _without_index(found: re.Match[str]) -> str:
+def _without_index(match: re.Match[str]) -> str:
     """Drops the index, because a flag is repeated and not indexed. The index of a bias is its token id."""
-    if found[1] == THE_PROMPT:
-        return f"token {found[2]} of the prompt"
-    if found[1].startswith("--"):
-        return f"--logit-bias of token {found[2]}" if found[1] == "--logit-bias" else found[1]
+    if match[1] == THE_PROMPT:
+        return f"token {match[2]} of the prompt"
+    if match[1].startswith("--"):
+        return f"--logit-bias of token {match[2]}" if match[1] == "--logit-bias" else match[1]
     # Arguments are counted from 1, as people do.
-    return f"{found[1]} number {int(found[2]) + 1}"
+    return f"{match[1]} number {int(match[2]) + 1}"

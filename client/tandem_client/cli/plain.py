@@ -12,8 +12,8 @@ def plain(text: str) -> str:
     return _CONTROL.sub(_shown, text)
 
 
-def _shown(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code == 0x0D:
         return ""
     if code < 0x20:

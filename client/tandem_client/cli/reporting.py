@@ -1,12 +1,13 @@
 """Runs a command, and ends it with one exit code and, if it failed, one line on standard error.
 
 Replaces the parts of typer's own `main` that read arguments and choose an exit code. Owns exit codes, hints, the
-message for a wrong argument, and the handling of output that cannot be written. Knows nothing of the single commands.
+messages for a wrong argument and for a word that is no command, and the handling of output that cannot be written.
 """
 
+import difflib
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -15,9 +16,9 @@ import typer
 from typer.core import TyperGroup
 
 from tandem_client import errors
-from tandem_client.cli.later import no_such_command
 
 _NAME = "tandem"
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Exit(IntEnum):
@@ -146,15 +147,7 @@ def _is_limit_in_info(error: errors.InvalidArgument) -> bool:
 
 
 class TandemGroup(TyperGroup):
-    """All commands. An error is one line, and every exit code is one of `Exit`."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the commands whose programs are installed; the others explain what is missing."""
-        from tandem_client.services.programs import PROGRAMS, missing_programs
-
-        are_missing = bool(missing_programs(PROGRAMS))
-        entries = {name: getattr(each, "entry", None) for name, each in self.commands.items()}
-        return [name for name, entry in entries.items() if not (are_missing and entry and entry.of_checkout)]
+    """Some commands. An error is one line, and every exit code is one of `Exit`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Finds the command. Raises UsageError with what is there instead."""
@@ -189,6 +182,44 @@ class TandemGroup(TyperGroup):
             print(f"error: {usage_error(error)}", file=sys.stderr)
             return error.exit_code
         return Exit.OK
+
+
+_START = "tandem serve starts a service"
+_LOAD = "tandem load shows requests, pages and workers, tandem health whether it serves"
+_REQUESTS = "tandem requests lists the requests that wait or run, tandem load shows the load"
+_INFO = "tandem info shows the served model"
+_PULL = "tandem serve takes a folder or a hub name as its model"
+_STOP = "Ctrl-C ends tandem serve, and tandem drain lets a service end its requests first"
+_LOG = "tandem serve -v prints the log of its programs, or has it in serve.log of the runtime folder"
+_BENCH = "tandem simulate predicts speeds, and tandem plot draws a step log"
+# What people type who know ollama, docker, vllm or systemd.
+_WORDS = {
+    "run": f"{_START}, and tandem chat or tandem generate asks it",
+    **dict.fromkeys(("start", "up", "daemon", "api_server"), _START),
+    **dict.fromkeys(("status", "stats"), _LOAD),
+    **dict.fromkeys(("ps", "top", "queue", "jobs"), _REQUESTS),
+    **dict.fromkeys(("models", "model", "list", "ls", "show", "inspect"), _INFO),
+    **dict.fromkeys(("pull", "download", "create", "fetch"), _PULL),
+    **dict.fromkeys(("stop", "down", "shutdown", "quit"), _STOP),
+    **dict.fromkeys(("restart", "reload"), f"{_STOP}; {_START}"),
+    **dict.fromkeys(("logs", "log", "journalctl"), _LOG),
+    **dict.fromkeys(("cancel", "kill", "rm"), "tandem abort ends requests"),
+    **dict.fromkeys(("complete", "completion", "prompt", "ask"), "tandem generate continues a text"),
+    **dict.fromkeys(("encode", "decode"), "tandem tokenize prints token ids, tandem detokenize their text"),
+    **dict.fromkeys(("login", "auth"), "tandem token new makes a token; --token-file or TANDEM_TOKEN gives it"),
+    **dict.fromkeys(("bench", "benchmark"), _BENCH),
+    "version": "tandem --version prints it",
+    "help": "tandem --help lists the commands",
+}
+
+
+def no_such_command(word: str, commands: Iterable[str]) -> str:
+    """Returns what is said of a word that is none of the commands: what does that, or the nearest one."""
+    said = f"there is no command {word[:40]!r}"
+    if (does_that := _WORDS.get(word.lower())) is not None:
+        return f"{said}; {does_that}"
+    near = difflib.get_close_matches(word.lower(), commands, n=1)
+    return f"{said}; did you mean tandem {near[0]}?" if near else said
 
 
 def usage_error(error: typer.TyperException) -> str:

@@ -44,16 +44,16 @@ def closing_line(
 
 def _events(summary: Summary) -> list[str]:
     usage, timing = summary.usage, summary.timing
-    found: list[str] = []
+    events: list[str] = []
     if usage.reasoning_tokens:
-        found.append(f"{counted(usage.reasoning_tokens, 'token')} of reasoning")
+        events.append(f"{counted(usage.reasoning_tokens, 'token')} of reasoning")
     if usage.cached_prompt_tokens:
-        found.append(f"{usage.cached_prompt_tokens} of {numbered(usage.prompt_tokens, 'prompt token')} cached")
+        events.append(f"{usage.cached_prompt_tokens} of {numbered(usage.prompt_tokens, 'prompt token')} cached")
     if timing.preemptions:
-        found.append(counted(timing.preemptions, "preemption"))
+        events.append(counted(timing.preemptions, "preemption"))
     if timing.worker_changes:
-        found.append(counted(timing.worker_changes, "worker change"))
-    return found
+        events.append(counted(timing.worker_changes, "worker change"))
+    return events
 
 
 def json_line(message: inference_pb2.GenerateResponse, **more: str) -> str:
@@ -216,7 +216,7 @@ def _table(name: str, start: int, token_ids: Sequence[int], logprobs: Iterable[T
     yield f"{name}: position, {'token, ' if token_ids else ''}logprob, most probable"
     for idx, entry in enumerate(logprobs):
         token = f"{token_ids[idx]:>8}" if token_ids else ""
-        own = "" if entry.piece is None else f"  {entry.piece.text!r}"
+        piece = "" if entry.piece is None else f"  {entry.piece.text!r}"
         texts = [repr(piece.text) for piece in entry.top_pieces] or [""] * len(entry.top)
         top = "".join(f"  {other}{text}={logprob:.3f}" for (other, logprob), text in zip(entry.top, texts, strict=True))
-        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{own}{top}"
+        yield f"{start + idx:>8}{token}{entry.logprob:>10.3f}{piece}{top}"

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from tandem_client.plot import data
-from tandem_client.plot.summary import Summary
+from tandem_client.plot.data import Summary
 from tandem_contract.plural import counted
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
@@ -70,19 +70,17 @@ def draw_shares(axes: Axes, summary: Summary) -> None:
 
 def draw_spread(axes: Axes, log: data.StepsLog, summary: Summary) -> None:
     """Draws the milliseconds of a step of each kind, and of a decode step on each of several lanes, as boxes."""
-    boxes = [_box(kind.name, log.ms[log.kind == kind.name]) for kind in summary.kinds]
-    colours = [KIND_COLOURS[kind.name] for kind in summary.kinds]
+    boxes = [(kind.name, kind.name, log.ms[log.kind == kind.name]) for kind in summary.kinds]
     for lane in summary.lanes:
         ms = log.ms[(log.kind == "decode") & (log.lane == float(lane.name.removeprefix("lane ")))]
-        if len(ms):
-            boxes.append(_box(f"{lane.name}, decode", ms))
-            colours.append(KIND_COLOURS["decode"])
-    drawn = axes.bxp(
-        boxes, orientation="horizontal", showfliers=False, patch_artist=True, widths=0.5,
+        boxes += [(f"{lane.name}, decode", "decode", ms)] if len(ms) else []
+    drawn = axes.boxplot(
+        [np.maximum(ms, LEAST_MS) for _, _, ms in boxes], whis=(1, 99), showfliers=False, patch_artist=True, widths=0.5,
+        tick_labels=[f"{name}\n{np.median(ms):,.2f} ms" for name, _, ms in boxes], orientation="horizontal",
         medianprops={"color": "black", "linewidth": 1.6},
     )  # fmt: skip
-    for box, colour in zip(drawn["boxes"], colours, strict=True):
-        box.set_facecolor(colour)
+    for box, (_, kind, _) in zip(drawn["boxes"], boxes, strict=True):
+        box.set_facecolor(KIND_COLOURS[kind])
     axes.invert_yaxis()
     log_scale(axes, "x")
     axes.set_xlabel("ms per step")
@@ -90,12 +88,6 @@ def draw_spread(axes: Axes, log: data.StepsLog, summary: Summary) -> None:
     axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _box(name: str, ms: data.Floats) -> dict[str, Any]:
-    low, first, middle, third, high = np.percentile(np.maximum(ms, LEAST_MS), (1, 25, 50, 75, 99)).tolist()
-    label = f"{name}\n{middle:,.2f} ms"
-    return {"label": label, "whislo": low, "q1": first, "med": middle, "q3": third, "whishi": high}
 
 
 def draw(log: data.StepsLog, summary: Summary, *, width: int, by_time: bool) -> bytes:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from tandem_client.address import DEFAULT_ADDRESS, dialled
-from tandem_client.handshake import own_names
+from tandem_client.peer import own_names
 from tandem_client.services.display import Endpoint
 from tandem_client.services.settings import Settings
 

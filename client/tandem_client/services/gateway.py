@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem_client.address import dialled
-from tandem_client.handshake import own_names
+from tandem_client.peer import own_names
 from tandem_client.services.programs import RESTARTED, OnEnd, OnLine, kept
 from tandem_client.services.settings import Settings
 from tandem_contract.child import Program, python

@@ -45,7 +45,7 @@ class TandemRollout:
         groups = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
         with ThreadPoolExecutor(min(_MAX_THREADS, len(groups))) as pool:
             waiting = [pool.submit(self._samples, idx, group, trainer) for idx, group in enumerate(groups)]
-            results = [each.result() for each in waiting]
+            results = [group.result() for group in waiting]
         columns: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
         for result in results:
             for name, values in result.items():
@@ -83,7 +83,7 @@ class TandemRollout:
         logprobs: list[list[float]] = [[] for _ in range(count)]
         for delta in stream:
             tokens[delta.sample_idx] += delta.token_ids
-            logprobs[delta.sample_idx] += [each.logprob for each in delta.logprobs]
+            logprobs[delta.sample_idx] += [entry.logprob for entry in delta.logprobs]
         return {"prompt_ids": [ids] * count, "completion_ids": tokens, "logprobs": logprobs}
 
     def _options(self, idx: int, count: int, trainer: Any) -> GenerateOptions:

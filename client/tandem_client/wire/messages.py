@@ -3,10 +3,11 @@
 Owns the mapping. Knows nothing of calls.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
+from operator import attrgetter, methodcaller
 from types import UnionType
 from typing import Any, TypeVar, cast, get_origin
 
@@ -16,86 +17,68 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import types
 from tandem_client.errors import ProtocolError
+from tandem_client.wire.parts import numbers_of
 from tandem_contract.plural import numbered
 
 _Value = TypeVar("_Value")
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
-def value(cls: type[_Value], message: Message, **given: Any) -> _Value:
-    """A value of the class: the given fields, and all others from the message's fields of the same names.
+def value(cls: type[_Value], message: Message) -> _Value:
+    """A value of the class, from the message's fields of the same names.
 
     A field that may be None is None where the message's field is not set. A number of an enum that is newer than this
     client is UNKNOWN.
     """
-    for name, may_be_unset, read in _readers(cls, message.DESCRIPTOR):
-        if name not in given:
-            is_unset = may_be_unset and not message.HasField(name)
-            found = None if is_unset else getattr(message, name)
-            given[name] = found if is_unset or read is None else read(found)
-    return cls(**given)
+    return cls(**{name: read(message) for name, read in _readers(cls, message.DESCRIPTOR)})
 
 
 @cache
-def _readers(cls: Any, message: Descriptor) -> list[tuple[str, bool, Callable[[Any], Any] | None]]:
-    """Of each field: its name, whether it may be None, and what makes its value of the message's; None: it is that."""
-    found: list[tuple[str, bool, Callable[[Any], Any] | None]] = []
-    for field in fields(cls):
-        kind: Any = field.type
-        may_be_unset = isinstance(kind, UnionType)
-        kind = kind.__args__[0] if may_be_unset else kind
-        found.append((field.name, may_be_unset, _reader(kind, message.fields_by_name[field.name])))
-    return found
+def _readers(cls: Any, message: Descriptor) -> list[tuple[str, Callable[[Any], Any]]]:
+    """The name of each field, and what makes its value of a message."""
+    return [(field.name, _reader(field.type, message.fields_by_name[field.name])) for field in fields(cls)]
 
 
-def _reader(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any] | None:
+def _reader(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any]:
+    if isinstance(kind, UnionType):
+        read = _reader(kind.__args__[0], field)
+        # A number of an enum is set if it is not the first one, "unspecified".
+        is_set = methodcaller("HasField", field.name) if field.has_presence else attrgetter(field.name)
+        return lambda message: read(message) if is_set(message) else None
+    get, make = attrgetter(field.name), _maker(kind, field)
+    return get if make is None else lambda message: make(get(message))
+
+
+def _maker(kind: Any, field: FieldDescriptor) -> Callable[[Any], Any] | None:
+    """What makes the value of the field's; None: it is that."""
     if get_origin(kind) is tuple:
         (of, _) = kind.__args__
-        return partial(_values, cast(Any, of)) if is_dataclass(of) else tuple
+        return (lambda items: tuple(value(cast(Any, of), item) for item in items)) if is_dataclass(of) else tuple
     if is_dataclass(kind):
         return partial(value, cast(Any, kind))
     return _words(kind, cast(EnumDescriptor, field.enum_type)) if issubclass(kind, StrEnum) else None
 
 
-def _values(cls: type[Any], given: Iterable[Message]) -> tuple[Any, ...]:
-    return tuple(value(cls, each) for each in given)
-
-
 def _words(cls: type[_Word], enum: EnumDescriptor) -> Callable[[int], _Word]:
-    """What makes a value of an enum's number: its name in small letters, without the name of the enum."""
-    prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
-    # The first is "unspecified".
-    known = {each.number: cls(each.name.removeprefix(prefix).lower()) for each in enum.values[1:]}
-    return lambda number: known.get(number, cls("unknown"))
+    """What makes a value of an enum's number."""
+    words = {number: cls(word) for word, number in numbers_of(enum).items()}
+    return lambda number: words.get(number, cls("unknown"))
 
 
-_wait_reason = _words(types.WaitReason, inference_pb2.WaitReason.DESCRIPTOR)
 _abort_outcome = _words(types.AbortOutcome, control_pb2.AbortOutcome.DESCRIPTOR)
 accepted, waiting = partial(value, types.Accepted), partial(value, types.Waiting)
 finished, summary = partial(value, types.Finished), partial(value, types.Summary)
 model_info, rendered_chat = partial(value, types.ModelInfo), partial(value, types.RenderedChat)
+load, request_page = partial(value, types.Load), partial(value, types.RequestPage)
 drain_progress, update_progress = partial(value, types.DrainProgress), partial(value, types.UpdateProgress)
-
-
-def load(message: control_pb2.GetLoadResponse) -> types.Load:
-    """The value of GetLoad's answer."""
-    why = _wait_reason(message.not_serving_reason) if message.not_serving else None
-    return value(types.Load, message, not_serving_reason=why)
-
-
-def request_page(message: control_pb2.ListRequestsResponse) -> types.RequestPage:
-    """The value of ListRequests' answer."""
-    requests = tuple(
-        value(types.ListedRequest, each, wait_reason=_wait_reason(each.wait_reason) if each.wait_reason else None)
-        for each in message.requests
-    )
-    return types.RequestPage(requests=requests, next_page_token=message.next_page_token)
 
 
 def abort_outcomes(message: control_pb2.AbortResponse) -> types.AbortOutcomes:
     """Request id to outcome, in the order of the answer."""
     outcomes = [(result.request_id, _abort_outcome(result.outcome)) for result in message.results]
-    return types.AbortOutcomes(outcomes, {each.request_id: each.detail for each in message.results if each.detail})
+    return types.AbortOutcomes(
+        outcomes, {result.request_id: result.detail for result in message.results if result.detail}
+    )
 
 
 def delta(message: inference_pb2.Delta) -> types.Delta:
@@ -132,7 +115,7 @@ def _logprobs(message: inference_pb2.Logprobs) -> tuple[types.TokenLogprob, ...]
             f"{numbered(len(message.top_logprobs), 'logprob')} of alternatives"
         )
     top = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
-    pieces, others = (tuple(map(_piece, each)) for each in (message.pieces, message.top_pieces))
+    pieces, others = (tuple(map(_piece, some)) for some in (message.pieces, message.top_pieces))
     if pieces and (len(pieces), len(others)) != (count, len(top)):
         raise ProtocolError(
             f"{numbered(count, 'logprob')} and {numbered(top_k, 'alternative')} of each have"

@@ -7,13 +7,15 @@ limit and every role, and reads the constraint.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from tandem.v1 import chat_pb2, constraint_pb2
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 
 from tandem_client.types import ChatMessage
 
+_Message = TypeVar("_Message", bound=Message)
 # The range of each kind of integer field.
 _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -63,6 +65,32 @@ def assign(name: str, message: Any, field: str, value: Any) -> None:
         raise type(error)(f"{name} is {shown}; {why}") from None
 
 
+def fill(message: _Message, place: str = "", **values: Any) -> _Message:
+    """Sets fields by their names, and leaves those unset whose value is None. Raises as `assign`.
+
+    `place`: what stands before a name in an error.
+    """
+    for name, value in values.items():
+        if value is not None:
+            assign(f"{place}{name}", message, name, value)
+    return message
+
+
+def numbers_of(enum: EnumDescriptor) -> Mapping[str, int]:
+    """The numbers of an enum by their names in small letters, without the name of the enum, and without the first."""
+    first, *others = enum.values
+    return {value.name.removeprefix(first.name.removesuffix("UNSPECIFIED")).lower(): value.number for value in others}
+
+
+def number_of(name: str, word: str, enum: EnumDescriptor) -> int:
+    """The number of a caller's word. Raises ValueError, which begins with `name`."""
+    numbers = numbers_of(enum)
+    if word.lower() not in numbers:
+        *words, last = numbers
+        raise ValueError(f"{name} is {word!r}; it must be {', '.join(words)} or {last}")
+    return numbers[word.lower()]
+
+
 def json_text(name: str, value: object) -> str:
     """Returns a mapping as JSON, or the text of a JSON object as it is. Raises TypeError, ValueError."""
     if isinstance(value, str):
@@ -101,35 +129,40 @@ class ChatKeywords(ChatOptions, total=False):
     parsed: bool | None
 
 
-# Fields of a Chat by the keyword that sets them.
-_FIELDS = {
-    "chat": "messages",
-    "tools": "tools_json",
-    "tool_choice": "tool_choice",
-    "parallel_tool_calls": "parallel_tool_calls",
-    "template_args": "template_args_json",
-    "continue_final_message": "continue_final_message",
-    "add_generation_prompt": "add_generation_prompt",
-    "parsed": "unparsed",
+# Messages of a GenerateRequest whose fields have keywords of their own. Within any other field, all have its keyword.
+_GROUPS = ("chat", "constraint", "sampling", "stop", "output", "cache", "resume")
+# Keywords that differ from the field's name.
+_OTHER_NAMES = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "chat.messages": "chat",
+    "chat.tools_json": "tools",
+    "chat.template_args_json": "template_args",
+    "chat.unparsed": "parsed",
+    "stop.stop_strings": "stop",
+    "cache.salt": "cache_salt",
+    "cache.bypass_read": "bypass_cache_read",
+    "cache.bypass_write": "bypass_cache_write",
 }
 
 
-def _paths(descriptor: Descriptor, prefix: str) -> Iterator[str]:
-    """The paths of the fields of a message, and of its parts."""
-    yield prefix
-    for field in descriptor.fields:
-        path = f"{prefix}.{field.name}"
-        if field.message_type is None:
-            yield path
-        else:
-            yield from _paths(field.message_type, path)
+def _keywords(message: Descriptor, prefix: str = "", keyword: str = "") -> Iterator[tuple[str, str]]:
+    """The paths of a message's fields and of their parts, each with its keyword; `keyword`: that of the message."""
+    for field in message.fields:
+        path = f"{prefix}{field.name}"
+        named = "" if path in _GROUPS else keyword or _OTHER_NAMES.get(path, field.name)
+        if named:
+            yield path, named
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            yield from _keywords(field.message_type, f"{path}.", named)
 
 
-_KEYWORDS = {field: keyword for keyword, field in _FIELDS.items()}
-# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
-CHAT_FIELDS: Mapping[str, str] = {
-    path: _KEYWORDS[path.split(".")[1]] if "." in path else "chat" for path in _paths(chat_pb2.Chat.DESCRIPTOR, "chat")
-}
+# Path of a field of GenerateRequest to the keyword that sets it, as errors need it; a chat as a whole is named, too.
+FIELD_KEYWORDS: Mapping[str, str] = {"chat": "chat", **dict(_keywords(inference_pb2.GenerateRequest.DESCRIPTOR))}
+CHAT_FIELDS, CONSTRAINT_FIELDS = (
+    {path: keyword for path, keyword in FIELD_KEYWORDS.items() if path.partition(".")[0] == group}
+    for group in ("chat", "constraint")
+)
 # Ignored in messages, their parts and their calls. Agents send answers of earlier turns back with all fields that some
 # other server or library has given them.
 IGNORED_IN_MESSAGES = (
@@ -162,7 +195,7 @@ def chat_prompt(messages: ChatMessages, **options: Unpack[ChatKeywords]) -> chat
             case "parsed":
                 made.unparsed = not value
             case _:
-                assign(name, made, _FIELDS[name], value)
+                assign(name, made, name, value)
     return made
 
 
@@ -190,15 +223,15 @@ def _parts(place: str, given: object) -> list[str]:
     """The texts of content that is a list of parts: {"type": "text", "text": "..."}."""
     if not isinstance(given, Sequence):
         raise TypeError(f"{place} is {given!r:.60}; text or a list of parts is needed")
-    found: list[str] = []
+    texts: list[str] = []
     for idx, part in enumerate(cast(Sequence[object], given)):
         values = _known(f"{place}[{idx}]", part, None)
         kind = values.get("type")
         text = values.get(TEXT_PARTS.get(str(kind), ""))
         if not isinstance(text, str):
             raise ValueError(f"{place}[{idx}] is of type {kind}; only parts of type text are taken")
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def _set_call(place: str, made: chat_pb2.ToolCall, given: object) -> None:
@@ -222,8 +255,8 @@ def _known(place: str, given: object, names: Iterable[str] | None) -> dict[str, 
     # Libraries write every field that a message could have, most of them null or empty.
     values = {name: value for name, value in entries.items() if value is not None}
     if names is not None:
-        known = {*names, *IGNORED_IN_MESSAGES}
-        unknown = [name for name, value in values.items() if name not in known and value not in ([], {}, "")]
+        allowed = {*names, *IGNORED_IN_MESSAGES}
+        unknown = [name for name, value in values.items() if name not in allowed and value not in ([], {}, "")]
         if unknown:
             raise TypeError(f"{place} has {unknown[0]}; known are {', '.join(names)}")
     return values
@@ -239,7 +272,7 @@ def _tool_choice(given: object) -> chat_pb2.ToolChoice:
     if not isinstance(given, str) or given not in TOOL_CHOICES:
         form = '{"type": "function", "function": {"name": "..."}}'
         raise ValueError(f"tool_choice is {given!r:.60}; it must be auto, none, required, or {form}")
-    return chat_pb2.ToolChoice(mode=chat_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{given.upper()}"))
+    return chat_pb2.ToolChoice(mode=cast(Any, numbers_of(chat_pb2.ToolChoiceMode.DESCRIPTOR)[given]))
 
 
 class ConstraintOptions(TypedDict, total=False):
@@ -255,13 +288,6 @@ class ConstraintOptions(TypedDict, total=False):
     choices: Iterable[str] | None
     # A grammar in llguidance's dialect of Lark.
     lark: str | None
-
-
-# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
-CONSTRAINT_FIELDS: Mapping[str, str] = {
-    **{f"constraint.{name}": name for name in ("json_schema", "json_object", "regex", "choices", "lark")},
-    "constraint.choices.choices": "choices",
-}
 
 
 def constraint(**options: Unpack[ConstraintOptions]) -> constraint_pb2.Constraint | None:

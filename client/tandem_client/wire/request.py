@@ -8,11 +8,11 @@ values; the service checks every limit.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
 
-from tandem.v1 import chat_pb2, control_pb2, inference_pb2
+from tandem.v1 import chat_pb2, inference_pb2
 
 from tandem_client.types import SampleOffset
 from tandem_client.wire import parts
@@ -89,40 +89,14 @@ class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
     linger_seconds: float | None
 
 
-def _fields(part: str) -> list[str]:
-    """The names of the fields of a submessage of GenerateRequest."""
-    return [field.name for field in getattr(inference_pb2.GenerateRequest(), part).DESCRIPTOR.fields]
-
-
-# Fields that have a keyword of another name.
-_KEYWORDS = {
-    "stop_strings": "stop",
-    "salt": "cache_salt",
-    "bypass_read": "bypass_cache_read",
-    "bypass_write": "bypass_cache_write",
+FIELD_KEYWORDS = parts.FIELD_KEYWORDS
+# Keyword: path of the field that it sets, of those for which nothing else is to be done.
+_PLACES = {
+    keyword: path
+    for path, keyword in FIELD_KEYWORDS.items()
+    if keyword not in ("prompt", *parts.CHAT_FIELDS.values(), *parts.CONSTRAINT_FIELDS.values())
 }
-# Keyword: path of the submessage of GenerateRequest ("" for the request itself), field in it.
-_PLACES: Mapping[str, tuple[str, str]] = {
-    **{name: ("", name) for name in ("request_id", "model", "add_special_tokens", "priority", "max_queue_seconds")},
-    **{
-        _KEYWORDS.get(field, field): (part, field)
-        for part in ("sampling", "stop", "output", "cache", "resume")
-        for field in _fields(part)
-    },
-    "allowed_token_ids": ("sampling.allowed_token_ids", "ids"),
-}
-
-# Path of a field of GenerateRequest to the keyword that sets it, as errors need it.
-FIELD_KEYWORDS: Mapping[str, str] = {
-    **{f"{path}.{field}" if path else field: name for name, (path, field) in _PLACES.items()},
-    "text": "prompt",
-    "token_ids": "prompt",
-    "token_ids.ids": "prompt",
-    "sampling.allowed_token_ids": "allowed_token_ids",
-    **parts.CHAT_FIELDS,
-    **parts.CONSTRAINT_FIELDS,
-}
-_KNOWN = {*_PLACES, *parts.CHAT_FIELDS.values(), *parts.CONSTRAINT_FIELDS.values()}
+_KEYWORDS = {*FIELD_KEYWORDS.values()} - {"prompt"}
 
 # The same for the fields of ResumeRequest.
 RESUME_KEYWORDS: Mapping[str, str] = {"request_id": "request_id", "resume_secret": "secret", "offsets": "offsets"}
@@ -135,19 +109,20 @@ def generate_request(prompt: Prompt | None, **options: Unpack[GenerateOptions]) 
     ValueError for a number that its field cannot hold or a text with half a surrogate pair; all name the keyword.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if unknown := [name for name in options if name not in _KNOWN]:
-        close = get_close_matches(unknown[0], _KNOWN, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_KNOWN))}"
+    if unknown := [name for name in options if name not in _KEYWORDS]:
+        close = get_close_matches(unknown[0], _KEYWORDS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_KEYWORDS))}"
         raise TypeError(f"generate() takes no keyword {unknown[0]}{hint}")
     request = inference_pb2.GenerateRequest()
     _set_prompt(request, prompt, {name: given[name] for name in parts.CHAT_FIELDS.values() if name in given})
     limits = {name: given[name] for name in parts.CONSTRAINT_FIELDS.values() if name in given}
     if (made := parts.constraint(**cast(parts.ConstraintOptions, limits))) is not None:
         request.constraint.CopyFrom(made)
-    for name, (path, field) in _PLACES.items():
+    for name, path in _PLACES.items():
         if name in given:
             part: Any = request
-            for step in path.split(".") if path else ():
+            *steps, field = path.split(".")
+            for step in steps:
                 part = getattr(part, step)
                 # An empty list differs from an absent one.
                 part.SetInParent()
@@ -181,43 +156,7 @@ def resume_request(request_id: str, secret: bytes, offsets: Iterable[SampleOffse
     for idx, offset in enumerate(cast(Iterable[object], offsets)):
         if not isinstance(offset, SampleOffset):
             raise TypeError(f"offsets[{idx}] is {offset!r:.60}; a SampleOffset is needed")
-        message = request.offsets.add()
-        for field in fields(offset):
-            parts.assign(f"offsets[{idx}].{field.name}", message, field.name, getattr(offset, field.name))
-    return request
-
-
-def tokenize_request(text: str, *, add_special_tokens: bool | None, model: str | None) -> inference_pb2.TokenizeRequest:
-    """Returns the request for the token ids of a text. Raises as `generate_request` does."""
-    request = inference_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
-    parts.assign("text", request, "text", text)
-    parts.assign("model", request, "model", model or "")
-    return request
-
-
-def render_chat_request(
-    chat: parts.ChatMessages, *, model: str | None, **options: Unpack[parts.ChatOptions]
-) -> inference_pb2.RenderChatRequest:
-    """Returns the request for a rendered conversation. Raises as `generate_request` does."""
-    request = inference_pb2.RenderChatRequest(chat=parts.chat_prompt(chat, **options))
-    parts.assign("model", request, "model", model or "")
-    return request
-
-
-def detokenize_request(
-    token_ids: Iterable[int], *, skip_special_tokens: bool | None, model: str | None
-) -> inference_pb2.DetokenizeRequest:
-    """Returns the request for the text of token ids. Raises as `generate_request` does."""
-    request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
-    parts.assign("model", request, "model", model or "")
-    parts.assign("token_ids", request, "token_ids", token_ids)
-    return request
-
-
-def abort_request(request_ids: Iterable[str]) -> control_pb2.AbortRequest:
-    """Returns the request that aborts other requests. Raises as `generate_request` does."""
-    request = control_pb2.AbortRequest()
-    parts.assign("request_ids", request, "request_ids", request_ids)
+        parts.fill(request.offsets.add(), f"offsets[{idx}].", **asdict(offset))
     return request
 
 

@@ -48,7 +48,6 @@ _NOT_CONNECTED = re.compile(
 )
 _SLOW_CONNECTION = re.compile(r"(failed to connect|connections to all backends).*(timed out|timeout)", re.I | re.DOTALL)
 _HTTP_1 = re.compile(r"Trying to connect an http1")
-NO_GRPC = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
 # Somebody accepted the connection and the handshake failed. `peer` finds out what listens there.
 _OTHER_PROTOCOL = re.compile(
     r"Failed parsing HTTP/2|handshake failed|verification check failed|Socket closed"
@@ -93,15 +92,15 @@ def name_of(field: str, names: Mapping[str, str]) -> str:
     Of a path inside a field that is known, `constraint.json_schema.properties.a`, the longest known beginning is
     replaced. An entry of the table has empty brackets for an index: `chat.messages[].tool_calls[].name`.
     """
-    known = field
-    while (named := names.get(_INDEX.sub("[]", known))) is None:
-        cut = max(known.rfind("."), known.rfind("["))
+    path = field
+    while (named := names.get(_INDEX.sub("[]", path))) is None:
+        cut = max(path.rfind("."), path.rfind("["))
         # The first word alone may be an ordinary one.
-        if cut < 0 or (known[cut] == "." and "." not in known[:cut]):
+        if cut < 0 or (path[cut] == "." and "." not in path[:cut]):
             return field
-        known = known[:cut]
-    indices = iter(_INDEX.findall(known))
-    return re.sub(r"\[\]", lambda _: next(indices, "[]"), named) + field[len(known) :]
+        path = path[:cut]
+    indices = iter(_INDEX.findall(path))
+    return re.sub(r"\[\]", lambda _: next(indices, "[]"), named) + field[len(path) :]
 
 
 def with_names(message: str, names: Mapping[str, str], *, field: str | None = None) -> str:
@@ -112,12 +111,12 @@ def with_names(message: str, names: Mapping[str, str], *, field: str | None = No
     """
     if field is not None and message.startswith(field):
         message = name_of(field, names) + message[len(field) :]
-    message = _TO_SET.sub(lambda found: names.get(found[0], found[0]), message)
+    message = _TO_SET.sub(lambda match: names.get(match[0], match[0]), message)
     dotted = sorted((path for path in names if "." in path and "[" not in path), key=len, reverse=True)
     if not dotted:
         return message
-    known = "|".join(map(re.escape, dotted))
-    return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda found: names[found[0]], message)
+    paths = "|".join(map(re.escape, dotted))
+    return re.sub(rf"(?<![\w.])(?:{paths})(?!\w)", lambda match: names[match[0]], message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,22 +175,22 @@ class ErrorReader:
         self, kind: type[errors.TandemError], status: grpc.StatusCode, said: str
     ) -> tuple[type[errors.TandemError], str]:
         """Returns class and message of an error that gRPC's library itself reports; others stay unchanged."""
-        if kind is errors.QueueFull and (found := _TOO_LARGE.search(said)) is not None:
-            return errors.MessageTooLarge, _size_message(found)
+        if kind is errors.QueueFull and (match := _TOO_LARGE.search(said)) is not None:
+            return errors.MessageTooLarge, _size_message(match)
         if kind is errors.Cancelled and _CLOSED.search(said):
             return errors.ClientClosed, "the client was closed during the call"
         if kind is errors.Unavailable and _NOT_CONNECTED.match(said):
             cause = _CAUSE.fullmatch(said)
             why = "" if cause is None else f": {cause['cause']}"
             if _HTTP_1.search(said):
-                return errors.OtherProtocol, f"{self.address} {NO_GRPC}"
+                return errors.OtherProtocol, f"{self.address} {errors.NO_GRPC}"
             if _OTHER_PROTOCOL.search(said):
                 return errors.OtherProtocol, f"{self.address} takes the connection and ends it{why}"
             if _SLOW_CONNECTION.match(said):
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
-        if (found := _of_connection(status, said)) is not None:
-            return found[0], f"{self.address} {found[1]}: {said}"
+        if (broken := _of_connection(status, said)) is not None:
+            return broken[0], f"{self.address} {broken[1]}: {said}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
@@ -206,11 +205,11 @@ def _of_connection(status: grpc.StatusCode, said: str) -> tuple[type[errors.Tand
     return next((row[2:] for row in _RAW if row[0] is status and row[1].search(said)), None)
 
 
-def _size_message(found: re.Match[str]) -> str:
-    size, limit = counted(int(found.group(3)), "byte"), f"{int(found.group(4)):,}"
-    if found["side"] == "SERVER":
+def _size_message(match: re.Match[str]) -> str:
+    size, limit = counted(int(match.group(3)), "byte"), f"{int(match.group(4)):,}"
+    if match["side"] == "SERVER":
         return f"the request has {size}; the service takes {limit} (max_message_bytes)"
-    if found["way"] == "Sent":
+    if match["way"] == "Sent":
         return f"the request has {size}; the client sends at most {limit}"
     return f"the answer has {size}; the client takes at most {limit}"
 

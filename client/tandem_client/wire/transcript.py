@@ -4,6 +4,7 @@ Both streams use it. It does not read the stream itself.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.v1 import inference_pb2
@@ -125,21 +126,11 @@ class Transcript:
         # value when it is read.
         self.waiting: types.Waiting | None = None
         self.on_waiting: Callable[[types.Waiting], object] | None = None
-        self._prompt_start = 0
-        self._prompt_logprobs: list[types.TokenLogprob] = []
-        self._prompt_first: types.TokenPiece | None = None
+        # The prompt's logprobs, if requested, or None; complete once the first delta has come.
+        self.prompt_info: types.PromptInfo | None = None
         output = request.output
         self._with_ids = offsets is None and (output.want_token_ids or not output.HasField("want_token_ids"))
         self._with_logprobs = output.HasField("logprobs")
-
-    @property
-    def prompt_info(self) -> types.PromptInfo | None:
-        """The prompt's logprobs, if requested, or None; complete once the first delta has come."""
-        if not self._prompt_logprobs:
-            return None
-        return types.PromptInfo(
-            start=self._prompt_start, logprobs=tuple(self._prompt_logprobs), first=self._prompt_first
-        )
 
     def _face(self, *, closed: bool) -> str:
         """Returns the `repr` of the stream; `closed`: nothing more will be read."""
@@ -218,12 +209,13 @@ class Transcript:
         return Sample(idx, self._offsets[idx] if idx < len(self._offsets) else NOTHING)
 
     def _absorb_prompt(self, info: types.PromptInfo) -> None:
-        if not self._prompt_logprobs:
-            self._prompt_start, self._prompt_first = info.start, info.first
-        due = self._prompt_start + len(self._prompt_logprobs)
-        if info.start != due:
-            raise ProtocolError(f"logprobs of the prompt start at token {info.start}; expected {due}")
-        self._prompt_logprobs += info.logprobs
+        before = self.prompt_info
+        if before is not None:
+            due = before.start + len(before.logprobs)
+            if info.start != due:
+                raise ProtocolError(f"logprobs of the prompt start at token {info.start}; expected {due}")
+            info = replace(before, logprobs=before.logprobs + info.logprobs)
+        self.prompt_info = info if info.logprobs else None
 
     def _absorb_delta(self, delta: types.Delta) -> None:
         sample = self._sample(delta.sample_idx)

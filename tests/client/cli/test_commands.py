@@ -315,7 +315,7 @@ def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
 
 
 def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
-    flags = {name for parameter in get_command(app).commands["generate"].loaded.params for name in parameter.opts}
+    flags = {name for parameter in get_command(app).commands["generate"].params for name in parameter.opts}
     assert {"--max-new-tokens", "--stop", "--ban"} <= flags
     assert set(fields_of(inference_pb2.GenerateRequest.DESCRIPTOR)) - WITHOUT_FLAG <= set(FLAGS)
     assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= flags

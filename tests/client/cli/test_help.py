@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from tandem_client.cli import later
+from tandem_client.cli import reporting
 from tandem_client.cli.__main__ import app
 from tandem_contract.version import version
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -28,7 +28,7 @@ def tandem(*arguments: str, columns: int = 80) -> Result:
 def test_help_describes_every_flag(name: str) -> None:
     result = tandem(name, "--help", columns=120)
     assert result.exit_code == 0 and "…" not in result.stdout
-    for parameter in get_command(app).commands[name].loaded.params:
+    for parameter in get_command(app).commands[name].params:
         for flag in parameter.opts if parameter.param_type_name == "option" else ():
             assert f" {flag} " in result.stdout, flag
         assert "help" in parameter.opts[0] or getattr(parameter, "help", None), f"{parameter.opts} says nothing"
@@ -87,19 +87,13 @@ def test_a_wrong_argument_prints_one_line_that_names_the_help_command(arguments:
 
 def test_a_word_of_another_tool_is_no_command_and_names_commands_that_there_are() -> None:
     commands = get_command(app).commands
-    for word, said in later._WORDS.items():
+    for word, said in reporting._WORDS.items():
         assert word not in commands and word == word.lower()
         named = re.findall(r"tandem ([a-z][a-z-]*|--[a-z]+)", said) + re.findall(r"drain|generate$", said)
         assert named and {name for name in named if not name.startswith("--")} <= set(commands), word
     assert {"run", "ps", "models", "logs", "stop", "top", "list", "pull", "status", "start", "kill"} <= set(
-        later._WORDS
+        reporting._WORDS
     )
-
-
-def test_each_summary_is_that_of_its_function() -> None:
-    for name, command in get_command(app).commands.items():
-        if name != "token":
-            assert command.loaded.callback.__doc__ == command.entry.summary
 
 
 def imported(*calls: tuple[str, ...]) -> set[str]:

@@ -64,7 +64,7 @@ def test_a_refused_field_is_named_as_the_help_of_its_command_does(command: str, 
     line = describe(error, of_generate=command == "generate")
     found = re.match(r"(token 3 of )?(the prompt|--[a-z-]+|[A-Z]+)(?= )", line)
     assert found, line
-    parameters = get_command(app).commands[command].loaded.params
+    parameters = get_command(app).commands[command].params
     shown = {name for each in parameters for name in (*each.opts, each.metavar)} | {THE_PROMPT}
     assert found[2] in shown, line
     assert not re.search(r"\w_\w|\w\.\w", line), line
@@ -113,5 +113,5 @@ def test_a_keyword_of_the_library_is_named_by_its_flag(of_generate: bool, messag
 
 
 def test_the_tables_name_no_flag_that_is_not_there() -> None:
-    parameters = get_command(app).commands["generate"].loaded.params
+    parameters = get_command(app).commands["generate"].params
     assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= {name for each in parameters for name in each.opts}

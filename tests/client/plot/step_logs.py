@@ -7,8 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tandem_client.plot.chart import figure_of
-from tandem_client.plot.data import read_steps
-from tandem_client.plot.summary import summarize
+from tandem_client.plot.data import read_steps, summarize
 
 # tests/system/test_steps.py checks that the service writes the same.
 HEADER = (

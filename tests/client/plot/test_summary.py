@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client.plot.data import read_steps
-from tandem_client.plot.summary import Summary, summarize, table
+from tandem_client.plot.data import Summary, read_steps, summarize, table
 from tests.client.plot.step_logs import LANES, LINES, written
 
 

@@ -37,7 +37,7 @@ class Silence:
     """The time since the answer's last part, and what is known of its cause. Times are seconds of one clock."""
 
     def __init__(self, now: float) -> None:
-        self._since = now
+        self.last = now
         # Parts of the answer that have come, and when the first one came.
         self.num_parts = 0
         self.first: float | None = None
@@ -62,7 +62,7 @@ class Silence:
         """The service has answered GetLoad."""
         lost = load.worker_lost_seconds
         # A worker that was lost before the last part has not caused this pause.
-        self._is_loss |= lost is not None and now - lost >= self._since - _ROUNDING_SECONDS
+        self._is_loss |= lost is not None and now - lost >= self.last - _ROUNDING_SECONDS
         if self._is_loss:
             reason = f": {load.worker_lost_reason}" if load.worker_lost_reason else ""
             self._cause = f"worker lost{reason}; the answer goes on when another worker has it"
@@ -76,26 +76,21 @@ class Silence:
 
     def part(self, now: float, num_tokens: int = 1) -> str:
         """A part of the answer has come. Returns what is worth telling of the pause before it; empty if nothing is."""
-        seconds = now - self._since
+        seconds = now - self.last
         what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
         told = f"{what}, resumed after {seconds:.1f} s" if what else ""
-        self._since, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
+        self.last, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
         self.first_tokens = self.first_tokens or num_tokens
         self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
         return told
 
-    @property
-    def last(self) -> float:
-        """When the last part came."""
-        return self._since
-
     def seconds(self, now: float) -> float:
         """The time since the last part."""
-        return now - self._since
+        return now - self.last
 
     def status(self, now: float) -> str:
         """The line below the answer; empty while it comes without a pause."""
-        seconds = now - self._since
+        seconds = now - self.last
         if seconds < QUIET_SECONDS:
             return ""
         if cause := self._reason or self._cause:
@@ -221,7 +216,7 @@ async def _look(client: AsyncClient, silence: Silence) -> None:
 @contextlib.asynccontextmanager
 async def _background(*work: Any) -> AsyncGenerator[None]:
     """Runs tasks beside the body, and ends them with it."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
         yield
     finally:

@@ -1,14 +1,17 @@
 """The loop of a conversation: reads a text, carries out commands, asks for answers.
 
-Owns the order of things, the keys, and the terminal between two prompts. The session has the conversation; the screen
-has the rest of the terminal.
+Owns the commands, which are lines that begin with a slash, the settings of `/set`, the keys, and the terminal between
+two prompts. The session has the conversation; the screen has the rest of the terminal.
 """
 
 import contextlib
+import json
 import os
 import sys
 import termios
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,9 @@ from rich.console import Console
 
 from tandem_client import errors
 from tandem_client.async_client import AsyncClient
-from tandem_client.cli.chat import commands, files
 from tandem_client.cli.chat.answer import ask
-from tandem_client.cli.chat.commands import COMMANDS, SETTINGS, is_complete, parse_setting
 from tandem_client.cli.chat.screen import Screen, new_screen
-from tandem_client.cli.chat.session import Session, check
+from tandem_client.cli.chat.session import Session, check, history_path
 from tandem_client.cli.plain import plain
 from tandem_client.cli.reporting import describe
 from tandem_client.types import ModelInfo
@@ -37,6 +38,105 @@ _CONTINUATION = "... "
 _PATHS = PathCompleter(expanduser=True)
 _PROMPT = "> "
 _TIMEOUT_SECONDS = 30.0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value: Any = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+# Keywords of `generate`: how a value is read, and what it must be.
+SETTINGS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "temperature": (float, "a number"),
+    "top_p": (float, "a number"),
+    "top_k": (int, "a whole number"),
+    "min_p": (float, "a number"),
+    "seed": (int, "a whole number"),
+    "max_new_tokens": (int, "a whole number"),
+    "presence_penalty": (float, "a number"),
+    "frequency_penalty": (float, "a number"),
+    "repetition_penalty": (float, "a number"),
+    "template_args": (_json_object, 'a JSON object, such as {"enable_thinking": false}'),
+}
+# Name: argument, description.
+COMMANDS = {
+    "/help": ("", "this list"),
+    "/clear": ("", "forget the conversation; the system's message and the settings stay"),
+    "/system": ("[TEXT]", "set the system's message and begin anew; without TEXT show it; - removes it"),
+    "/set": ("[NAME [VALUE]]", f"change a setting ({', '.join(SETTINGS)}); without VALUE back to the default"),
+    "/regen": ("", "answer the last message again"),
+    "/tokens": ("", "how many tokens the conversation has"),
+    "/save": ("FILE", "write the conversation as JSON"),
+    "/load": ("FILE", "go on with a conversation that was saved"),
+    "/quit": ("", "leave, as Ctrl-D does"),
+}
+_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter", 'a new line; or put a text of several lines between """ and """'),
+    ("Up, Down", "earlier messages"),
+    ("Ctrl-C", "end the answer, or empty the line"),
+    ("Ctrl-D", "leave"),
+)
+_ALIASES = {"/exit": "/quit", "/bye": "/quit", "/?": "/help"}
+_QUOTES = '"""'
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """Returns the value of a setting; None for an empty text, which stands for the default. Raises ValueError."""
+    if name not in SETTINGS:
+        raise ValueError(f"{name[:40]!r} is no setting; there are {', '.join(SETTINGS)}")
+    read, kind = SETTINGS[name]
+    if not text:
+        return None
+    try:
+        return read(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command with its argument; empty without one."""
+
+    name: str
+    argument: str = ""
+
+
+def parse(text: str) -> Command | str:
+    """Returns the command, or the message to send. Raises ValueError for a command that does not exist.
+
+    A message between triple quotes loses them, and begins with a slash if it likes to.
+    """
+    stripped = text.strip()
+    if stripped.startswith(_QUOTES):
+        return stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
+    if not text.startswith("/"):
+        return stripped
+    name, _, argument = stripped.partition(" ")
+    name = _ALIASES.get(name, name)
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
+        raise ValueError(f"{name[:40]} is no command; {hint} A blank before the slash makes it a message.")
+    usage, _ = COMMANDS[name]
+    if argument and not usage:
+        raise ValueError(f"{name} takes no argument")
+    if not argument.strip() and usage and not usage.startswith("["):
+        raise ValueError(f"{name} needs {usage}")
+    return Command(name=name, argument=argument.strip())
+
+
+def is_complete(text: str) -> bool:
+    """Whether Enter sends the text: not within triple quotes."""
+    stripped = text.strip()
+    return not stripped.startswith(_QUOTES) or (len(stripped) >= 2 * len(_QUOTES) and stripped.endswith(_QUOTES))
+
+
+def help_lines() -> list[tuple[str, str]]:
+    """The commands and the keys, each with its description."""
+    return [*((f"{name} {usage}".strip(), what) for name, (usage, what) in COMMANDS.items()), *_KEYS]
 
 
 @contextlib.contextmanager
@@ -113,12 +213,14 @@ class _Commands(Completer):
         if not name.startswith("/") or "\n" in text:
             return
         if not blank:
-            for each, (_, what) in COMMANDS.items():
-                if each.startswith(name):
-                    yield Completion(each, start_position=-len(name), display_meta=what)
+            for command, (_, what) in COMMANDS.items():
+                if command.startswith(name):
+                    yield Completion(command, start_position=-len(name), display_meta=what)
         elif name == "/set" and " " not in argument:
             yield from (
-                Completion(each, start_position=-len(argument)) for each in SETTINGS if each.startswith(argument)
+                Completion(setting, start_position=-len(argument))
+                for setting in SETTINGS
+                if setting.startswith(argument)
             )
         elif name in ("/save", "/load"):
             yield from _PATHS.get_completions(Document(argument), complete_event)
@@ -162,8 +264,8 @@ class Loop:
 
     async def _take(self, text: str) -> bool:
         """Carries out what was typed. Returns whether the conversation goes on."""
-        given = commands.parse(text)
-        if isinstance(given, commands.Command):
+        given = parse(text)
+        if isinstance(given, Command):
             return await self._carry_out(given)
         if given or self._session.pending_call is not None:
             await self._send(given)
@@ -196,13 +298,13 @@ class Loop:
         if answer.figures:
             self._screen.note(answer.figures)
 
-    async def _carry_out(self, command: commands.Command) -> bool:
+    async def _carry_out(self, command: Command) -> bool:
         session, note = self._session, self._screen.note
         match command.name:
             case "/quit":
                 return False
             case "/help":
-                self._screen.table(commands.help_lines())
+                self._screen.table(help_lines())
             case "/clear":
                 session.clear()
                 note("the conversation is forgotten")
@@ -220,7 +322,7 @@ class Loop:
             case "/save":
                 path = Path(command.argument).expanduser()
                 try:
-                    files.save(path, session.saved(), overwrite=path in self._own_files)
+                    session.save(path, overwrite=path in self._own_files)
                 except FileExistsError:
                     raise ValueError(f"{path} exists, and this conversation was not loaded from it") from None
                 self._own_files.add(path)
@@ -261,13 +363,8 @@ class Loop:
         self._screen.note(f"{counted(session.num_turns, 'message')}, {number:,} of {counted(limit, 'token')}")
 
     def _load(self, path: Path) -> None:
-        saved = files.parse_conversation(files.read_text(path))
-        if saved is None:
+        if self._session.load(path) is not None:
             raise ValueError(f"{path} is no saved conversation")
-        try:
-            self._session.restore(saved)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no saved conversation: {error}") from None
         self._own_files.add(path)
         self._screen.note(f"{counted(self._session.num_turns, 'message')} read from {path}")
 
@@ -284,7 +381,7 @@ async def converse(client: AsyncClient, session: Session, first: str, *, with_hi
     async with client:
         model = await client.model_info()
         check(model)
-        path = files.history_path(os.environ) if with_history else None
+        path = history_path(os.environ) if with_history else None
         # If the answers go into a file, the prompt goes to the terminal.
         prompt = new_prompt(path, None if sys.stdout.isatty() else create_output(stdout=sys.stderr))
         screen = new_screen(Console(highlight=False, markup=False, emoji=False))

@@ -147,7 +147,7 @@ class RichScreen:
         If the window has become narrower, lines that are longer now take several rows.
         """
         width = max(1, self._console.width)
-        rows = sum(max(1, -(-each // width)) for each in self._widths)
+        rows = sum(max(1, -(-cells // width)) for cells in self._widths)
         return f"\r\x1b[{rows}A\x1b[J" if rows else ""
 
     def _settle(self) -> None:

@@ -1,14 +1,20 @@
-"""The state of a conversation: its messages, the system's message, the settings. Does no I/O.
+"""The state of a conversation: its messages, the system's message, the settings; its files, and that of what was typed.
 
-The messages are OpenAI's dicts, which `generate(chat=...)` takes.
+The messages are OpenAI's dicts, which `generate(chat=...)` takes. Only their owner may read the files.
 """
 
+import contextlib
+import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tandem_client.cli.flags import decoded
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import ChatMessage, ModelInfo, ToolCall
 from tandem_client.wire.parts import chat_prompt
+from tandem_contract.private_file import MODE, private, put
 
 
 def check(model: ModelInfo) -> None:
@@ -94,20 +100,58 @@ class Session:
         """The conversation as JSON values."""
         return {"messages": self.messages, "settings": self.settings}
 
+    def save(self, path: Path, *, overwrite: bool) -> None:
+        """Writes the conversation as a whole or not at all. Raises FileExistsError unless it may overwrite; OSError."""
+        text = json.dumps(self.saved(), ensure_ascii=False, indent=1) + "\n"
+        put(path.resolve(), text.encode(), os.replace if overwrite else os.link)
+
+    def load(self, path: Path) -> str | None:
+        """Goes on with the conversation of a file that `save` wrote; returns the text of any other file.
+
+        Raises ValueError for a text that is too long or not UTF-8, and for what is no conversation inside; OSError.
+        """
+        with path.open("rb") as file:
+            text = decoded(file, str(path))
+        try:
+            saved: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        is_conversation = isinstance(saved, dict) and "messages" in saved
+        if not is_conversation:
+            return text
+        try:
+            self.restore(saved)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no saved conversation: {error}") from None
+        return None
+
     def restore(self, saved: object) -> None:
         """Takes the place of this conversation. Raises ValueError, TypeError if `saved` is no conversation."""
         messages: Any = saved.get("messages") if isinstance(saved, dict) else saved  # pyright: ignore
         if not isinstance(messages, list):
             raise ValueError("it has no list of messages")
         chat_prompt(messages)  # pyright: ignore[reportUnknownArgumentType]
-        found: list[dict[str, Any]] = list(messages)  # pyright: ignore[reportUnknownArgumentType]
-        has_system = bool(found) and found[0]["role"] == "system" and isinstance(found[0].get("content"), str)
-        self.system = found.pop(0)["content"] if has_system else None
+        turns: list[dict[str, Any]] = list(messages)  # pyright: ignore[reportUnknownArgumentType]
+        has_system = bool(turns) and turns[0]["role"] == "system" and isinstance(turns[0].get("content"), str)
+        self.system = turns.pop(0)["content"] if has_system else None
         # A saved conversation ends with an answer, unless another program wrote it.
-        while found and found[-1]["role"] != "assistant":
-            found.pop()
-        calls = found[-1].get("tool_calls") or () if found else ()
-        self._turns, self._pending = found, [_call(each) for each in calls]
+        while turns and turns[-1]["role"] != "assistant":
+            turns.pop()
+        calls = turns[-1].get("tool_calls") or () if turns else ()
+        self._turns, self._pending = turns, [_call(call) for call in calls]
+
+
+def history_path(environment: Mapping[str, str]) -> Path | None:
+    """Makes the file of the history, by the XDG rules; None if it cannot be written."""
+    base = environment.get("XDG_STATE_HOME") or ""
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "tandem"
+        path = folder / "chat_history"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(path, "ab", opener=lambda name, flags: private(name, flags | os.O_NOFOLLOW)) as file:
+            os.fchmod(file.fileno(), MODE)
+        return path
+    return None
 
 
 def _call(given: Mapping[str, Any]) -> ToolCall:

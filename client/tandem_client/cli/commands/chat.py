@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem_client.cli import flags
-from tandem_client.cli.chat import files
 from tandem_client.cli.flags import (
     CHAT,
     OUTPUT,
@@ -98,19 +97,12 @@ def _begin(session: "Session", file: Path | None, system: str | None) -> str:
     if file is None:
         return ""
     try:
-        text = files.read_text(file)
+        text = session.load(file)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from None
-    saved = files.parse_conversation(text)
-    if saved is None:
-        return text
-    try:
-        session.restore(saved)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is no saved conversation: {error}") from None
-    if system is not None:
+    if text is None and system is not None:
         session.system = system
-    return ""
+    return text or ""
 
 
 def _one_turn(service: Service, session: "Session", texts: list[str], *, as_json: bool) -> None:

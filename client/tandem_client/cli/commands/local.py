@@ -34,8 +34,7 @@ def plot(
     """Plot a step log: running and waiting requests, step types and times."""
     try:
         from tandem_client.plot.chart import draw
-        from tandem_client.plot.data import StepsFileError, read_steps
-        from tandem_client.plot.summary import summarize, table
+        from tandem_client.plot.data import StepsFileError, read_steps, summarize, table
     except ModuleNotFoundError as error:
         from tandem_contract.version import how_to_install
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tandem_client.cli import figures
-from tandem_client.cli.figures import Health, State
+from tandem_client.cli.figures import Health
 from tandem_client.cli.flags import (
     CHAT,
     CONNECTION,
@@ -136,9 +136,9 @@ def requests(
 ) -> None:
     """List the requests that wait or run, the oldest first, with the ids that abort takes."""
     with reported(timeout), service.client() as client:
-        found = client.all_requests(tenant=tenant, states=states or (), id_prefix=id_prefix, timeout=timeout)
+        listed = client.all_requests(tenant=tenant, states=states or (), id_prefix=id_prefix, timeout=timeout)
         # One more than the limit tells whether there are others.
-        shown = list(islice(found, limit and limit + 1))
+        shown = list(islice(listed, limit and limit + 1))
         is_cut = limit is not None and len(shown) > limit
         shown = shown[:limit]
         if shown:
@@ -174,9 +174,11 @@ def quarantine(
             removed = client.clear_quarantine(*(keys or ()), timeout=timeout)
             _print({"removed": removed}, f"{counted(removed, 'request')} may run again", as_json)
             return
-        found = client.quarantine(timeout=timeout)
-        lines = [line for request in found for line in figures.of_quarantined(request)] or ["no request is quarantined"]
-        _print(list(map(dataclasses.asdict, found)), "\n".join(lines), as_json)
+        refused = client.quarantine(timeout=timeout)
+        lines = [line for request in refused for line in figures.of_quarantined(request)] or [
+            "no request is quarantined"
+        ]
+        _print(list(map(dataclasses.asdict, refused)), "\n".join(lines), as_json)
 
 
 @connects
@@ -191,11 +193,10 @@ def info(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> No
 def load(service: Service, timeout: Timeout = 10.0, as_json: Json = False) -> None:
     """Show the current load: requests, pages, workers."""
     with reported(timeout), service.client() as client:
-        found = client.load(timeout=timeout)
-        values = dataclasses.asdict(found)
-        each = values.pop("per_worker")
-        values |= {"hit_rate": found.hit_rate, "per_worker": each}
-        _print(values, "\n".join(figures.of_load(found)), as_json)
+        now = client.load(timeout=timeout)
+        values = dataclasses.asdict(now)
+        values |= {"hit_rate": now.hit_rate, "per_worker": values.pop("per_worker")}
+        _print(values, "\n".join(figures.of_load(now)), as_json)
 
 
 @connects
@@ -217,20 +218,20 @@ def health(
             except (Unavailable, DeadlineExceeded) as error:
                 failure = error
         try:
-            found = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
+            seen = check(client, timeout=timeout if failure is None else _LOAD_SECONDS)
         except (Unavailable, DeadlineExceeded) as error:
             failure = failure or error
             if not as_json:
                 raise failure from None
-            found = Health(state=State.UNREACHABLE, reason=describe(failure, limit))
-        _print(dataclasses.asdict(found), figures.of_health(found), as_json)
-        if found.state != State.SERVING:
+            seen = Health(state="unreachable", reason=describe(failure, limit))
+        _print(seen.as_dict(), figures.of_health(seen), as_json)
+        if seen.state != "serving":
             raise typer.Exit(exit_code(failure) if failure else Exit.UNAVAILABLE)
 
 
 def check(client: "Client", *, timeout: float | None) -> Health:
     """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
-    state = State.SERVING if client.health(timeout=timeout) else State.NOT_SERVING
+    state = "serving" if client.health(timeout=timeout) else "not_serving"
     try:
         load = client.load(timeout=_LOAD_SECONDS)
     except TandemError as error:
@@ -239,19 +240,9 @@ def check(client: "Client", *, timeout: float | None) -> Health:
         return Health(state=state, reason=_HEALTH_ALONE if is_health_alone else error.message)
     if load.not_serving:
         # The load is newer than the answer of grpc.health.v1.
-        state = State.NOT_SERVING
-    return Health(
-        state=state,
-        reason="" if state == State.SERVING else load.not_serving or "the service gives no reason",
-        workers=load.workers,
-        waiting=load.waiting,
-        suspects=load.suspects,
-        worker_lost_seconds=load.worker_lost_seconds,
-        worker_lost_reason=load.worker_lost_reason or None,
-        journal_suspended=load.journal_suspended,
-        not_serving_reason=load.not_serving_reason,
-        not_serving_since=load.not_serving_since,
-    )
+        state = "not_serving"
+    reason = "" if state == "serving" else load.not_serving or "the service gives no reason"
+    return Health(state=state, reason=reason, load=load)
 
 
 @connects
@@ -310,9 +301,9 @@ def _follow(progress: Iterable[DrainProgress | UpdateProgress], as_json: bool) -
     """Prints the progress of an operation as it comes. Ends the command with exit code 1 if it was not done."""
     state = ""
     try:
-        for each in progress:
-            state = each.state
-            _print(dataclasses.asdict(each), figures.of_progress(each), as_json)
+        for report in progress:
+            state = report.state
+            _print(dataclasses.asdict(report), figures.of_progress(report), as_json)
     except (KeyboardInterrupt, DeadlineExceeded):
         if state:
             print("it goes on; the same command shows its progress again", file=sys.stderr)

@@ -93,7 +93,7 @@ _PARAMETERS = (
         "model",
         Annotated[str | None, typer.Argument(help="A folder or a hub name; default: the bundled toy model.")],
     ),
-    *(each for _, each in _TABLE),
+    *(setting for _, setting in _TABLE),
     flag(_ADDRESSES, int, "--port N", f"Port of OpenAI's HTTP API; with --host {_HTTP_PORT}.", min=0, max=65_535),
     flag(_ADDRESSES, str, "--host HOST", f"Host of the HTTP API; with --port {_HTTP_HOST}. Without both: none."),
     flag(_ADDRESSES, str, "--http HOST:PORT", "Both in one."),
@@ -172,11 +172,13 @@ def _http_address(port: int | None, host: str | None, http: str | None, gateway:
 def _refuse_conflicts(options: Mapping[str, Any], more: Mapping[str, Sequence[str]]) -> None:
     """Raises ValueError if a flag and the quoted flags of a program set the same."""
     named = {"model": (options["model"], [WORKER])}
-    named |= {_flag(each.name): (options[each.name], names) for names, each in _TABLE}
-    for own, (value, names) in named.items():
-        words = [(name, word) for name in names for word in _of_setting(own.removeprefix("--"), more.get(name, ()))]
+    named |= {_flag(setting.name): (options[setting.name], names) for names, setting in _TABLE}
+    for flag_name, (value, names) in named.items():
+        words = [
+            (name, word) for name in names for word in _of_setting(flag_name.removeprefix("--"), more.get(name, ()))
+        ]
         if value is not None and words:
-            shown = "MODEL" if own == "model" else own
+            shown = "MODEL" if flag_name == "model" else flag_name
             raise ValueError(f"{shown} is {value} and --{words[0][0]} has {words[0][1]}; leave one of them out")
 
 
@@ -191,7 +193,7 @@ def _of_setting(setting: str, words: Sequence[str]) -> list[str]:
 
 def _flags(options: Mapping[str, Any], program: str) -> list[str]:
     """The flags of a program for its settings that are flags of this command."""
-    given = {each.name: options[each.name] for names, each in _TABLE if program in names}
+    given = {setting.name: options[setting.name] for names, setting in _TABLE if program in names}
     if program == WORKER:
         given = {"model": options["model"], **given}
     return [f"{_flag(name)}={value}" for name, value in given.items() if value is not None]
@@ -210,8 +212,8 @@ def _display(log_format: LogFormat | None, *, verbose: bool) -> Display:
 def _tell(cause: str, log_format: LogFormat | None) -> None:
     # Standard error may be as blocked as standard output was.
     errors = LineWriter(to_stream(sys.stderr))
-    for each in cause.splitlines():
-        line = f"error: {each}"
+    for text in cause.splitlines():
+        line = f"error: {text}"
         errors.write(as_json(OWN, line, level="ERROR") if log_format == "json" else line)
     errors.close(FLUSH_SECONDS)
 

@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from tandem_client.cli.flags import option
-from tandem_client.cli.later import HELP
-from tandem_client.cli.reporting import Exit, TandemGroup
+from tandem_client.cli.reporting import HELP, Exit, TandemGroup
 from tandem_contract.private_file import private
 
 PREFIX = "tandem_"
@@ -33,10 +32,10 @@ class TokenRight(StrEnum):
     METRICS = "metrics"
 
 
-tokens = typer.Typer(cls=TandemGroup, context_settings=HELP, invoke_without_command=True, add_completion=False)
+token = typer.Typer(cls=TandemGroup, context_settings=HELP, invoke_without_command=True, add_completion=False)
 
 
-@tokens.callback()
+@token.callback()
 def _token(context: typer.Context) -> None:
     """Make tokens for a service."""
     if context.invoked_subcommand is None:
@@ -67,7 +66,7 @@ def _checked_expiry(text: str | None) -> str | None:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@tokens.command(context_settings=HELP)
+@token.command(context_settings=HELP)
 def new(
     tenant: Annotated[
         str, option(_PANEL, "--tenant NAME", "Who pays for requests with the token.", callback=_checked_tenant)
@@ -86,16 +85,16 @@ def new(
     ] = None,
 ) -> None:
     """Draw a token; print it on standard error, and its entry for the token file on standard output."""
-    token = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(_BYTES)).rstrip(b"=").decode()
+    drawn = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(_BYTES)).rstrip(b"=").decode()
     if out is None:
-        print(f"token, shown only now: {token}", file=sys.stderr)
+        print(f"token, shown only now: {drawn}", file=sys.stderr)
     else:
         with open(out, "x", opener=private) as file:
-            file.write(f"{token}\n")
+            file.write(f"{drawn}\n")
     chosen = list(dict.fromkeys(rights or [TokenRight.INFERENCE]))
     quoted = ", ".join(f'"{right}"' for right in chosen)
     print(f"[[tenants.{_key(tenant)}.tokens]]")
-    print(f'hash = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"')
+    print(f'hash = "sha256:{hashlib.sha256(drawn.encode()).hexdigest()}"')
     print(f"rights = [{quoted}]")
     if expires is not None:
         print(f"expires = {expires}")

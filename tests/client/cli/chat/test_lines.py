@@ -7,7 +7,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from tandem_client.cli.chat import loop as reader
-from tandem_client.cli.chat.commands import COMMANDS, SETTINGS, Command, help_lines, is_complete, parse, parse_setting
+from tandem_client.cli.chat.loop import COMMANDS, SETTINGS, Command, help_lines, is_complete, parse, parse_setting
 from tandem_client.wire.request import generate_request
 
 
