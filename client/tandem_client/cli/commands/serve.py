@@ -17,7 +17,7 @@ import typer
 from tandem_client.address import DEFAULT_ADDRESS
 from tandem_client.cli.flags import flag, parameter, takes
 from tandem_client.cli.reporting import Exit, fail, require_programs
-from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Lines, formed
+from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, formed
 from tandem_client.services.lines import LineWriter, to_stream
 from tandem_client.services.phases import Phase
 from tandem_client.services.programs import PROGRAMS
@@ -204,7 +204,7 @@ def _display(log_format: LogFormat | None, *, verbose: bool) -> Display:
         from tandem_client.services.screen import Screen
 
         return Screen(LineWriter(to_stream(out)), out.encoding)
-    return Lines(LineWriter(to_stream(out), own_line=lambda line: formed(OWN, line, log_format)), log_format)
+    return Display(LineWriter(to_stream(out), own_line=lambda line: formed(OWN, line, log_format)), log_format)
 
 
 def _tell(cause: str, log_format: LogFormat | None) -> None:
