@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem_client.services.lines import LineWriter, Repeats
+from tandem_client.services.lines import Repeats
 from tandem_client.services.phases import Phase
 from tandem_client.services.programs import READY
-from tandem_contract.logs import LogFormat, as_json, escaped
+from tandem_contract.logs import LineWriter, LogFormat, as_json, escaped
 from tandem_contract.processes import State, Supervisor
 
 # The name of this command before its own lines.

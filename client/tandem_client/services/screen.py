@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Endpoint, formed
-from tandem_client.services.lines import LineWriter, LogFile
+from tandem_client.services.lines import LogFile, file_writer
 from tandem_client.services.phases import Phase, Phases, Told
 from tandem_client.services.settings import WORKER
-from tandem_contract.logs import escaped, parse
+from tandem_contract.logs import LineWriter, escaped, parse
 from tandem_contract.processes import State, Supervisor
 
 _FRAMES_PER_SECOND = 8
@@ -70,7 +70,7 @@ class Screen(Display):
     def log_to(self, path: Path) -> None:
         """Writes the lines of the programs to this file from now on."""
         self._log_path = path
-        self._log = LineWriter(LogFile(path, self._news.append).write)
+        self._log = file_writer(LogFile(path, self._news.append))
         self._print(f"  the log of all programs is {path}", style="dim")
 
     def end_phase(self, phase: Phase) -> None:
