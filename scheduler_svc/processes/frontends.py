@@ -23,7 +23,7 @@ from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenEr
 from tandem_contract.child import Program, python
 from tandem_contract.logs import LogFormat, announce
 from tandem_contract.plural import counted
-from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
+from tandem_contract.processes import NOT_STARTED_WORDS, GiveUp, Heard, OnZero, Policy, State, Supervisor
 from tandem_contract.stopping import is_stop
 
 log = logging.getLogger("tandem.core")
@@ -127,7 +127,8 @@ class _FrontEnd:
             self._program,
             _POLICY,
             hear=self._hear,
-            on_change=self._on_change,
+            on_change=lambda process: shared.announce_when_all_listen() if process.state == State.SERVING else None,
+            on_end=self._on_end,
             silence_seconds=silence,
             on_silence=lambda: log.warning("%s has been silent for %g s and is killed", name, silence),
             clock=lambda: time.monotonic(),
@@ -163,13 +164,9 @@ class _FrontEnd:
             log.info("%s: %s", self.name, line)
         return Heard.WORDS
 
-    def _on_change(self, process: Supervisor) -> None:
-        if process.state == State.SERVING:
-            self._shared.announce_when_all_listen()
-        elif process.state in (State.PAUSED, State.GIVEN_UP) and process.ended is not None:
-            self._on_end(process.ended)
-
-    def _on_end(self, ended: Ended) -> None:
+    def _on_end(self, process: Supervisor) -> None:
+        ended = process.ended
+        assert ended is not None, "it has ended"
         was_started = ended.how != NOT_STARTED_WORDS
         cause = f": {self._failure if was_started else ended.cause}".removesuffix(": ")
         how = f"ended with code {ended.status}" if was_started else "cannot be started"

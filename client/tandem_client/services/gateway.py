@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tandem_client.address import dialled
 from tandem_client.handshake import own_names
-from tandem_client.services.programs import RESTARTED, OnEnd, OnLine, kept
+from tandem_client.services.programs import RESTARTED, OnEnd, OnLine
 from tandem_client.services.settings import Settings
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard, Supervisor
@@ -56,7 +56,7 @@ class Gateway:
         self._address, self._health = "", ""
         # Where it listens; empty while it does not.
         self.url = ""
-        self.process = kept("gateway", self._program, RESTARTED, hear=self._hear, on_end=self._ended)
+        self.process = Supervisor("gateway", self._program, RESTARTED, hear=self._hear, on_end=self._ended)
 
     def follow(self, address: str, health: str) -> None:
         """Takes the address of the scheduler that listens now, and that of its health; empty without one."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem_client.errors import TandemError
 from tandem_client.services.gateway import Gateway, asks_for_proofs, health_flags
-from tandem_client.services.programs import OPTIONAL, PROGRAMS, READY, RESTARTED, SCHEDULER, OnEnd, OnLine, kept
+from tandem_client.services.programs import OPTIONAL, PROGRAMS, READY, RESTARTED, SCHEDULER, OnEnd, OnLine
 from tandem_client.services.settings import Settings
 from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
@@ -99,7 +99,7 @@ class Workers:
         self.all: list[Supervisor] = []
         for number, name in enumerate(names):
             program, hear = partial(self._program, number), partial(self._hear, name)
-            self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, on_end=on_end))
+            self.all.append(Supervisor(name, program, OPTIONAL if number else policy, hear=hear, on_end=on_end))
 
     def note(self, load: Load) -> bool:
         """Takes note of the service's load. Returns whether one of these workers serves."""
@@ -184,7 +184,7 @@ class ServicePair:
         # Set when a child ends.
         self._down = asyncio.Event()
         scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags, *health_flags(settings)))
-        self.scheduler = kept(
+        self.scheduler = Supervisor(
             "scheduler", lambda: scheduler, scheduler_policy,
             hear=self._hear_scheduler, on_end=self._on_scheduler_end,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class ServicePair:
         if holder_flags is not None:
             holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
             # Without a holder workers compute lost pages again.
-            self._holders = [kept("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, on_end=on_end)]
+            self._holders = [Supervisor("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, on_end=on_end)]
         # What callers reach.
         self._services, self._gateway = [self.scheduler], None
         if gateway_flags is not None:
