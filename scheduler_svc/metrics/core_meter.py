@@ -52,7 +52,7 @@ class FrontTotals:
         if not np.isfinite(cells).all() or (cells < 0).any():
             raise WireError("its metrics have a number that is negative or not finite")
         if report.process not in self._of_process and len(self._of_process) > _MAX_PROCESSES:
-            self._fold(next(each for each in self._of_process if each != _GONE))
+            self._fold(next(process for process in self._of_process if process != _GONE))
         self._of_process[report.process] = cells
         self._backlogs[frontend] = report.backlog_bytes
         for use in report.tenants:
@@ -94,23 +94,23 @@ class FrontTotals:
 
     def of_tenants(self, names: Container[str]) -> dict[str, tuple[int, int]]:
         """Returns prompt and output tokens of those of these tenants that have called."""
-        found: dict[str, tuple[int, int]] = {}
+        tokens: dict[str, tuple[int, int]] = {}
         for name, uses in list(self._of_tenant.items()):
             if name in names:
                 of_processes = list(uses.values())
-                found[name] = sum(one[0] for one in of_processes), sum(one[1] for one in of_processes)
-        return found
+                tokens[name] = sum(one[0] for one in of_processes), sum(one[1] for one in of_processes)
+        return tokens
 
     def samples(self, tenants: Container[str]) -> dict[Metric, Samples]:
         """Returns the samples of all metrics of front ends; of tenants, those of these names."""
-        cells, found = iter(self.cells().tolist()), dict[Metric, Samples]()
+        cells, samples = iter(self.cells().tolist()), dict[Metric, Samples]()
         for metric in catalogue.FRONTEND_METRICS:
-            found[metric] = metric.samples(*islice(cells, metric.num_cells))
-        found[catalogue.BACKLOG] = catalogue.BACKLOG.samples(self.backlog_bytes)
+            samples[metric] = metric.samples(*islice(cells, metric.num_cells))
+        samples[catalogue.BACKLOG] = catalogue.BACKLOG.samples(self.backlog_bytes)
         uses = self.of_tenants(tenants).items()
         for idx, metric in enumerate((catalogue.TENANT_PROMPT, catalogue.TENANT_OUTPUT)):
-            found[metric] = [((name,), use[idx]) for name, use in uses]
-        return found
+            samples[metric] = [((name,), use[idx]) for name, use in uses]
+        return samples
 
 
 _LOOK_SECONDS = 1.0

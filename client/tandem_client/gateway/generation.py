@@ -180,5 +180,5 @@ async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> N
 
 def _new_id(given: str) -> str:
     """An id for the request: the caller's own, so that it can be found in the service's log, and a part that is new."""
-    own = uuid.uuid4().hex
-    return f"{given[:_KEPT_ID_CHARS]}-{own[:12]}" if given and given.isascii() and given.isprintable() else own
+    new = uuid.uuid4().hex
+    return f"{given[:_KEPT_ID_CHARS]}-{new[:12]}" if given and given.isascii() and given.isprintable() else new

@@ -70,8 +70,8 @@ class Phases:
         message = parse(line).message
         if program == WORKER:
             self._compiles = self._compiles or _COMPILES.match(message) is not None
-            if (found := _DETAILS.match(message)) is not None:
-                self._detail = found["detail"] or found["words"]
+            if (detail := _DETAILS.match(message)) is not None:
+                self._detail = detail["detail"] or detail["words"]
         for name, phase, pattern in _ENDS:
             if name == program and phase not in self._ended and pattern.match(message):
                 self.end(phase)
@@ -79,10 +79,10 @@ class Phases:
     def end(self, phase: Phase) -> None:
         """Notes the end of a phase, and of those of the same program before it."""
         program = phase.partition(":")[0]
-        for each in Phase:
-            if each.partition(":")[0] == program:
-                self._ended.setdefault(each, self._clock())
-            if each == phase:
+        for earlier in Phase:
+            if earlier.partition(":")[0] == program:
+                self._ended.setdefault(earlier, self._clock())
+            if earlier == phase:
                 break
         if program == WORKER:
             self._detail = ""
@@ -96,7 +96,7 @@ class Phases:
 
     def now(self) -> Told | None:
         """The phase that is under way; None if all have ended."""
-        left = [each for each in self._left if each not in self._ended and (each != _OPTIONAL or self._compiles)]
+        left = [phase for phase in self._left if phase not in self._ended and (phase != _OPTIONAL or self._compiles)]
         if not left:
             return None
         detail = self._detail if left[0].startswith(WORKER) else ""
@@ -105,6 +105,6 @@ class Phases:
     def _begun_at(self, phase: Phase) -> float:
         """When the one before it of the same program ended, or the settings were checked."""
         before = list(Phase)[: list(Phase).index(phase)]
-        own = [each for each in before if each.partition(":")[0] == phase.partition(":")[0]]
-        last = own[-1] if own else Phase.SETTINGS
+        of_program = [earlier for earlier in before if earlier.partition(":")[0] == phase.partition(":")[0]]
+        last = of_program[-1] if of_program else Phase.SETTINGS
         return self._begun if phase == Phase.SETTINGS else self._ended.get(last, self._begun)

@@ -170,7 +170,7 @@ def explaining(lines: Sequence[str], cause: str) -> list[str]:
 
     Without the last one, which is told as the cause.
     """
-    found = [line for line in lines if line.strip() and parse(line).level in ("", *_WRONG)]
-    if found and parse(found[-1]).message.strip() == cause:
-        found.pop()
-    return found[-_MAX_EXPLAINING:]
+    wrong = [line for line in lines if line.strip() and parse(line).level in ("", *_WRONG)]
+    if wrong and parse(wrong[-1]).message.strip() == cause:
+        wrong.pop()
+    return wrong[-_MAX_EXPLAINING:]

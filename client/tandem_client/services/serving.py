@@ -83,8 +83,8 @@ async def serve(pair: ServicePair, display: Display, settings: Mapping[str, Sett
         display.fail()
         return code, str(end)
     finally:
-        for each in beside:
-            each.cancel()
+        for task in beside:
+            task.cancel()
         for line in await pair.stop(_STOP_SECONDS):
             display.say(line)
     return 0, ""

@@ -59,7 +59,7 @@ class SettingsReader:
         line = ""
         # If it has ended, it may have said why.
         with contextlib.suppress(BrokenPipeError):
-            self._stream.write(f"{json.dumps({name: list(each) for name, each in flags.items()})}\n")
+            self._stream.write(f"{json.dumps({name: list(words) for name, words in flags.items()})}\n")
             self._stream.flush()
         with contextlib.suppress(ConnectionError):
             line = self._stream.readline()
