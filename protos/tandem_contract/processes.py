@@ -388,16 +388,13 @@ class Supervisor:
                 return
             self.num_starts += 1
             self.lines.clear()
-            self._life = self._start_life(program, self._woken)
+            self._life = self._start_life(program, lambda: self.wake())
         except OSError as error:
             self.lines.append(str(error.strerror))
             self._on_end(now, NOT_STARTED, NOT_STARTED_WORDS)
             return
         self.pid = self._life.pid
         self._enter(State.STARTING)
-
-    def _woken(self) -> None:
-        self.wake()
 
     def _serve(self) -> None:
         self._ever_served = True
