@@ -115,7 +115,28 @@ class App(Starlette):
         app: ASGIApp = _Gate(super().build_middleware_stack(), self.drain)
         if self._origins:
             app = Cors(app, self._origins)
-        return _Counted(app, self._meter)
+        return app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, and counts it by endpoint and outcome."""
+        if scope["type"] != "http":
+            return
+        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
+        state = scope["state"]
+        state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
+        self._meter.add("requests_in_work")
+        try:
+            await super().__call__(scope, receive, send)
+        except (ClientDisconnect, asyncio.CancelledError):
+            # The client left, stopped reading, or the process stops. The server closes the connection.
+            state["status"] = "left"
+        except Exception:
+            log.exception("an error of the gateway at %s", state["endpoint"])
+            state["status"] = 500
+            raise
+        finally:
+            self._meter.add("requests_in_work", -1)
+            self._meter.request(state["endpoint"], str(state["status"]))
 
     async def index(self, request: Request, metadata: Metadata) -> Response:
         """GET /: the paths, with their methods and what they have."""
@@ -240,33 +261,6 @@ class _Endpoint:
         async with self._admission.admitted(request) if self._admission else contextlib.nullcontext():
             answer = await self._handler(request, metadata)
             await answer(scope, receive, send)
-
-
-class _Counted:
-    """Counts requests by endpoint and outcome."""
-
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app, self._meter = app, meter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
-        state = scope["state"]
-        state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
-        self._meter.add("requests_in_work")
-        try:
-            await self._app(scope, receive, send)
-        except (ClientDisconnect, asyncio.CancelledError):
-            # The client left, stopped reading, or the process stops. The server closes the connection.
-            state["status"] = "left"
-        except Exception:
-            log.exception("an error of the gateway at %s", state["endpoint"])
-            state["status"] = 500
-            raise
-        finally:
-            self._meter.add("requests_in_work", -1)
-            self._meter.request(state["endpoint"], str(state["status"]))
 
 
 class _Gate:

@@ -58,7 +58,7 @@ class Scored:
 
 def tokens_of(ids: Sequence[int], logprobs: inference_pb2.Logprobs, num_top: int) -> list[Scored]:
     """Joins ids and their packed logprobs; keeps the first `num_top` alternatives of each."""
-    found, k = list[Scored](), logprobs.top_k
+    tokens, k = list[Scored](), logprobs.top_k
     kept = min(k, num_top)
     for i, (token_id, logprob) in enumerate(zip(ids, logprobs.logprobs, strict=True)):
         top_ids, top = logprobs.top_token_ids[i * k : i * k + kept], logprobs.top_logprobs[i * k : i * k + kept]
@@ -66,8 +66,8 @@ def tokens_of(ids: Sequence[int], logprobs: inference_pb2.Logprobs, num_top: int
             Scored(top_id, _bounded(value), *_piece(top_id, logprobs.top_pieces, i * k + rank))
             for rank, (top_id, value) in enumerate(zip(top_ids, top, strict=True))
         )
-        found.append(Scored(token_id, _bounded(logprob), *_piece(token_id, logprobs.pieces, i), alternatives))
-    return found
+        tokens.append(Scored(token_id, _bounded(logprob), *_piece(token_id, logprobs.pieces, i), alternatives))
+    return tokens
 
 
 def of_chat(tokens: Sequence[Scored]) -> dict[str, object]:
@@ -83,38 +83,38 @@ def of_chat(tokens: Sequence[Scored]) -> dict[str, object]:
 
 def of_completion(parts: Sequence[tuple[int, Sequence[Scored]]], *, with_top: bool) -> dict[str, object]:
     """The `logprobs` of a completion's choice: parts of the text, each with the character at which it begins."""
-    found: dict[str, list[object]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    columns: dict[str, list[object]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for offset, tokens in parts:
         for token in tokens:
-            found["text_offset"].append(offset)
-            found["tokens"].append(token.text)
-            found["token_logprobs"].append(token.logprob)
-            found["top_logprobs"].append(None if token.logprob is None else _by_text(token))
+            columns["text_offset"].append(offset)
+            columns["tokens"].append(token.text)
+            columns["token_logprobs"].append(token.logprob)
+            columns["top_logprobs"].append(None if token.logprob is None else _by_text(token))
             offset += token.num_chars
-    return {**found} if with_top else {**found, "top_logprobs": None}
+    return {**columns} if with_top else {**columns, "top_logprobs": None}
 
 
 def of_prompt(tokens: Sequence[Scored]) -> list[dict[str, object] | None]:
     """vLLM's `prompt_logprobs`. The rank of a token that is not among the most probable ones is unknown."""
-    found: list[dict[str, object] | None] = [None]
+    positions: list[dict[str, object] | None] = [None]
     for token in tokens:
         entries: dict[str, object] = {}
         for rank, top in enumerate(token.top, 1):
             entries[str(top.token_id)] = {"logprob": top.logprob, "rank": rank, "decoded_token": top.text}
-        own = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
-        entries.setdefault(str(token.token_id), own)
-        found.append(entries)
-    return found
+        itself = {"logprob": token.logprob, "rank": None, "decoded_token": token.text}
+        entries.setdefault(str(token.token_id), itself)
+        positions.append(entries)
+    return positions
 
 
 def _by_text(token: Scored) -> dict[str, float | None]:
     """Logprobs by text, the token's own too. Of tokens with equal texts one has the text, first the token itself."""
-    found: dict[str, float | None] = {}
+    logprobs: dict[str, float | None] = {}
     for top in token.top:
-        is_taken = top.text in found or (top.text == token.text and top.token_id != token.token_id)
-        found[_name(top.token_id) if is_taken else top.text] = top.logprob
-    found.setdefault(token.text, token.logprob)
-    return found
+        is_taken = top.text in logprobs or (top.text == token.text and top.token_id != token.token_id)
+        logprobs[_name(top.token_id) if is_taken else top.text] = top.logprob
+    logprobs.setdefault(token.text, token.logprob)
+    return logprobs
 
 
 def _piece(token_id: int, pieces: Sequence[inference_pb2.TokenPiece], idx: int) -> tuple[str, bytes]:
