@@ -127,7 +127,7 @@ class _FrontEnd:
             self._program,
             _POLICY,
             hear=self._hear,
-            on_change=lambda process: shared.announce_when_all_listen() if process.state == State.SERVING else None,
+            on_change=self._on_change,
             on_end=self._on_end,
             silence_seconds=silence,
             on_silence=lambda: log.warning("%s has been silent for %g s and is killed", name, silence),
@@ -163,6 +163,12 @@ class _FrontEnd:
         else:
             log.info("%s: %s", self.name, line)
         return Heard.WORDS
+
+    def _on_change(self, process: Supervisor) -> None:
+        if process.state == State.SERVING:
+            self._shared.announce_when_all_listen()
+        elif process.state == State.STOPPED and process.ended is not None and process.ended.is_overdue:
+            log.warning("%s %s", self.name, process.ended.how)
 
     def _on_end(self, process: Supervisor) -> None:
         ended = process.ended
@@ -286,22 +292,15 @@ class FrontendProcesses:
         """Asks all front ends to end, kills those that take too long, and frees the address."""
         woken = threading.Event()
         self.wake_with(woken.set)
-        for child in self._children:
-            # It may have ended before it could wake this thread.
-            child.process.look()
-        self.ask_to_stop()
-        limit = time.monotonic() + STOP_SECONDS
-        while running := [child for child in self._children if child.process.pid]:
-            seconds = limit - time.monotonic()
-            if seconds <= 0:
-                limit = math.inf
-                for child in running:
-                    log.warning("%s did not stop within %g s and is killed", child.name, STOP_SECONDS)
-                    child.process.kill()
-            woken.wait(max(0.0, seconds) if limit < math.inf else None)
+        supervisors = [child.process for child in self._children]
+        for supervisor in supervisors:
+            supervisor.stop(STOP_SECONDS)
+        while True:
             woken.clear()
-            for child in running:
-                child.process.look()
+            dues = [due for supervisor in supervisors if (due := supervisor.look()) is not None]
+            if not self.is_running:
+                break
+            woken.wait(min(dues, default=None))
         self._release()
 
     def _release(self) -> None:
