@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from scheduler_svc.door.tls_files import TlsFiles
-from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
+from scheduler_svc.processes.address import CAN_SHARE, NOTHING_GIVEN, HeldAddress, ListenError
 from tandem_contract.child import Program, python
 from tandem_contract.logs import LogFormat, announce
 from tandem_contract.plural import counted
@@ -206,21 +206,18 @@ class FrontendProcesses:
         A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        settings = replace(settings, secret=self.secret)
-        self._held: list[HeldAddress] = []
-        if (held := hold(settings.listen, num_sharing=count, missing=missing)) is not None:
-            self._held.append(held)
-            settings = replace(settings, listen=held.listen, share_port=True)
-        if settings.health_listen:
-            try:
-                held = hold(settings.health_listen, num_sharing=count, missing=(), flag="--health-listen")
-            except ListenError:
-                self._release()
-                raise
-            if held is not None:
+        self._held = [HeldAddress(settings.listen, num_sharing=count, missing=missing)]
+        try:
+            if settings.health_listen:
+                held = HeldAddress(settings.health_listen, num_sharing=count, missing=(), flag="--health-listen")
                 self._held.append(held)
-                settings = replace(settings, health_listen=held.listen)
-        self._health_listen = settings.health_listen
+        except ListenError:
+            self._release()
+            raise
+        listen, self._health_listen = self._held[0].listen, self._held[-1].listen if self._held[1:] else ""
+        settings = replace(
+            settings, secret=self.secret, listen=listen, health_listen=self._health_listen, share_port=CAN_SHARE
+        )
         several = [
             (f"front end {number} of {count}", replace(settings, name=f"frontend-{number}"))
             for number in range(1, count + 1)
@@ -233,7 +230,7 @@ class FrontendProcesses:
 
     @property
     def listen(self) -> str:
-        """The address that callers reach, host:port. Outside Linux a port 0 is replaced once a front end listens."""
+        """The address that callers reach, host:port."""
         return self._children[0].settings.listen
 
     def share(self, *, is_on: bool) -> None:
