@@ -246,8 +246,10 @@ class AnswerWriter:
         """What a delta adds to choice `number`, behind the prompt that it echoes."""
         wanted, choice, content = self.wanted, self._choices[number], dict[str, Any]()
         tokens = tokens_of(delta.token_ids, delta.logprobs, wanted.num_top or 0) if wanted.num_top is not None else []
+        if delta.tool_calls:
+            choice.has_calls = True
         if wanted.is_chat:
-            content["delta"], logprobs = self._said(choice, delta), of_chat(tokens)
+            content["delta"], logprobs = self._said(delta), of_chat(tokens)
         else:
             content["text"], parts = delta.text, [(choice.offset, tokens)]
             if prompt is not None:
@@ -260,7 +262,7 @@ class AnswerWriter:
             content["token_ids"] = list(delta.token_ids)
         return content
 
-    def _said(self, choice: "Choice", delta: inference_pb2.Delta) -> dict[str, object]:
+    def _said(self, delta: inference_pb2.Delta) -> dict[str, object]:
         """What a delta adds to the message of a chat."""
         message: dict[str, object] = {}
         if delta.reasoning:
@@ -268,7 +270,6 @@ class AnswerWriter:
         if delta.text:
             message["content"] = delta.text
         if delta.tool_calls:
-            choice.has_calls = True
             if self.wanted.calls_function:
                 message["function_call"] = _function(delta.tool_calls)
             else:
