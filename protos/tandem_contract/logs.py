@@ -1,9 +1,9 @@
 """The log of a program: its records and those of its libraries, written to stderr by a separate thread.
 
 Owns the form of a line, text or one JSON object, which is also read again among the output of libraries; the queue of
-lines; and the writer thread. Logging never waits for stderr: if stderr is not read, the queue fills, further records
+lines; and the writer thread. Nobody waits for who reads an output: if it is not read, the queue fills, further lines
 are dropped and counted, and one line reports the number when there is room again. So it does when stderr is a file
-that could not be written, on a full disk say.
+that could not be written, on a full disk say. `tandem serve` writes what it prints in the same way.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -44,7 +44,7 @@ _TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?P<process>\S.*?) (?
 # Most records that wait for the writer thread.
 _CAPACITY = 1024
 _FLUSH_SECONDS = 1.0
-_NOT_READ = "was not read fast enough"
+_NOT_READ = "was not read in time"
 # The writer thread rests so long between writes: each time it wakes up, it stops the thread that does the work. Fewer
 # lines than the queue holds come in this time.
 _PAUSE_SECONDS = 5e-3
@@ -229,7 +229,7 @@ def can_draw() -> bool:
 def draw(text: str) -> None:
     """Writes `text` unformatted, in order with the records."""
     if _handler is not None:
-        _handler.put(text)
+        _handler.lines.put(text)
 
 
 def closing_line(program: str, cause: str) -> str:
@@ -253,60 +253,76 @@ def open_closed_streams() -> None:
             os.set_inheritable(descriptor, True)
 
 
-class QueuedStderr(logging.Handler):
-    """Formats records on the caller's thread; another thread writes them to `descriptor`, whole lines in each write."""
+def to_descriptor(descriptor: int) -> Callable[[bytes], int]:
+    """Returns what writes a beginning of its argument to the descriptor, which may not block, as `os.write` does."""
 
-    def __init__(self, formatter: Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
-        super().__init__()
-        self.setFormatter(formatter)
-        self.is_json = formatter.is_json
-        self.descriptor = descriptor
+    def write(data: bytes) -> int:
+        while True:
+            try:
+                return os.write(descriptor, data)
+            except BlockingIOError:
+                select.select([], [descriptor], [])
+
+    return write
+
+
+class LineWriter:
+    """Writes texts in order, whole lines in each write, in a thread of its own: who gives them never waits.
+
+    What finds no room in the queue, or cannot be written, is dropped and counted by cause.
+    """
+
+    def __init__(
+        self, write: Callable[[bytes], int], lost: Callable[[int, str], str], *, capacity: int = _CAPACITY
+    ) -> None:
+        """`write` is as `to_descriptor` makes it, and may raise OSError.
+
+        `lost` makes the line that tells how many texts were dropped since the last one, and the cause, which continues
+        a sentence about the output.
+        """
+        self._write_some, self._lost = write, lost
         self._room_again = capacity // 2
         self._texts: queue.Queue[str | None] = queue.Queue(capacity)
         # By cause.
         self._dropped: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._is_closing = False
-        # Whether the last line of the file lacks its end, because a write failed.
+        # Whether the last line of the output lacks its end, because a write failed.
         self._is_torn = False
-        self._writer = NeededThread(target=self._write_all, name="log writer")
-        self._writer.start()
+        self._thread = NeededThread(target=self._run, name="log writer")
+        self._thread.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queues the record's line, or counts it as dropped if the queue is full."""
-        if self._texts.full():
-            self._count(1, _NOT_READ)
-            return
-        try:
-            line = self.format(record)
-        except Exception as error:  # arguments that do not fit the message must not stop the program
-            line = self.format(_record(logging.WARNING, "a record of %s cannot be formatted: %r", record.name, error))
-        if not self.put(f"{line}\n"):
-            self._count(1, _NOT_READ)
+    def write(self, line: str) -> None:
+        """Queues one line."""
+        self.put(f"{line}\n")
 
-    def put(self, text: str) -> bool:
-        """Queues text, such as a line or a progress bar. Returns False if the queue is full."""
+    def put(self, text: str) -> None:
+        """Queues text as it is, such as a progress bar."""
         try:
             self._texts.put_nowait(text)
         except queue.Full:
+            self._count(1, _NOT_READ)
+
+    def has_room(self) -> bool:
+        """Whether a text that comes now has room; if not, it is counted as dropped."""
+        if self._texts.full():
+            self._count(1, _NOT_READ)
             return False
         return True
 
-    def close(self) -> None:
-        """Waits until the lines are written, for at most a second."""
+    def close(self, seconds: float) -> None:
+        """Waits until the queue is written, for at most so long."""
         self._is_closing = True
-        if threading.current_thread() is self._writer:
-            # It failed, and nobody else writes what it says of that.
+        if threading.current_thread() is self._thread:
+            # It failed, and nobody else writes what is said of that.
             while not self._texts.empty():
                 self._write(self._texts.get_nowait() or "")
-            super().close()
             return
         with contextlib.suppress(queue.Full):
             self._texts.put_nowait(None)
-        self._writer.join(_FLUSH_SECONDS)
-        super().close()
+        self._thread.join(seconds)
 
-    def _write_all(self) -> None:
+    def _run(self) -> None:
         while texts := self._next_texts():
             if cause := self._write("".join(texts)):
                 self._count(len(texts), cause)
@@ -333,8 +349,7 @@ class QueuedStderr(logging.Handler):
         with self._counting:
             dropped, self._dropped = self._dropped, Counter()
         for cause, number in dropped.items():
-            what = counted(number, "log record", "were")
-            if self._write(f"{self.format(_record(logging.WARNING, '%s dropped because stderr %s', what, cause))}\n"):
+            if self._write(f"{self._lost(number, cause)}\n"):
                 self._count(number, cause)
 
     def _count(self, number: int, cause: str) -> None:
@@ -350,15 +365,41 @@ class QueuedStderr(logging.Handler):
         num_bytes = len(data)
         try:
             while data:
-                try:
-                    data = data[os.write(self.descriptor, data) :]
-                except BlockingIOError:
-                    select.select([], [self.descriptor], [])
+                data = data[self._write_some(data) :]
         except OSError as error:
             self._is_torn |= len(data) < num_bytes
             return f"could not be written ({error.strerror})"
         self._is_torn = False
         return ""
+
+
+class QueuedStderr(logging.Handler):
+    """Formats records on the caller's thread; another thread writes them to `descriptor`."""
+
+    def __init__(self, formatter: Formatter, descriptor: int = 2, capacity: int = _CAPACITY) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.is_json, self.descriptor = formatter.is_json, descriptor
+        self.lines = LineWriter(to_descriptor(descriptor), self._lost, capacity=capacity)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record's line, or counts it as dropped if the queue is full."""
+        if not self.lines.has_room():
+            return
+        try:
+            line = self.format(record)
+        except Exception as error:  # arguments that do not fit the message must not stop the program
+            line = self.format(_record(logging.WARNING, "a record of %s cannot be formatted: %r", record.name, error))
+        self.lines.write(line)
+
+    def close(self) -> None:
+        """Waits until the lines are written, for at most a second."""
+        self.lines.close(_FLUSH_SECONDS)
+        super().close()
+
+    def _lost(self, number: int, cause: str) -> str:
+        what = counted(number, "log record", "were")
+        return self.format(_record(logging.WARNING, "%s dropped because stderr %s", what, cause))
 
 
 _handler: QueuedStderr | None = None

@@ -244,6 +244,7 @@ class Supervisor:
         *,
         hear: Callable[[str], Heard],
         on_change: Callable[["Supervisor"], None] = lambda _: None,
+        on_end: Callable[["Supervisor"], None] = lambda _: None,
         silence_seconds: float = math.inf,
         on_silence: Callable[[], None] = lambda: None,
         start: Callable[[Program, Callable[[], None]], Life] = Child,
@@ -254,7 +255,8 @@ class Supervisor:
         OSError: the start has failed.
 
         `look` calls `hear` with each line, and `on_change` at each change of state: after the last line of a process,
-        `ended` tells how it ended. A process that serves and prints nothing for `silence_seconds` is killed.
+        `ended` tells how it ended. `on_end` is called then too, unless it was to stop. A process that serves and prints
+        nothing for `silence_seconds` is killed.
         """
         self.name = name
         self.state, self.since = State.PAUSED, clock()
@@ -267,7 +269,7 @@ class Supervisor:
         # Called, in any thread, when `look` is due at once.
         self.wake: Callable[[], None] = lambda: None
         self._program, self._restart = program, Restart(policy, rng)
-        self._hear, self._on_change = hear, on_change
+        self._hear, self._on_change, self._when_ended = hear, on_change, on_end
         self._silence_seconds, self._on_silence = silence_seconds, on_silence
         self._start_life, self._clock = start, clock
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -386,16 +388,13 @@ class Supervisor:
                 return
             self.num_starts += 1
             self.lines.clear()
-            self._life = self._start_life(program, self._woken)
+            self._life = self._start_life(program, lambda: self.wake())
         except OSError as error:
             self.lines.append(str(error.strerror))
             self._on_end(now, NOT_STARTED, NOT_STARTED_WORDS)
             return
         self.pid = self._life.pid
         self._enter(State.STARTING)
-
-    def _woken(self) -> None:
-        self.wake()
 
     def _serve(self) -> None:
         self._ever_served = True
@@ -425,6 +424,8 @@ class Supervisor:
         else:
             self._start_at = now + then
             self._enter(State.PAUSED)
+        if self.state != State.STOPPED:
+            self._when_ended(self)
 
     def _stop(self, grace_seconds: float | None) -> None:
         if grace_seconds is None:

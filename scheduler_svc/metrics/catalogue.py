@@ -9,11 +9,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from scheduler_svc.core.messages.effects import EndReason
 from scheduler_svc.core.messages.reports import SERVICE_REASONS, ResetCause, StepKind
 
 PREFIX = "tandem_"
+# Of one metric: the values of its labels, and the number; of a histogram the count of each bucket, and the sum.
+Samples = Sequence[tuple[tuple[str, ...], Any]]
 
 
 class Kind(StrEnum):
@@ -41,7 +44,13 @@ class Metric:
     @property
     def num_cells(self) -> int:
         """How many numbers a front end reports for it: one per value of the label; or each bucket, and the sum."""
-        return len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else max(1, len(self.values))
+        return len(self.buckets) + 2 if self.buckets else max(1, len(self.values))
+
+    def samples(self, *cells: float) -> Samples:
+        """From its `num_cells` numbers, if all values of its labels are known beforehand."""
+        if self.values:
+            return [((value,), cell) for value, cell in zip(self.values, cells, strict=True)]
+        return [((), cells if self.buckets else cells[0])]
 
 
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)

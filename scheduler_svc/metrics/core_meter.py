@@ -8,7 +8,7 @@ nothing. Knows no sockets.
 
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.status import state_of
 from scheduler_svc.metrics import catalogue
-from scheduler_svc.metrics.catalogue import Histogram
+from scheduler_svc.metrics.catalogue import Histogram, Metric, Samples
 from scheduler_svc.wire.arrays import WireError
 from tandem_contract.plural import numbered
 
@@ -52,7 +52,7 @@ class FrontTotals:
         if not np.isfinite(cells).all() or (cells < 0).any():
             raise WireError("its metrics have a number that is negative or not finite")
         if report.process not in self._of_process and len(self._of_process) > _MAX_PROCESSES:
-            self._fold(next(each for each in self._of_process if each != _GONE))
+            self._fold(next(process for process in self._of_process if process != _GONE))
         self._of_process[report.process] = cells
         self._backlogs[frontend] = report.backlog_bytes
         for use in report.tenants:
@@ -94,37 +94,28 @@ class FrontTotals:
 
     def of_tenants(self, names: Container[str]) -> dict[str, tuple[int, int]]:
         """Returns prompt and output tokens of those of these tenants that have called."""
-        found: dict[str, tuple[int, int]] = {}
+        tokens: dict[str, tuple[int, int]] = {}
         for name, uses in list(self._of_tenant.items()):
             if name in names:
                 of_processes = list(uses.values())
-                found[name] = sum(one[0] for one in of_processes), sum(one[1] for one in of_processes)
-        return found
+                tokens[name] = sum(one[0] for one in of_processes), sum(one[1] for one in of_processes)
+        return tokens
+
+    def samples(self, tenants: Container[str]) -> dict[Metric, Samples]:
+        """Returns the samples of all metrics of front ends; of tenants, those of these names."""
+        cells, samples = iter(self.cells().tolist()), dict[Metric, Samples]()
+        for metric in catalogue.FRONTEND_METRICS:
+            samples[metric] = metric.samples(*islice(cells, metric.num_cells))
+        samples[catalogue.BACKLOG] = catalogue.BACKLOG.samples(self.backlog_bytes)
+        uses = self.of_tenants(tenants).items()
+        for idx, metric in enumerate((catalogue.TENANT_PROMPT, catalogue.TENANT_OUTPUT)):
+            samples[metric] = [((name,), use[idx]) for name, use in uses]
+        return samples
 
 
 _LOOK_SECONDS = 1.0
 # Indices of `catalogue.STEP_KINDS`.
 _PREFILL, _DECODE, _MIXED = range(3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The core at one moment. The counts are those since its start."""
-
-    running: int = 0
-    waiting: int = 0
-    not_serving: tuple[int, ...] = (0,) * len(catalogue.NOT_SERVING_REASONS)
-    not_serving_since: float = 0.0
-    """Unix time; 0 while the service serves."""
-    workers: int = 0
-    standby_workers: int = 0
-    frontends: int = 0
-    kv_usage: tuple[tuple[int, float], ...] = ()
-    """The place of each worker, and the share of its pages that are used."""
-    cache_queries: int = 0
-    cache_hits: int = 0
-    preemptions: int = 0
-    resets: tuple[int, ...] = (0,) * len(catalogue.CAUSES)
 
 
 class Places:
@@ -150,7 +141,12 @@ class CoreMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.fronts = FrontTotals()
-        self.last_look = Look()
+        # The core at one moment, replaced as a whole: all its metrics but histograms. Counts are since its start.
+        self.last_look: dict[Metric, Samples] = {
+            metric: metric.samples(*[0.0] * metric.num_cells)
+            for metric in catalogue.CORE_METRICS
+            if not metric.buckets and (metric.values or not metric.labels)
+        }
         self.frontend_deaths = 0
         self.step_tokens = Histogram(catalogue.STEP_TOKENS.buckets)
         self.plan_to_result = Histogram(catalogue.PLAN_TO_RESULT.buckets)
@@ -208,17 +204,42 @@ class CoreMeter:
         if value is not None and value.since != self._since[0]:
             self._since = value.since, time.time() - (self._clock() - value.since)
         states = [state_of(lane)[0] for lane in lanes]
-        self.last_look = Look(
-            not_serving=tuple(int(value is not None and value.reason is reason) for reason in SERVICE_REASONS),
-            not_serving_since=0.0 if value is None else self._since[1],
-            running=sum(lane.rows.num_seated for lane in seated),
-            waiting=core.queue.num_waiting,
-            workers=core.availability.num_workers,
-            standby_workers=states.count(WorkerState.STANDBY),
-            frontends=len(core.frontends),
-            kv_usage=tuple((self._places.of(one, core), one.pool.num_used / one.info.usable_pages) for one in seated),
-            cache_queries=counters.prompt_tokens,
-            cache_hits=counters.cached_prompt_tokens,
-            preemptions=counters.preemptions,
-            resets=tuple(counters.resets_by_cause.values()),
-        )
+        values: dict[Metric, float] = {
+            catalogue.RUNNING: sum(lane.rows.num_seated for lane in seated),
+            catalogue.WAITING: core.queue.num_waiting,
+            catalogue.CACHE_QUERIES: counters.prompt_tokens,
+            catalogue.CACHE_HITS: counters.cached_prompt_tokens,
+            catalogue.PREEMPTIONS: counters.preemptions,
+            catalogue.NOT_SERVING_SINCE: 0.0 if value is None else self._since[1],
+            catalogue.WORKERS: core.availability.num_workers,
+            catalogue.STANDBY_WORKERS: states.count(WorkerState.STANDBY),
+            catalogue.FRONTENDS: len(core.frontends),
+        }
+        reasons = [float(value is not None and value.reason is reason) for reason in SERVICE_REASONS]
+        self.last_look = {
+            **{metric: metric.samples(number) for metric, number in values.items()},
+            catalogue.NOT_SERVING: catalogue.NOT_SERVING.samples(*reasons),
+            catalogue.RESETS: catalogue.RESETS.samples(*counters.resets_by_cause.values()),
+            catalogue.KV_USAGE: [
+                ((str(self._places.of(lane, core)),), lane.pool.num_used / lane.info.usable_pages) for lane in seated
+            ],
+        }
+
+    def samples(self, tenants: Container[str]) -> dict[Metric, Samples]:
+        """Returns the samples of each metric of the page. For any thread."""
+        histograms = {
+            catalogue.STEP_TOKENS: self.step_tokens,
+            catalogue.PLAN_TO_RESULT: self.plan_to_result,
+            catalogue.CORE_STEP: self.core_step,
+        }
+        return {
+            **self.fronts.samples(tenants),
+            **self.last_look,
+            catalogue.DEATHS: catalogue.DEATHS.samples(self.frontend_deaths),
+            **{metric: metric.samples(*histogram.cells()) for metric, histogram in histograms.items()},
+            catalogue.STEP_SECONDS: [
+                ((str(place), kind), histogram.cells())
+                for place, kinds in list(self.steps.items())
+                for kind, histogram in zip(catalogue.STEP_KINDS, kinds, strict=True)
+            ],
+        }

@@ -13,7 +13,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.metrics import catalogue
-from scheduler_svc.metrics.catalogue import Histogram, Kind
+from scheduler_svc.metrics.catalogue import Histogram, Metric
 
 # In one report. The core's thread reads it, and there may be 10,000 of them.
 _MAX_TENANTS = 256
@@ -104,67 +104,20 @@ class StreamMeter:
     def refused(self, code: str) -> None:
         """The call ends with the status `code` (UNAVAILABLE), or its caller leaves (CANCELLED)."""
         if self.is_accepted:
-            self._front.failed(code)
+            self._front.count(catalogue.FAILURES, code.lower())
         elif not self._is_resumed and code != "CANCELLED":
             self._front.rejected(code)
 
     def finished(self, summary: pb.Summary, reasons: Sequence[pb.FinishReason.ValueType]) -> None:
         """The caller gets the Summary; `reasons` are the samples' FinishReasons."""
-        seconds = summary.timing.total_seconds if self._is_resumed else self._front.clock() - self._began
-        self._front.finished(summary, reasons, seconds)
-
-
-class FrontMeter:
-    """All requests of one front end. `clock` is monotonic, in seconds, and never 0."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.prompt_tokens = self.generation_tokens = 0
-        self._process = secrets.randbits(64)
-        self._counts = {metric: [0] * metric.num_cells for metric in catalogue.FRONTEND_METRICS if not metric.buckets}
-        self._histograms = {
-            metric: Histogram(metric.buckets) for metric in catalogue.FRONTEND_METRICS if metric.kind is Kind.HISTOGRAM
-        }
-        # Used for every delta.
-        self.between_tokens = self._histograms[catalogue.BETWEEN_TOKENS]
-        self.first_token = self._histograms[catalogue.FIRST_TOKEN]
-        # At most as many as names in the token file.
-        self.tenants: dict[str, TenantUse] = {}
-        self._reported: dict[str, tuple[int, int]] = {}
-        # The index of the tenant that the next report looks at first.
-        self._next_tenant = 0
-
-    def stream(self, *, is_resumed: bool = False) -> StreamMeter:
-        """Returns the meter of a call that begins now."""
-        return StreamMeter(self, is_resumed=is_resumed)
-
-    def rejected(self, code: str) -> None:
-        """A Generate call is refused with this status (UNAVAILABLE)."""
-        self._counts[catalogue.REJECTIONS][_CODES[code]] += 1
-
-    def constraint_refused(self, reason: str) -> None:
-        """A constraint is refused for one of `catalogue.CONSTRAINT_REASONS`."""
-        self._counts[catalogue.CONSTRAINT_REFUSALS][catalogue.CONSTRAINT_REASONS.index(reason)] += 1
-
-    def trial_ended(self, *, was_killed: bool) -> None:
-        """A grammar was tried."""
-        self._counts[catalogue.TRIALS][0] += 1
-        self._counts[catalogue.TRIAL_KILLS][0] += was_killed
-
-    def failed(self, code: str) -> None:
-        """An accepted request ends with this status, or its caller leaves (CANCELLED)."""
-        self._counts[catalogue.FAILURES][_CODES[code]] += 1
-
-    def finished(self, summary: pb.Summary, reasons: Sequence[pb.FinishReason.ValueType], seconds: float) -> None:
-        """A request ends with its Summary, `seconds` after its call began."""
-        usage, timing, counts = summary.usage, summary.timing, self._counts
+        front, usage, timing = self._front, summary.usage, summary.timing
         for reason in reasons:
-            counts[catalogue.SUCCESSES][_REASONS[reason]] += 1
-        counts[catalogue.DISCARDED][0] += usage.discarded_tokens
-        counts[catalogue.RECOMPUTED][0] += usage.recomputed_tokens
-        counts[catalogue.CHANGES_SURVIVED][0] += timing.worker_changes
+            front.count(catalogue.SUCCESSES, _REASONS[reason])
+        front.count(catalogue.DISCARDED, number=usage.discarded_tokens)
+        front.count(catalogue.RECOMPUTED, number=usage.recomputed_tokens)
+        front.count(catalogue.CHANGES_SURVIVED, number=timing.worker_changes)
         observed = {
-            catalogue.LATENCY: seconds,
+            catalogue.LATENCY: timing.total_seconds if self._is_resumed else front.clock() - self._began,
             catalogue.QUEUE_TIME: timing.queue_seconds,
             catalogue.PREFILL_TIME: timing.prefill_seconds,
             catalogue.DECODE_TIME: timing.decode_seconds,
@@ -175,7 +128,47 @@ class FrontMeter:
         if (num_gaps := usage.output_tokens - len(reasons)) > 0:
             observed[catalogue.PER_TOKEN] = timing.decode_seconds * len(reasons) / num_gaps
         for metric, value in observed.items():
-            self._histograms[metric].observe(value)
+            front.histograms[metric].observe(value)
+
+
+class FrontMeter:
+    """All requests of one front end. `clock` is monotonic, in seconds, and never 0."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.prompt_tokens = self.generation_tokens = 0
+        self._process = secrets.randbits(64)
+        self._counts = {metric: [0] * metric.num_cells for metric in catalogue.FRONTEND_METRICS if not metric.buckets}
+        self.histograms = {metric: Histogram(metric.buckets) for metric in catalogue.FRONTEND_METRICS if metric.buckets}
+        # Used for every delta.
+        self.between_tokens = self.histograms[catalogue.BETWEEN_TOKENS]
+        self.first_token = self.histograms[catalogue.FIRST_TOKEN]
+        # At most as many as names in the token file.
+        self.tenants: dict[str, TenantUse] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
+        # The index of the tenant that the next report looks at first.
+        self._next_tenant = 0
+
+    def stream(self, *, is_resumed: bool = False) -> StreamMeter:
+        """Returns the meter of a call that begins now."""
+        return StreamMeter(self, is_resumed=is_resumed)
+
+    def count(self, metric: Metric, label: str = "", number: int = 1) -> None:
+        """Adds to a counter; `label` is one of its known values, if it has any."""
+        self._counts[metric][metric.values.index(label) if label else 0] += number
+
+    def rejected(self, code: str) -> None:
+        """A Generate call is refused with this status (UNAVAILABLE)."""
+        self.count(catalogue.REJECTIONS, code.lower())
+
+    def constraint_refused(self, reason: str) -> None:
+        """A constraint is refused for one of `catalogue.CONSTRAINT_REASONS`."""
+        self.count(catalogue.CONSTRAINT_REFUSALS, reason)
+
+    def trial_ended(self, *, was_killed: bool) -> None:
+        """A grammar was tried."""
+        self.count(catalogue.TRIALS)
+        self.count(catalogue.TRIAL_KILLS, number=was_killed)
 
     def report(self, backlog_bytes: int) -> frontend_pb2.MetricsReport:
         """Returns the state of all counts, and tenants whose counts have changed since the last report."""
@@ -183,7 +176,7 @@ class FrontMeter:
         self._counts[catalogue.GENERATION_TOKENS][0] = self.generation_tokens
         values = array("d")
         for metric in catalogue.FRONTEND_METRICS:
-            values.extend(self._histograms[metric].cells() if metric.buckets else self._counts[metric])
+            values.extend(self.histograms[metric].cells() if metric.buckets else self._counts[metric])
         report = frontend_pb2.MetricsReport(process=self._process, values=values.tobytes(), backlog_bytes=backlog_bytes)
         for tenant in self._changed_tenants():
             use = self.tenants[tenant]
@@ -208,5 +201,4 @@ class FrontMeter:
         self._reported.clear()
 
 
-_CODES = {name.upper(): idx for idx, name in enumerate(catalogue.CODES)}
-_REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{name.upper()}"): idx for idx, name in enumerate(catalogue.REASONS)}
+_REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{name.upper()}"): name for name in catalogue.REASONS}

@@ -86,21 +86,15 @@ class MetricsListener:
             raise address.taken(listen, error, flag=FLAG) from None
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://{host}:{sockets[0].getsockname()[1]}/metrics"
-        self._server = HttpServer(
+        server = HttpServer(
             sockets,
             Page(self.meter, self._tenants).text,
             content_type=CONTENT_TYPE,
             refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
             context=None if context is None else context.newest,
         )
-
-    def start(self) -> None:
-        """Serves the page, in a thread."""
-        self._server.start()
-
-    def close(self) -> None:
-        """Ends the page and frees the address."""
-        self._server.stop()
+        # They serve the page, in a thread, and end it and free the address.
+        self.start, self.close = server.start, server.stop
 
     def _tenants(self) -> Collection[str]:
         return () if self._tokens is None else {tenant.name for tenant in self._tokens.tenants}

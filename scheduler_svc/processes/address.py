@@ -11,6 +11,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+# Whether processes of one service can share an address.
+CAN_SHARE = sys.platform == "linux"
 # Attempts with a port that the system chose, because another program may take the port before it is held.
 _TRIES = 16
 # An address of this machine at which no program listens; see `HeldAddress.stop_sharing`.
@@ -69,27 +71,6 @@ def taken(listen: str, error: OSError | None = None, *, flag: str = "--listen") 
     )
 
 
-def hold(
-    listen: str, *, num_sharing: int, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen"
-) -> "HeldAddress | None":
-    """Holds the address for `num_sharing` front ends. Outside Linux it only checks the address and returns None.
-
-    Raises ListenError if the address cannot be used.
-    """
-    if sys.platform == "linux":
-        return HeldAddress(listen, missing=missing, flag=flag)
-    if num_sharing > 1:
-        said = f"several front ends can share an address on Linux only: cannot listen on {listen}"
-        raise ListenError(said, flag=flag)
-    host, port = split(listen, missing=missing, flag=flag)
-    try:
-        for one in _hold_all(host, port) if port else []:
-            one.close()
-    except OSError as error:
-        raise taken(listen, error, flag=flag) from None
-    return None
-
-
 def is_loopback(listen: str) -> bool:
     """Whether only programs of this machine reach `host:port`."""
     host = listen.rpartition(":")[0]
@@ -111,12 +92,17 @@ class HeldAddress:
     The held sockets never listen, so no caller reaches them. While the address is held, the kernel refuses programs
     that do not share ports, and another Tandem, which holds its address first. A program that shares ports, as other
     gRPC servers of the same user do by default, can bind the address only while front ends are started: see
-    `stop_sharing`.
+    `stop_sharing`. Outside Linux the address is checked and not held, and one front end has it.
     """
 
-    def __init__(self, listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen") -> None:
+    def __init__(
+        self, listen: str, *, num_sharing: int = 1, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "--listen"
+    ) -> None:
         """`listen` is `host:port`; for port 0 the system chooses one port for all front ends. Raises ListenError."""
         host, port = split(listen, missing=missing, flag=flag)
+        if num_sharing > 1 and not CAN_SHARE:
+            said = f"several front ends can share an address on Linux only: cannot listen on {listen}"
+            raise ListenError(said, flag=flag)
         self._sockets: list[socket.socket] = []
         for attempt in range(_TRIES):
             try:
@@ -127,7 +113,9 @@ class HeldAddress:
                     raise taken(listen, error, flag=flag) from None
                 continue
             self.listen = f"{host}:{self._port}"
-            return
+            break
+        if not CAN_SHARE:
+            self.close()
 
     def start_sharing(self) -> None:
         """Lets front ends bind the address."""
@@ -140,14 +128,16 @@ class HeldAddress:
         that does not share is bound for a moment, at an address that no program uses.
         """
         self._set_sharing(0)
+        if not self._sockets:
+            return
         # If a program does use that address, sharing stays possible, as without this method.
         with contextlib.suppress(OSError), socket.socket() as unshared:
             unshared.bind((_UNUSED_LOOPBACK, self._port))
 
     def close(self) -> None:
         """Frees the address."""
-        for one in self._sockets:
-            one.close()
+        while self._sockets:
+            self._sockets.pop().close()
 
     def _set_sharing(self, value: int) -> None:
         for one in self._sockets:

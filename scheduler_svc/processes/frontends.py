@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from scheduler_svc.door.tls_files import TlsFiles
-from scheduler_svc.processes.address import NOTHING_GIVEN, HeldAddress, ListenError, hold
+from scheduler_svc.processes.address import CAN_SHARE, NOTHING_GIVEN, HeldAddress, ListenError
 from tandem_contract.child import Program, python
 from tandem_contract.logs import LogFormat, announce
 from tandem_contract.plural import counted
-from tandem_contract.processes import NOT_STARTED_WORDS, Ended, GiveUp, Heard, OnZero, Policy, State, Supervisor
+from tandem_contract.processes import NOT_STARTED_WORDS, GiveUp, Heard, OnZero, Policy, State, Supervisor
 from tandem_contract.stopping import is_stop
 
 log = logging.getLogger("tandem.core")
@@ -128,6 +128,7 @@ class _FrontEnd:
             _POLICY,
             hear=self._hear,
             on_change=self._on_change,
+            on_end=self._on_end,
             silence_seconds=silence,
             on_silence=lambda: log.warning("%s has been silent for %g s and is killed", name, silence),
             clock=lambda: time.monotonic(),
@@ -166,10 +167,12 @@ class _FrontEnd:
     def _on_change(self, process: Supervisor) -> None:
         if process.state == State.SERVING:
             self._shared.announce_when_all_listen()
-        elif process.state in (State.PAUSED, State.GIVEN_UP) and process.ended is not None:
-            self._on_end(process.ended)
+        elif process.state == State.STOPPED and process.ended is not None and process.ended.is_overdue:
+            log.warning("%s %s", self.name, process.ended.how)
 
-    def _on_end(self, ended: Ended) -> None:
+    def _on_end(self, process: Supervisor) -> None:
+        ended = process.ended
+        assert ended is not None, "it has ended"
         was_started = ended.how != NOT_STARTED_WORDS
         cause = f": {self._failure if was_started else ended.cause}".removesuffix(": ")
         how = f"ended with code {ended.status}" if was_started else "cannot be started"
@@ -203,21 +206,18 @@ class FrontendProcesses:
         A front end that listens and prints nothing for `silence_seconds` is replaced.
         """
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        settings = replace(settings, secret=self.secret)
-        self._held: list[HeldAddress] = []
-        if (held := hold(settings.listen, num_sharing=count, missing=missing)) is not None:
-            self._held.append(held)
-            settings = replace(settings, listen=held.listen, share_port=True)
-        if settings.health_listen:
-            try:
-                held = hold(settings.health_listen, num_sharing=count, missing=(), flag="--health-listen")
-            except ListenError:
-                self._release()
-                raise
-            if held is not None:
+        self._held = [HeldAddress(settings.listen, num_sharing=count, missing=missing)]
+        try:
+            if settings.health_listen:
+                held = HeldAddress(settings.health_listen, num_sharing=count, missing=(), flag="--health-listen")
                 self._held.append(held)
-                settings = replace(settings, health_listen=held.listen)
-        self._health_listen = settings.health_listen
+        except ListenError:
+            self._release()
+            raise
+        listen, self._health_listen = self._held[0].listen, self._held[-1].listen if self._held[1:] else ""
+        settings = replace(
+            settings, secret=self.secret, listen=listen, health_listen=self._health_listen, share_port=CAN_SHARE
+        )
         several = [
             (f"front end {number} of {count}", replace(settings, name=f"frontend-{number}"))
             for number in range(1, count + 1)
@@ -230,7 +230,7 @@ class FrontendProcesses:
 
     @property
     def listen(self) -> str:
-        """The address that callers reach, host:port. Outside Linux a port 0 is replaced once a front end listens."""
+        """The address that callers reach, host:port."""
         return self._children[0].settings.listen
 
     def share(self, *, is_on: bool) -> None:
@@ -289,22 +289,15 @@ class FrontendProcesses:
         """Asks all front ends to end, kills those that take too long, and frees the address."""
         woken = threading.Event()
         self.wake_with(woken.set)
-        for child in self._children:
-            # It may have ended before it could wake this thread.
-            child.process.look()
-        self.ask_to_stop()
-        limit = time.monotonic() + STOP_SECONDS
-        while running := [child for child in self._children if child.process.pid]:
-            seconds = limit - time.monotonic()
-            if seconds <= 0:
-                limit = math.inf
-                for child in running:
-                    log.warning("%s did not stop within %g s and is killed", child.name, STOP_SECONDS)
-                    child.process.kill()
-            woken.wait(max(0.0, seconds) if limit < math.inf else None)
+        supervisors = [child.process for child in self._children]
+        for supervisor in supervisors:
+            supervisor.stop(STOP_SECONDS)
+        while True:
             woken.clear()
-            for child in running:
-                child.process.look()
+            dues = [due for supervisor in supervisors if (due := supervisor.look()) is not None]
+            if not self.is_running:
+                break
+            woken.wait(min(dues, default=None))
         self._release()
 
     def _release(self) -> None:

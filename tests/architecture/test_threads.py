@@ -9,7 +9,6 @@ from tests.architecture.source import ROOT
 FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tandem_client")
 # Those whose own exceptions reach somebody else.
 THREADS = {
-    "client/tandem_client/services/lines.py LineWriter": "lines to a stream; nothing else depends on it",
     "gpu_worker/native/build.py build_ahead": "`built_library` builds again and raises",
     "gpu_worker/process/starting.py at_low_priority": "the caller raises it",
     "protos/tandem_contract/child.py reap_orphans": "zombies stay, nothing else",
@@ -27,7 +26,6 @@ TASKS = {
     "client/tandem_client/gateway/exchange.py Pulse": "one ping",
     "client/tandem_client/gateway/generation.py _while_present": "it is awaited",
     "client/tandem_client/gateway/generation.py together": "they are awaited",
-    "client/tandem_client/gateway/server.py _run": "they are awaited",
     "protos/tandem_contract/needed.py needed_task": "it is the rule",
     "scheduler_svc/frontend/constraints/trials.py TrialProcess": "it is awaited",
     "scheduler_svc/frontend/control.py CoreQueries": "each caller awaits it",

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from tandem_client.services.display import Display
+from tandem_client.services.lines import line_writer
 from tandem_client.services.pair import ServicePair
 from tandem_client.services.settings import SCHEDULER, Settings
 from tandem_contract.processes import OnZero, Policy
@@ -59,6 +60,7 @@ class Output(Display):
     """The lines of both programs and of their supervisor, in the order in which they come."""
 
     def __init__(self, service: FakeService) -> None:
+        super().__init__(line_writer(None))
         self.lines: list[str] = []
         self._service = service
         self._pids: dict[str, int] = {}

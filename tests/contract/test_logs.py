@@ -269,7 +269,7 @@ def until(met):
         own.info("a line of %s", "x" * 200)
         time.sleep(0.001)
 
-until(lambda: logs._handler._dropped)
+until(lambda: logs._handler.lines._dropped)
 size = log.stat().st_size
 os.unlink(disk / "ballast")
 until(lambda: b"were dropped" in log.read_bytes())

@@ -132,7 +132,7 @@ def test_every_program_ends_with_what_it_needs(name: str) -> None:
 # Code that starts each needed thread of the programs, with something in it that fails.
 THREADS = {
     "log writer": """
-logs.QueuedStderr._next_texts = fails
+logs.LineWriter._next_texts = fails
 logs.announce("the line after which it fails")
 """,
     "output": """

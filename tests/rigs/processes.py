@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,13 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
+
+
+def free_address() -> str:
+    """A loopback address with a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def child_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.rigs.processes import REPOSITORY, Rig, child_environment
+from tests.rigs.processes import REPOSITORY, Rig, child_environment, free_address
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
@@ -52,12 +51,6 @@ def pipe() -> Iterator[UnreadPipe]:
     pipe = UnreadPipe()
     yield pipe
     pipe.close()
-
-
-def free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def test_requests_are_served_while_stderr_is_blocked(rig: Rig, pipe: UnreadPipe) -> None:

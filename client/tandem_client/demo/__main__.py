@@ -8,13 +8,14 @@ streams are shown live; otherwise each stream is one line when it has ended.
 import asyncio
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,15 +25,15 @@ from rich.text import Text
 
 from tandem_client.async_client import AsyncClient
 from tandem_client.demo.rounds import Arrivals, Completion, Question, Round, differing, questions, run_round
-from tandem_client.demo.services import Services, free_address
 from tandem_client.errors import TandemError
-from tandem_client.services.pair import TOY_NOTICE, flags, is_toy
+from tandem_client.services.pair import TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
-from tandem_client.services.settings import SCHEDULER, WORKER, SettingsReader, SettingsRefused
+from tandem_client.services.settings import SCHEDULER, WORKER, Settings, SettingsReader, SettingsRefused
 from tandem_client.types import Delta
+from tandem_contract.logs import parse
 from tandem_contract.needed import ends_with_needed
 from tandem_contract.plural import numbered
-from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
+from tandem_contract.processes import WRONG_SETTINGS, Policy, ServiceEnded, State, Supervisor
 
 _FRAMES_PER_SECOND = 12
 _TAIL_CHARACTERS = 100
@@ -42,6 +43,10 @@ _COMPLETION_WIDTH = 70
 _INTERRUPTED = 130
 # The time for the lines about the kill to end after the last stream.
 _LAST_WORD_SECONDS = 1.0
+# A cold start compiles kernels.
+_READY_SECONDS = 240.0
+_STOP_SECONDS = 20.0
+_LOOK_SECONDS = 0.01
 
 
 def make_console() -> Console:
@@ -68,6 +73,80 @@ class Teller:
         line = Text(f"{self.seconds:7.2f} s  {speaker:<9}  {message}", style=style)
         self.console.print(line, soft_wrap=True)
 
+    def say_itself(self, message: str) -> None:
+        """Prints one line of the demo's own."""
+        self.say("demo", message)
+
+
+class Services:
+    """The scheduler service and the worker. The worker is restarted once; any other end of a process is a failure."""
+
+    def __init__(
+        self, teller: Teller, *, scheduler_flags: Sequence[str], worker_flags: Sequence[str], settings: Settings
+    ) -> None:
+        """`settings`: what the scheduler reads of its flags."""
+        self._teller = teller
+        # Leaves out the scheduler service's line per request.
+        self.quiet = False
+        self._pair = ServicePair(
+            scheduler_flags=scheduler_flags,
+            worker_flags=worker_flags,
+            scheduler_policy=Policy(max_ends=1),
+            # The demo kills the worker once.
+            worker_policy=Policy(max_ends=2, first_pause_seconds=0.0),
+            settings=settings,
+            on_line=self._on_line,
+            on_end=self._on_end,
+            say=teller.say_itself,
+        )
+        self.guard, self.ready, self.worker = self._pair.guard, self._pair.ready, self._pair.worker
+
+    async def start(self) -> str:
+        """Starts both at once and waits until the service is ready; returns its address. Raises ServiceEnded."""
+        began = time.monotonic()
+
+        async def ready() -> str:
+            await self._pair.listening()
+            took = f"{time.monotonic() - began:.1f} s"
+            self._teller.say_itself(f"the scheduler service listens ({took}); it waits for a worker")
+            address = await self.ready()
+            self._teller.say_itself(f"the worker has joined ({time.monotonic() - began:.1f} s): ready")
+            return address
+
+        self._teller.say_itself("starting the scheduler service and the worker, two processes")
+        self._pair.start()
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                return await self.guard(ready())
+        except TimeoutError:
+            raise ServiceEnded(f"the service is not ready after {_READY_SECONDS:g} s") from None
+
+    async def kill_worker(self) -> None:
+        """Kills the worker with SIGKILL and waits until another one has been started."""
+        num_starts = self.worker.num_starts
+        self.worker.signal(signal.SIGKILL)
+        while self.worker.num_starts == num_starts:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def stop(self) -> list[str]:
+        """Stops both, the worker last; returns a line for each that did not end well."""
+        self._teller.say_itself("stopping both processes")
+        began = time.monotonic()
+        wrong = await self._pair.stop(_STOP_SECONDS)
+        self._teller.say_itself(f"both processes have ended ({time.monotonic() - began:.1f} s)")
+        return wrong
+
+    def _on_end(self, program: Supervisor) -> None:
+        if program.state == State.PAUSED:
+            self._teller.say_itself(str(program.ended))
+
+    def _on_line(self, name: str, line: str) -> None:
+        read = parse(line)
+        if self.quiet and name == SCHEDULER and read.level == "INFO":
+            return
+        # The demo has its own clock, and prints levels only from warnings on.
+        self._teller.say(name, read.message if read.level in ("", "INFO") else f"{read.level} {read.message}")
+
 
 class Board:
     """The streams of one round, side by side."""
@@ -78,23 +157,16 @@ class Board:
         self._texts = [""] * len(asked)
         self._num_tokens = [0] * len(asked)
         self._ended = [""] * len(asked)
-        self._live: Live | None = None
-        if teller.console.is_terminal:
-            self._live = Live(
-                console=teller.console,
-                get_renderable=self._table,
-                refresh_per_second=_FRAMES_PER_SECOND,
-                transient=True,
-            )
+        self.is_live = teller.console.is_terminal
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def live(self) -> Live:
+        """Draws it again and again."""
+        return Live(
+            console=self._teller.console,
+            get_renderable=self._table,
+            refresh_per_second=_FRAMES_PER_SECOND,
+            transient=True,
+        )
 
     def on_delta(self, index: int, delta: Delta) -> None:
         """Adds a delta to a stream."""
@@ -104,12 +176,9 @@ class Board:
     def on_done(self, index: int, completion: Completion) -> None:
         """Notes the end of a stream."""
         self._ended[index] = completion.ended_by
-        if self._live is None:
-            what = (
-                f"{index + 1} of {len(self._asked)}: {numbered(len(completion.token_ids), 'token')}, "
-                f"{completion.ended_by}"
-            )
-            self._teller.say("stream", what)
+        if not self.is_live:
+            length = numbered(len(completion.token_ids), "token")
+            self._teller.say("stream", f"{index + 1} of {len(self._asked)}: {length}, {completion.ended_by}")
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, expand=True)
@@ -186,9 +255,8 @@ def main(
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as folder:
         shared = flags(runtime_dir=runtime_dir or Path(folder) / "run")
         settings = flags(model=model, device=device, dtype=dtype, threads=threads)
-        address = listen or free_address()
         given = {
-            SCHEDULER: [*flags(listen=address), *shared, *shlex.split(scheduler)],
+            SCHEDULER: [*flags(listen=listen or "127.0.0.1:0"), *shared, *shlex.split(scheduler)],
             WORKER: [*settings, *shared, *shlex.split(worker)],
         }
         try:
@@ -198,54 +266,55 @@ def main(
             print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
             raise typer.Exit(WRONG_SETTINGS) from None
         services = Services(
-            scheduler_flags=given[SCHEDULER], worker_flags=given[WORKER], settings=read[SCHEDULER], say=teller.say
+            teller, scheduler_flags=given[SCHEDULER], worker_flags=given[WORKER], settings=read[SCHEDULER]
         )
         with suppress(KeyboardInterrupt):
-            raise typer.Exit(asyncio.run(_demo(services, address, teller, questions(tokens))))
+            raise typer.Exit(asyncio.run(_demo(services, teller, questions(tokens))))
     raise typer.Exit(_INTERRUPTED)
 
 
-async def _demo(services: Services, address: str, teller: Teller, asked: list[Question]) -> int:
+async def _demo(services: Services, teller: Teller, asked: list[Question]) -> int:
     problems: list[str] = []
     try:
-        async with AsyncClient(address) as client:
-            await services.start()
+        async with AsyncClient(await services.start()) as client:
             problems += await _both_rounds(services, client, teller, asked)
     except (ServiceEnded, TandemError) as error:
         problems.append(str(error))
     finally:
         problems += await services.stop()
     for problem in problems:
-        teller.say("demo", f"FAILED: {problem}")
+        teller.say_itself(f"FAILED: {problem}")
     if not problems:
-        teller.say("demo", f"all {numbered(len(asked), 'completion', 'are')} equal, with and without the kill")
+        teller.say_itself(f"all {numbered(len(asked), 'completion', 'are')} equal, with and without the kill")
     return 1 if problems else 0
 
 
 async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, asked: list[Question]) -> list[str]:
+    async def play(arrivals: Arrivals) -> Round:
+        board = Board(teller, asked)
+        with board.live() if board.is_live else nullcontext():
+            return await run_round(client, asked, arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
+
     info = await client.model_info()
     services.quiet = True
-    teller.say(
-        "demo",
-        f"serving {info.model}: {numbered(info.num_pages, 'page')} of {numbered(info.page_size, 'token')}, "
-        f"{numbered(info.max_rows, 'row')}",
-    )
+    pages, rows = numbered(info.num_pages, "page"), numbered(info.max_rows, "row")
+    teller.say_itself(f"serving {info.model}: {pages} of {numbered(info.page_size, 'token')}, {rows}")
     if is_toy(info):
-        teller.say("demo", TOY_NOTICE)
-    teller.say("demo", f"round 1, undisturbed: {numbered(len(asked), 'prompt')} at once")
-    undisturbed = await services.guard(_round(client, teller, asked, Arrivals()))
-    teller.say("demo", round_line("round 1", undisturbed))
+        teller.say_itself(TOY_NOTICE)
+    teller.say_itself(f"round 1, undisturbed: {numbered(len(asked), 'prompt')} at once")
+    undisturbed = await services.guard(play(Arrivals()))
+    teller.say_itself(round_line("round 1", undisturbed))
 
-    teller.say("demo", "round 2: the same prompts; the worker will be killed in the middle")
+    teller.say_itself("round 2: the same prompts; the worker will be killed in the middle")
     arrivals = Arrivals()
     killing = asyncio.create_task(_kill_in_the_middle(services, teller, arrivals, undisturbed.num_tokens // 3))
     try:
-        disturbed = await services.guard(_round(client, teller, asked, arrivals))
+        disturbed = await services.guard(play(arrivals))
         await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
     finally:
         # Also if the demo is interrupted, because the task would call a service that has stopped.
         killing.cancel()
-    teller.say("demo", round_line("round 2", disturbed))
+    teller.say_itself(round_line("round 2", disturbed))
 
     services.quiet = False
     unequal = differing(undisturbed, disturbed)
@@ -256,24 +325,16 @@ async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, 
     return problems
 
 
-async def _round(client: AsyncClient, teller: Teller, asked: list[Question], arrivals: Arrivals) -> Round:
-    with Board(teller, asked) as board:
-        return await run_round(client, asked, arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
-
-
 async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arrivals, num_tokens: int) -> None:
     await arrivals.wait_for(num_tokens)
-    killed_at = teller.seconds
-    teller.say(
-        "demo",
-        f"kill -9 {services.worker.pid}, the worker, after {numbered(arrivals.num_tokens, 'token')}; the streams wait",
-    )
+    killed_at, come = teller.seconds, numbered(arrivals.num_tokens, "token")
+    teller.say_itself(f"kill -9 {services.worker.pid}, the worker, after {come}; the streams wait")
     await services.kill_worker()
-    teller.say("demo", f"another worker starts from nothing, process {services.worker.pid}")
+    teller.say_itself(f"another worker starts from nothing, process {services.worker.pid}")
     await services.ready()
     # Tokens of the killed worker may have arrived meanwhile. The next token is the new worker's.
     await arrivals.wait_for(arrivals.num_tokens + 1)
-    teller.say("demo", f"tokens flow again, {teller.seconds - killed_at:.2f} s after the kill")
+    teller.say_itself(f"tokens flow again, {teller.seconds - killed_at:.2f} s after the kill")
 
 
 if __name__ == "__main__":

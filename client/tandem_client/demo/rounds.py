@@ -139,7 +139,8 @@ async def run_round(
 def differing(undisturbed: Round, disturbed: Round) -> list[int]:
     """Returns the indices of the prompts with two different completions."""
     ones, others = (
-        [(each.token_ids, each.text, each.ended_by) for each in of.completions] for of in (undisturbed, disturbed)
+        [(completion.token_ids, completion.text, completion.ended_by) for completion in of.completions]
+        for of in (undisturbed, disturbed)
     )
     return [index for index, (one, other) in enumerate(zip(ones, others, strict=True)) if one != other]
 

@@ -1,7 +1,8 @@
 """The gateway as an ASGI application of Starlette: which path is answered how, and what goes wrong.
 
 `admission` decides who may have how many requests. `generation` answers completions and chats. The endpoints that are
-one question to the service are here: models, tokens, health, version.
+one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new requests
+are refused, told when to come again, and their connections end; those in work go on.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,8 +24,7 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
 from tandem_client.gateway.cors import Cors
-from tandem_client.gateway.draining import Drain, Draining
-from tandem_client.gateway.errors import SERVER, HttpError
+from tandem_client.gateway.errors import SERVER, HttpError, unavailable
 from tandem_client.gateway.exchange import Answer, Pulse, bearer, header, refusal, too_large, values
 from tandem_client.gateway.generation import Generation
 from tandem_client.gateway.metrics import Meter
@@ -34,7 +33,7 @@ from tandem_client.gateway.openai.fields import read
 from tandem_client.gateway.openai.openapi import description
 from tandem_client.gateway.openai.paths import missing
 from tandem_client.gateway.openai.wanted import CHAT, COMPLETION, Wanted, chat, chat_completion, completion
-from tandem_client.gateway.service import Guard, Service
+from tandem_client.gateway.service import SHUTTING_DOWN, Guard, Service
 from tandem_client.gateway.settings import Settings
 from tandem_contract.version import version
 
@@ -46,6 +45,25 @@ log = logging.getLogger("tandem.gateway")
 
 Handler = Callable[[Request, Metadata], Awaitable[Response]]
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
+_HEALTH = "/health"
+# They say nothing of requests, and are answered while the gateway drains.
+_ALWAYS = frozenset(("/livez", "/metrics", "/version", "/openapi.json"))
+_RETRY_SECONDS = 1.0
+
+
+class Drain:
+    """Whether one process of the gateway drains, and how many requests are in work."""
+
+    def __init__(self) -> None:
+        self.num_in_work = 0
+        # Unix time of its begin; 0 before.
+        self.since = 0.0
+        # Set when the last request in work has ended.
+        self.changed = asyncio.Event()
+
+    def begin(self) -> None:
+        """Refuses requests from now on."""
+        self.since = time.time()
 
 
 class App(Starlette):
@@ -75,7 +93,7 @@ class App(Starlette):
             ("/v1/models/{name:path}", "the model of this name", "models", self.model, "GET", admission),
             ("/tokenize", "text or a conversation to token ids", "tokenize", self.tokenize, "POST", admission),
             ("/detokenize", "token ids to text", "detokenize", self.detokenize, "POST", admission),
-            ("/health", "whether a request that arrives is computed", "health", self.health, "GET", None),
+            (_HEALTH, "whether a request that arrives is computed", "health", self.health, "GET", None),
             ("/livez", "whether the gateway's process answers", "health", self.live, "GET", None),
             ("/metrics", "the counters of the gateway, for Prometheus", "other", self.metrics, "GET", None),
             ("/version", "the version", "other", self.version, "GET", None),
@@ -88,17 +106,37 @@ class App(Starlette):
                 Route(path, _Endpoint(name, handler, place), methods=[method], name=handler.__name__)
                 for path, _, name, handler, method, place in table
             ],
-            middleware=[Middleware(Draining, drain=self.drain)],
             exception_handlers={HttpError: self._refused, HTTPException: self._refused, Exception: self._refused},
         )
         self.router.redirect_slashes = False
 
     def build_middleware_stack(self) -> ASGIApp:
         """Puts around Starlette's own, which answers errors last of all, what concerns every answer."""
-        app: ASGIApp = _Bounded(super().build_middleware_stack())
+        app: ASGIApp = _Gate(super().build_middleware_stack(), self.drain)
         if self._origins:
             app = Cors(app, self._origins)
-        return _Counted(app, self._meter)
+        return app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, and counts it by endpoint and outcome."""
+        if scope["type"] != "http":
+            return
+        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
+        state = scope["state"]
+        state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
+        self._meter.add("requests_in_work")
+        try:
+            await super().__call__(scope, receive, send)
+        except (ClientDisconnect, asyncio.CancelledError):
+            # The client left, stopped reading, or the process stops. The server closes the connection.
+            state["status"] = "left"
+        except Exception:
+            log.exception("an error of the gateway at %s", state["endpoint"])
+            state["status"] = 500
+            raise
+        finally:
+            self._meter.add("requests_in_work", -1)
+            self._meter.request(state["endpoint"], str(state["status"]))
 
     async def index(self, request: Request, metadata: Metadata) -> Response:
         """GET /: the paths, with their methods and what they have."""
@@ -189,18 +227,16 @@ class App(Starlette):
         """The answer for what was raised: by the gateway, by Starlette's router, or by a mistake."""
         path = request.scope["path"][:200]
         if isinstance(error, HttpError):
-            found = error
-        elif not isinstance(error, HTTPException):
-            found = HttpError(500, "an error of the gateway; its log has more", kind=SERVER)
-        elif error.status_code == 404:
-            found = HttpError(404, missing(path, self._about, header(request, "host")), code="not_found")
+            return refusal(request, error)
+        if not isinstance(error, HTTPException):
+            return refusal(request, HttpError(500, "an error of the gateway; its log has more", kind=SERVER))
+        code, message = None, f"{path}: {error.detail}"
+        if error.status_code == 404:
+            code, message = "not_found", missing(path, self._about, header(request, "host"))
         elif error.status_code == 405:
             allowed = _methods((error.headers or {}).get("Allow", "").split(", "))
-            said = f"{request.method[:16]} is no method of {path}; it takes {allowed}"
-            found = HttpError(405, said, headers=error.headers or {})
-        else:
-            found = HttpError(error.status_code, f"{path}: {error.detail}", headers=error.headers or {})
-        return refusal(request, found)
+            message = f"{request.method[:16]} is no method of {path}; it takes {allowed}"
+        return refusal(request, HttpError(error.status_code, message, code=code, headers=error.headers or {}))
 
 
 def _methods(names: Collection[str]) -> str:
@@ -227,39 +263,34 @@ class _Endpoint:
             await answer(scope, receive, send)
 
 
-class _Counted:
-    """Counts requests by endpoint and outcome."""
+class _Gate:
+    """Refuses headers that are too large, and requests while the gateway drains. Counts those that it lets pass."""
 
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
-        self._app, self._meter = app, meter
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self._app, self._drain = app, drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        refused = self._refusal(Request(scope))
+        if refused is not None:
+            await refused(scope, receive, send)
             return
-        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
-        state = scope["state"]
-        state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
-        self._meter.add("requests_in_work")
+        self._drain.num_in_work += 1
         try:
             await self._app(scope, receive, send)
-        except (ClientDisconnect, asyncio.CancelledError):
-            # The client left, stopped reading, or the process stops. The server closes the connection.
-            state["status"] = "left"
-        except Exception:
-            log.exception("an error of the gateway at %s", state["endpoint"])
-            state["status"] = 500
-            raise
         finally:
-            self._meter.add("requests_in_work", -1)
-            self._meter.request(state["endpoint"], str(state["status"]))
+            self._drain.num_in_work -= 1
+            if not self._drain.num_in_work:
+                self._drain.changed.set()
 
-
-class _Bounded:
-    """Refuses headers that are too large."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = too_large(scope)
-        await (self._app if error is None else refusal(Request(scope), error))(scope, receive, send)
+    def _refusal(self, request: Request) -> Response | None:
+        path = request.scope["path"]
+        if (error := too_large(request.scope)) is not None:
+            return refusal(request, error)
+        if not self._drain.since or path in _ALWAYS:
+            return None
+        error = unavailable("the gateway is draining: it takes no new requests", seconds=_RETRY_SECONDS)
+        error.headers = {**error.headers, "connection": "close"}
+        if path != _HEALTH:
+            return refusal(request, error)
+        why = {"status": "not serving", "reason": SHUTTING_DOWN, "since": self._drain.since}
+        return Answer(json.dumps(why), error.status, error.headers)

@@ -47,9 +47,9 @@ class Cors(CORSMiddleware):
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to a preflight; one that is refused says why, which browsers show in the list of requests."""
-        found = super().preflight_response(request_headers)
-        if found.status_code == 200:
-            return Answer(found.body, headers=found.headers)
-        said = f"{bytes(found.body).decode()}; --cors-origins of the gateway has the origins of pages that may call"
-        kept = {name: value for name, value in found.headers.items() if not name.startswith("content-")}
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return Answer(answer.body, headers=answer.headers)
+        said = f"{bytes(answer.body).decode()}; --cors-origins of the gateway has the origins of pages that may call"
+        kept = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
         return Answer(HttpError(400, said).body(), 400, kept)

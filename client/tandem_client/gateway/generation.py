@@ -20,7 +20,7 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.exchange import Answer, EventStream, Pulse, header
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.openai.answers import Chunks, ShownPrompt, Whole
+from tandem_client.gateway.openai.answers import AnswerWriter, Chunks, ShownPrompt, Whole
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.service import Service, ServiceCall
 
@@ -59,30 +59,26 @@ class Generation(Response):
             prompts = [ShownPrompt() for _ in calls]
             shown = [self._shown(prompt, request) for prompt, request in zip(prompts, wanted.requests, strict=True)]
             await together([*(call.begin() for call in calls), *shown])
-            make = Chunks if wanted.is_stream else Whole
-            numbers = [call.accepted.prompt_tokens for call in calls]
-            answer = make(wanted, self._request_id, model, prompts, numbers)
+            answer = (Chunks if wanted.is_stream else Whole)(
+                wanted=wanted, request_id=self._request_id, model=model, prompts=prompts,
+                prompt_lengths=[call.accepted.prompt_tokens for call in calls],
+            )  # fmt: skip
             # Only the service's answer to a chat has a warning, and a chat is one call.
             if warning := await calls[0].warning():
                 self._lines[_WARNING_HEADER] = warning
             if named := [name for call in calls if (name := await call.named_service()) is not None]:
                 # Of several prompts, each service once.
                 self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
-            await (self._stream(answer, calls) if isinstance(answer, Chunks) else self._whole(answer, calls))
+            if isinstance(answer, Chunks):
+                await self._stream(answer, calls)
+            else:
+                await together([self._pump(i, call, answer) for i, call in enumerate(calls)])
+                await Answer(answer.closing(), headers=self._lines)(self._scope, self._receive, self._send)
             self._meter.add("prompt_tokens", answer.prompt_tokens)
             self._meter.add("output_tokens", answer.output_tokens)
         finally:
             for call in calls:
                 call.end()
-
-    async def _whole(self, whole: Whole, calls: Sequence[ServiceCall]) -> None:
-        async def read(idx: int, call: ServiceCall) -> None:
-            while (message := await call.next()) is not None:
-                self._meter.add("messages")
-                whole.message(idx, message)
-
-        await together([read(i, call) for i, call in enumerate(calls)])
-        await Answer(whole.body(), headers=self._lines)(self._scope, self._receive, self._send)
 
     async def _stream(self, chunks: Chunks, calls: Sequence[ServiceCall]) -> None:
         stream = EventStream(self._send)
@@ -107,23 +103,19 @@ class Generation(Response):
             del self._pulse.streams[stream]
         await stream.close(last)
 
-    async def _pump(self, idx: int, call: ServiceCall, chunks: Chunks, stream: EventStream) -> None:
-        """Passes the messages of one call on, to its end."""
+    async def _pump(self, idx: int, call: ServiceCall, answer: AnswerWriter, stream: EventStream | None = None) -> None:
+        """Gives the messages of one call to the answer, to its end, and what it tells of them to its stream."""
         echo_due = self._wanted.is_echo
         while (message := await call.next()) is not None:
             self._meter.add("messages")
-            if message.HasField("waiting"):
-                await stream.write(chunks.message(idx, message))
-                continue
-            data = b""
-            if echo_due and not message.HasField("prompt_info"):
+            data, is_output = b"", not message.HasField("waiting")
+            if echo_due and is_output and not message.HasField("prompt_info"):
                 # The prompt's logprobs are complete, and its text is the first.
-                echo_due = False
-                data = chunks.prompt(idx)
-            data += chunks.message(idx, message)
-            if not data:
+                echo_due, data = False, answer.prompt(idx)
+            data += answer.message(idx, message)
+            if stream is None or not data:
                 continue
-            if not self._has_token:
+            if is_output and not self._has_token:
                 self._has_token = True
                 self._meter.first_token(time.perf_counter() - self._scope["state"]["began_at"])
             await stream.write(data)
@@ -156,15 +148,12 @@ async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         # No task: this is how nearly all streams are read.
         await works[0]
         return
-    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -191,5 +180,5 @@ async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> N
 
 def _new_id(given: str) -> str:
     """An id for the request: the caller's own, so that it can be found in the service's log, and a part that is new."""
-    own = uuid.uuid4().hex
-    return f"{given[:_KEPT_ID_CHARS]}-{own[:12]}" if given and given.isascii() and given.isprintable() else own
+    new = uuid.uuid4().hex
+    return f"{given[:_KEPT_ID_CHARS]}-{new[:12]}" if given and given.isascii() and given.isprintable() else new

@@ -1,7 +1,8 @@
 """One process of the gateway: its event loop, its socket, uvicorn, and its end; and the parent of several.
 
-The parent starts a dead one again. Owns start and stop, and of several the address and the table of their counters; the
-kernel spreads connections over them. uvicorn reads HTTP; `app` answers it.
+The parent starts a dead one again. Owns start and stop, certificates that follow changes of their files without a
+restart, and of several processes the address and the table of their counters; the kernel spreads connections over them.
+uvicorn reads HTTP; `app` answers it.
 """
 
 import asyncio
@@ -16,15 +17,13 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
-from tandem_client.gateway.app import App
-from tandem_client.gateway.certificates import follow, load
+from tandem_client.gateway.app import App, Drain
 from tandem_client.gateway.cors import early_headers
-from tandem_client.gateway.draining import Drain
 from tandem_client.gateway.metrics import Meter, table_bytes
 from tandem_client.gateway.protocol import Readers, bounded, parser_class
 from tandem_client.gateway.service import Guard, Service
@@ -55,6 +54,7 @@ _CLOSING_SECONDS = 1
 # More than the processes need after their own grace.
 _SPARE_SECONDS = 5.0
 _POLICY = Policy(max_ends=5)
+_LOOK_SECONDS = 1.0
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -138,7 +138,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
         await guard.start()
         files = _files(settings, service, server.config.ssl)
         stopping = server.stop_when_asked(service)
-        works = (app.pulse.run(), guard.run(), readers.run(), follow(files), stopping)
+        works = (app.pulse.run(), guard.run(), readers.run(), _follow(files), stopping)
         background = [needed_task(work, work.__qualname__) for work in works]
         await server.serve(sockets=[bound])
     finally:
@@ -150,14 +150,29 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     log.info("stopped")
 
 
+async def _follow(files: Sequence[Followed]) -> NoReturn:
+    """Looks for ever whether files have changed."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        for followed in files:
+            followed.look()
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    """Lets a server's context show the certificate from now on. Raises OSError (SSLError too), ValueError."""
+    # A pair that does not fit would leave the context with a half of it. An encrypted key would make OpenSSL ask.
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    context.load_cert_chain(certificate, key, password="")
+
+
 def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
     """The files of certificates, and who uses them."""
     cert, key = settings.tls_cert, settings.tls_key
     of_service = (settings.service_ca, settings.service_cert, settings.service_key)
-    found = [Followed(of_service, service.connect, log)]
+    files = [Followed(of_service, service.connect, log)]
     if context is not None and cert is not None:
-        found.append(Followed((cert, key), partial(load, context, cert, key), log))
-    return found
+        files.append(Followed((cert, key), partial(_load, context, cert, key), log))
+    return files
 
 
 class _Server(uvicorn.Server):
@@ -242,7 +257,7 @@ def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvi
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            load(context, settings.tls_cert, settings.tls_key)
+            _load(context, settings.tls_cert, settings.tls_key)
         except (OSError, ValueError) as error:
             raise SettingError(f"--tls-cert and --tls-key cannot be used: {error}") from None
         config.ssl = context
@@ -313,30 +328,33 @@ def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[S
 
 
 async def _run(settings: Settings, supervisors: Sequence[Supervisor]) -> int:
-    stop, requests = asyncio.Event(), StopRequests()
+    requests = StopRequests()
+
+    def stop() -> None:
+        for supervisor in supervisors:
+            supervisor.stop(settings.grace_seconds + _SPARE_SECONDS)
 
     def on_signal() -> None:
         if requests.announce():
-            stop.set()
+            stop()
         elif requests.asked == Asked.STOP_NOW:
-            for each in supervisors:
-                each.stop_now()
+            for supervisor in supervisors:
+                supervisor.stop_now()
+
+    async def keep(supervisor: Supervisor) -> None:
+        try:
+            await run_async(supervisor)
+        except BaseException:
+            # The others end with it.
+            stop()
+            raise
 
     requests.listen_in(asyncio.get_running_loop(), on_signal)
-    running = [asyncio.create_task(run_async(each)) for each in supervisors]
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for each in supervisors:
-            each.stop(settings.grace_seconds + _SPARE_SECONDS)
-        ended = await asyncio.gather(*running, return_exceptions=True)
-    failure = next((each for each in ended if isinstance(each, ServiceEnded)), None)
-    for fault in ended:
-        if isinstance(fault, BaseException) and not isinstance(fault, ServiceEnded | asyncio.CancelledError):
+    faults = list(filter(None, await asyncio.gather(*map(keep, supervisors), return_exceptions=True)))
+    for fault in faults:
+        if not isinstance(fault, ServiceEnded):
             raise fault
-    if failure is None:
-        log.info("stopped")
-        return 0
-    log.error("%s", failure)
-    return 2 if failure.wrong_settings else 1
+        log.error("%s", fault)
+        return 2 if fault.wrong_settings else 1
+    log.info("stopped")
+    return 0

@@ -185,8 +185,8 @@ class ServiceCall:
     ) -> None:
         """Sends the request."""
         self._service, self._names = service, names
-        own = (*metadata, (AFFINITY_KEY, affinity_of(request)))
-        self._call: Any = service.inference.Generate(request, metadata=own)
+        routed = (*metadata, (AFFINITY_KEY, affinity_of(request)))
+        self._call: Any = service.inference.Generate(request, metadata=routed)
         self._began = False
         self.accepted = inference_pb2.Accepted()
 
@@ -247,16 +247,16 @@ class Guard:
             )
 
     async def _look(self) -> None:
-        found = await self._service.needs_tokens(_LOOK_SECONDS)
+        needs_tokens = await self._service.needs_tokens(_LOOK_SECONDS)
         self._fault = None
-        if found is None:
+        if needs_tokens is None:
             self._fault = await asyncio.to_thread(
                 fault, self._settings.address, self._settings.service_tls_settings, _FLAGS
             )
-        if found is None or found == self.needs_tokens:
+        if needs_tokens is None or needs_tokens == self.needs_tokens:
             return
-        self.needs_tokens = found
-        if self._settings.is_public and not found:
+        self.needs_tokens = needs_tokens
+        if self._settings.is_public and not needs_tokens:
             log.error("the service asks for no tokens: every machine could use it; requests are refused until it does")
 
     async def run(self) -> NoReturn:

@@ -1,16 +1,16 @@
-"""What `tandem serve` prints: all lines of its programs and its own, or on a terminal the phases of the start.
+"""What `tandem serve` prints: all lines of its programs and its own. Owns the form of a line.
 
-`Display` is what both have in common; `Lines` is for logs (`screen.Screen` for terminals). Owns the form of a line.
+`screen.Screen` is the display of a terminal, with the phases of the start.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem_client.services.lines import LineWriter, Repeats
+from tandem_client.services.lines import Repeats
 from tandem_client.services.phases import Phase
 from tandem_client.services.programs import READY
-from tandem_contract.logs import LogFormat, as_json, escaped
+from tandem_contract.logs import LineWriter, LogFormat, as_json, escaped
 from tandem_contract.processes import State, Supervisor
 
 # The name of this command before its own lines.
@@ -34,18 +34,35 @@ def formed(name: str, line: str, log_format: LogFormat | None = None) -> str:
 
 
 class Display:
-    """Called in one thread. Nothing waits for whoever reads the output."""
+    """Each line of every program, as it comes; of repeats in a text log their number. No control characters.
+
+    Called in one thread. Nothing waits for whoever reads the output.
+    """
+
+    def __init__(self, writer: LineWriter, log_format: LogFormat | None = None) -> None:
+        self.writer = writer
+        self._log_format: LogFormat | None = log_format
+        self.repeats = Repeats(self.log)
+
+    def log(self, name: str, line: str) -> None:
+        """Takes a line of a program or of this command where the log is; repeats are left out by then."""
+        self.writer.write(formed(name, line, self._log_format))
 
     def end_phase(self, phase: Phase) -> None:
         """Notes the end of a phase that no program tells."""
 
     def show(self, name: str, line: str) -> None:
         """Takes a line of a program."""
-        raise NotImplementedError
+        # Not a program's `ready` line: this command prints one when all serve.
+        if READY.search(line) is not None:
+            return
+        # Programs count the records of a JSON log, whose members may differ where the message does not.
+        take = self.log if self._log_format == "json" else self.repeats.show
+        take(name, line)
 
     def say(self, line: str) -> None:
         """Prints a line of this command."""
-        raise NotImplementedError
+        self.log(OWN, line)
 
     def ended(self, program: Supervisor) -> None:
         """Says how a program has ended, if it starts again; else the whole command ends and says it."""
@@ -54,10 +71,10 @@ class Display:
 
     def ready(self, endpoints: Sequence[Endpoint]) -> None:
         """Says where the service is reached, now and after each time that it was not."""
-        self.say(", ".join(f"{each.api} at {each.address}" for each in endpoints))
+        self.say(", ".join(f"{endpoint.api} at {endpoint.address}" for endpoint in endpoints))
         # The last line is the one for gRPC, which is always there.
-        for each in reversed(endpoints):
-            self.say(f"ready: {each.command}")
+        for endpoint in reversed(endpoints):
+            self.say(f"ready: {endpoint.command}")
 
     def stopping(self, line: str) -> None:
         """Says that all programs end."""
@@ -65,6 +82,7 @@ class Display:
 
     def look(self) -> None:
         """Says what is due. Called now and then."""
+        self.repeats.look()
 
     def log_to(self, path: Path) -> None:
         """Takes a file for the lines that are not printed."""
@@ -74,34 +92,5 @@ class Display:
 
     def close(self) -> None:
         """Writes what is left, for a moment."""
-        raise NotImplementedError
-
-
-class Lines(Display):
-    """Each line of every program, as it comes; of repeats in a text log their number. No control characters."""
-
-    def __init__(self, writer: LineWriter, log_format: LogFormat | None) -> None:
-        self._writer = writer
-        self._log_format: LogFormat | None = log_format
-        self._repeats = Repeats(self._print)
-
-    def show(self, name: str, line: str) -> None:
-        # Not a program's `ready` line: this command prints one when all serve.
-        if READY.search(line) is not None:
-            return
-        # Programs count the records of a JSON log, whose members may differ where the message does not.
-        take = self._print if self._log_format == "json" else self._repeats.show
-        take(name, line)
-
-    def say(self, line: str) -> None:
-        self._print(OWN, line)
-
-    def look(self) -> None:
-        self._repeats.look()
-
-    def close(self) -> None:
-        self._repeats.close()
-        self._writer.close(FLUSH_SECONDS)
-
-    def _print(self, name: str, line: str) -> None:
-        self._writer.write(formed(name, line, self._log_format))
+        self.repeats.close()
+        self.writer.close(FLUSH_SECONDS)

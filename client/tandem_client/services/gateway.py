@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tandem_client.address import dialled
 from tandem_client.peer import own_names
-from tandem_client.services.programs import RESTARTED, OnEnd, OnLine, kept
+from tandem_client.services.programs import RESTARTED, OnEnd, OnLine
 from tandem_client.services.settings import Settings
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard, Supervisor
@@ -36,15 +36,15 @@ def health_flags(scheduler: Settings) -> list[str]:
 def gateway_flags(scheduler: Settings, address: str) -> list[str]:
     """The flags of a gateway on this machine for the scheduler with these settings, which listens at `address`."""
     host, _, port = dialled(address).rpartition(":")
-    found = [f"--address={host}:{port}"]
+    flags = [f"--address={host}:{port}"]
     certificate, key = scheduler["tls_cert"], scheduler["tls_key"]
     if not certificate or not key:
-        return found
-    found += [f"--tls-cert={certificate}", f"--tls-key={key}", f"--service-ca={certificate}"]
+        return flags
+    flags += [f"--tls-cert={certificate}", f"--tls-key={key}", f"--service-ca={certificate}"]
     names = own_names(Path(certificate), Path(key))
     if names and host.strip("[]") not in names:
-        found.append(f"--service-name={names[0].replace('*', 'tandem', 1)}")
-    return found
+        flags.append(f"--service-name={names[0].replace('*', 'tandem', 1)}")
+    return flags
 
 
 class Gateway:
@@ -56,7 +56,7 @@ class Gateway:
         self._address, self._health = "", ""
         # Where it listens; empty while it does not.
         self.url = ""
-        self.process = kept("gateway", self._program, RESTARTED, hear=self._hear, on_end=self._ended)
+        self.process = Supervisor("gateway", self._program, RESTARTED, hear=self._hear, on_end=self._ended)
 
     def follow(self, address: str, health: str) -> None:
         """Takes the address of the scheduler that listens now, and that of its health; empty without one."""
@@ -72,16 +72,16 @@ class Gateway:
     def _program(self) -> Program | None:
         if not self._address:
             return None
-        own = [f"--health-address={self._health}"] if self._health else []
+        of_health = [f"--health-address={self._health}"] if self._health else []
         # The user's own flags come last, so that they count.
-        flags = [*gateway_flags(self._scheduler, self._address), *own, *self._flags]
+        flags = [*gateway_flags(self._scheduler, self._address), *of_health, *self._flags]
         return Program(argv=python(PROGRAM, *flags))
 
     def _hear(self, line: str) -> Heard:
         self._on_line(self.process.name, line)
-        if (found := _LISTENING.search(line)) is None:
+        if (listening := _LISTENING.search(line)) is None:
             return Heard.WORDS
-        self.url = found[1]
+        self.url = listening[1]
         return Heard.SERVES
 
     def _ended(self, process: Supervisor) -> None:

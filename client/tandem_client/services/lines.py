@@ -1,19 +1,16 @@
 """Lines that programs print, on their way to a stream or a file: nothing here waits for whoever reads them.
 
-Owns the queue and the thread of a writer, the log file and its size, and which lines are repeats.
+Owns the log file and its size, and which lines are repeats.
 """
 
 import os
-import select
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 from tandem_contract import private_file
-from tandem_contract.logs import LogLine, parse
+from tandem_contract.logs import LineWriter, LogLine, parse, to_descriptor
 from tandem_contract.plural import numbered
 
 _MAX_LINES = 4096
@@ -23,84 +20,24 @@ _MAX_FILE_BYTES = 4 << 20
 _COUNT_SECONDS = 10.0
 
 
-class LineWriter:
-    """Writes lines in order, in a thread of its own. After an OSError of `write` nothing more is written.
+def line_writer(
+    stream: TextIO | None, *, max_lines: int = _MAX_LINES, own_line: Callable[[str], str] = str
+) -> LineWriter:
+    """Writes to the descriptor of a stream. `None` is a closed standard stream; what it gets is lost.
 
-    When the queue is full, lines are dropped and counted.
+    `own_line` gives the writer's own message about dropped lines the form of the other lines.
     """
-
-    def __init__(
-        self, write: Callable[[bytes], None], *, max_lines: int = _MAX_LINES, own_line: Callable[[str], str] = str
-    ) -> None:
-        """`own_line` gives the writer's own message about dropped lines the form of the other lines."""
-        self._write = write
-        self._max_lines = max_lines
-        self._own_line = own_line
-        self._texts: deque[str] = deque()
-        self._num_dropped = 0
-        self._closing = False
-        self._changed = threading.Condition()
-        # A daemon, so that a blocked write does not keep this process alive.
-        self._thread = threading.Thread(target=self._run, name="line-writer", daemon=True)
-        self._thread.start()
-
-    def write(self, line: str) -> None:
-        """Queues one line; never waits."""
-        self.put(f"{line}\n")
-
-    def put(self, text: str) -> None:
-        """Queues text as it is; never waits."""
-        with self._changed:
-            if len(self._texts) < self._max_lines:
-                self._texts.append(text)
-            else:
-                self._num_dropped += 1
-            self._changed.notify()
-
-    def close(self, timeout: float) -> None:
-        """Waits, at most `timeout` seconds, until everything in the queue is written."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        is_open = True
-        while text := self._next_text():
-            try:
-                if is_open:
-                    self._write(text.encode(errors="replace"))
-            except OSError:
-                is_open = False
-
-    def _next_text(self) -> str:
-        """Waits for text and returns all there is; returns "" if the writer closes and none is left."""
-        with self._changed:
-            while not self._texts and not self._closing:
-                self._changed.wait()
-            texts = list(self._texts)
-            self._texts.clear()
-            if self._num_dropped:
-                dropped = (
-                    f"{numbered(self._num_dropped, 'line', 'were')} dropped because the output was not read in time"
-                )
-                texts.append(f"{self._own_line(dropped)}\n")
-                self._num_dropped = 0
-        return "".join(texts)
+    write = len if stream is None else to_descriptor(stream.fileno())
+    return LineWriter(write, lambda number, cause: own_line(_lost(number, cause)), capacity=max_lines)
 
 
-def to_stream(stream: TextIO | None) -> Callable[[bytes], None]:
-    """Returns what writes to the descriptor of a stream. `None` is a closed standard stream; what it gets is lost."""
-    descriptor = None if stream is None else stream.fileno()
+def file_writer(file: "LogFile") -> LineWriter:
+    """Writes to a log file."""
+    return LineWriter(file.write, _lost, capacity=_MAX_LINES)
 
-    def write(data: bytes) -> None:
-        while data and descriptor is not None:
-            try:
-                data = data[os.write(descriptor, data) :]
-            except BlockingIOError:
-                select.select([], [descriptor], [])
 
-    return write
+def _lost(number: int, cause: str) -> str:
+    return f"{numbered(number, 'line', 'were')} dropped because the output {cause}"
 
 
 class LogFile:
@@ -116,17 +53,19 @@ class LogFile:
         self._max_bytes = max_bytes
         self._has_failed = False
 
-    def write(self, data: bytes) -> None:
-        """Appends whole lines."""
+    def write(self, data: bytes) -> int:
+        """Appends whole lines; returns their length, also if they cannot be written."""
+        left = data
         try:
-            while data:
-                end = data.rfind(b"\n", 0, self._max_bytes) + 1 or len(data)
-                self._append(data[:end])
-                data = data[end:]
+            while left:
+                end = left.rfind(b"\n", 0, self._max_bytes) + 1 or len(left)
+                self._append(left[:end])
+                left = left[end:]
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
                 self._on_failure(f"the log {self.path} cannot be written: {error.strerror}; lines are missing from it")
+        return len(data)
 
     def _append(self, data: bytes) -> None:
         with open(self.path, "ab", buffering=0, opener=private_file.private) as file:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem_client.errors import TandemError
 from tandem_client.services.gateway import Gateway, asks_for_proofs, health_flags
-from tandem_client.services.programs import OPTIONAL, PROGRAMS, READY, RESTARTED, SCHEDULER, OnEnd, OnLine, kept
+from tandem_client.services.programs import OPTIONAL, PROGRAMS, READY, RESTARTED, SCHEDULER, OnEnd, OnLine
 from tandem_client.services.settings import Settings
 from tandem_client.types import Load, ModelInfo, WaitReason, WorkerState
 from tandem_contract.child import Program, python
@@ -99,16 +99,16 @@ class Workers:
         self.all: list[Supervisor] = []
         for number, name in enumerate(names):
             program, hear = partial(self._program, number), partial(self._hear, name)
-            self.all.append(kept(name, program, OPTIONAL if number else policy, hear=hear, on_end=on_end))
+            self.all.append(Supervisor(name, program, OPTIONAL if number else policy, hear=hear, on_end=on_end))
 
     def note(self, load: Load) -> bool:
         """Takes note of the service's load. Returns whether one of these workers serves."""
         serves = False
-        for each in self.all:
+        for process in self.all:
             for worker in load.per_worker:
-                if not each.pid or worker.pid != each.pid or worker.state not in _READY:
+                if not process.pid or worker.pid != process.pid or worker.state not in _READY:
                     continue
-                each.mark_serving()
+                process.mark_serving()
                 if not worker.is_standby:
                     serves, self._num_pages = True, worker.pages_total + 1
         return serves
@@ -122,18 +122,18 @@ class Workers:
         """Lets standby workers start, because the service is ready."""
         if not self._may_start_standbys:
             self._may_start_standbys = True
-            for each in self.all[1:]:
-                each.hurry()
+            for process in self.all[1:]:
+                process.hurry()
 
     def _program(self, number: int) -> Program | None:
         if number and not self._may_start_standbys:
             return None
-        own: list[str] = []
+        flags_of_place: list[str] = []
         if self._standbys and not number and not self.all[0].num_starts:
-            own = [f"--standbys={self._standbys}"]
+            flags_of_place = [f"--standbys={self._standbys}"]
         elif self._standbys:
-            own = ["--standby", *([f"--standby-pages={self._num_pages}"] if self._num_pages else [])]
-        return Program(argv=python(PROGRAMS[1], *self._flags, *own))
+            flags_of_place = ["--standby", *([f"--standby-pages={self._num_pages}"] if self._num_pages else [])]
+        return Program(argv=python(PROGRAMS[1], *self._flags, *flags_of_place))
 
     def _hear(self, name: str, line: str) -> Heard:
         self._on_line(name, line)
@@ -184,7 +184,7 @@ class ServicePair:
         # Set when a child ends.
         self._down = asyncio.Event()
         scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags, *health_flags(settings)))
-        self.scheduler = kept(
+        self.scheduler = Supervisor(
             "scheduler", lambda: scheduler, scheduler_policy,
             hear=self._hear_scheduler, on_end=self._on_scheduler_end,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class ServicePair:
         if holder_flags is not None:
             holder = Program(argv=python(_HOLDER, _WITH_PARENT, *holder_flags))
             # Without a holder workers compute lost pages again.
-            self._holders = [kept("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, on_end=on_end)]
+            self._holders = [Supervisor("holder", lambda: holder, OPTIONAL, hear=self._hear_holder, on_end=on_end)]
         # What callers reach.
         self._services, self._gateway = [self.scheduler], None
         if gateway_flags is not None:
@@ -210,10 +210,10 @@ class ServicePair:
     def start(self) -> None:
         """Starts the scheduler and the first worker at the same time, standby workers when these are ready."""
         # The holder is the first, so that a worker finds it.
-        for each in (*self._holders, *self._services):
-            self._supervising[each] = asyncio.create_task(run_async(each))
-        for each in self._workers.all:
-            self._supervising[each] = asyncio.create_task(run_async(each, self._has_suspects))
+        for process in (*self._holders, *self._services):
+            self._supervising[process] = asyncio.create_task(run_async(process))
+        for process in self._workers.all:
+            self._supervising[process] = asyncio.create_task(run_async(process, self._has_suspects))
 
     async def guard(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Does the work while all processes run. Raises ServiceEnded, and cancels the work, if one of them ends."""
@@ -278,30 +278,30 @@ class ServicePair:
         The programs that callers reach have more if the scheduler's own grace is longer.
         """
         self._stops_within = max(grace_seconds, self._drains_within)
-        for each in self._supervising:
-            each.start_no_more()
+        for process in self._supervising:
+            process.start_no_more()
         wrong: list[str] = []
         for group in (self._services, self._workers.all, self._holders):
-            running = [each for each in group if each.pid]
-            for each in group:
-                each.stop(self._stops_within if group is self._services else grace_seconds)
-            tasks = [self._supervising[each] for each in group if each in self._supervising]
+            running = [process for process in group if process.pid]
+            for process in group:
+                process.stop(self._stops_within if group is self._services else grace_seconds)
+            tasks = [self._supervising[process] for process in group if process in self._supervising]
             await asyncio.gather(*tasks, return_exceptions=True)
-            ended = [each.ended for each in running if each.ended is not None]
+            ended = [process.ended for process in running if process.ended is not None]
             # During its start a program is ended by the order itself.
             wrong += [f"the {one.name} {one.how}" for one in ended if one.status and not is_stop(one.status)]
         return wrong
 
     def stop_now(self) -> None:
         """Lets the programs that callers reach end all streams now; kills what is left after a moment."""
-        for each in self._services:
-            each.stop_now()
+        for process in self._services:
+            process.stop_now()
         asyncio.get_running_loop().call_later(_NOW_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Kills all processes and those that they started."""
-        for each in self._supervising:
-            each.kill()
+        for process in self._supervising:
+            process.kill()
 
     async def _serves(self, client: "Probe") -> bool | None:
         """Whether the service is ready and a running worker serves it; None if it does not answer."""
@@ -349,9 +349,9 @@ class ServicePair:
             self._commanded.set()
         if (drain := _DRAIN.search(line)) is not None:
             self._note_drain(float(drain[1]) + _SPARE_SECONDS)
-        if (found := _LISTENING.search(line)) is None:
+        if (listening := _LISTENING.search(line)) is None:
             return Heard.WORDS
-        self._address = found[1]
+        self._address = listening[1]
         if self._gateway is not None:
             self._gateway.follow(self._address, self._probe)
         self._listening.set()
@@ -362,8 +362,8 @@ class ServicePair:
         self._drains_within = seconds
         if seconds > self._stops_within:
             self._stops_within = seconds
-            for each in self._services:
-                each.stop(seconds)
+            for process in self._services:
+                process.stop(seconds)
 
     def _on_scheduler_end(self, scheduler: Supervisor) -> None:
         self._address = ""

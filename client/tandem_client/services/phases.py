@@ -56,7 +56,9 @@ class Phases:
         self._clock = clock
         self._begun = clock()
         self._left = list(Phase)
-        self._ended: dict[Phase, float] = {}
+        self._ended: dict[Phase, Told] = {}
+        # When the last phase of a program ended.
+        self._since: dict[str, float] = {}
         self._compiles = False
         self._detail = ""
 
@@ -70,20 +72,19 @@ class Phases:
         message = parse(line).message
         if program == WORKER:
             self._compiles = self._compiles or _COMPILES.match(message) is not None
-            if (found := _DETAILS.match(message)) is not None:
-                self._detail = found["detail"] or found["words"]
+            if (detail := _DETAILS.match(message)) is not None:
+                self._detail = detail["detail"] or detail["words"]
         for name, phase, pattern in _ENDS:
             if name == program and phase not in self._ended and pattern.match(message):
                 self.end(phase)
 
     def end(self, phase: Phase) -> None:
         """Notes the end of a phase, and of those of the same program before it."""
-        program = phase.partition(":")[0]
-        for each in Phase:
-            if each.partition(":")[0] == program:
-                self._ended.setdefault(each, self._clock())
-            if each == phase:
-                break
+        program = _program_of(phase)
+        for earlier in list(Phase)[: list(Phase).index(phase) + 1]:
+            if _program_of(earlier) == program and earlier not in self._ended:
+                self._ended[earlier] = Told(earlier, self._seconds_of(program))
+                self._since[program] = self._clock()
         if program == WORKER:
             self._detail = ""
 
@@ -92,19 +93,20 @@ class Phases:
         while self._left and self._left[0] in self._ended:
             phase = self._left.pop(0)
             if phase != _OPTIONAL or self._compiles:
-                yield Told(phase, self._ended[phase] - self._begun_at(phase))
+                yield self._ended[phase]
 
     def now(self) -> Told | None:
         """The phase that is under way; None if all have ended."""
-        left = [each for each in self._left if each not in self._ended and (each != _OPTIONAL or self._compiles)]
+        left = [phase for phase in self._left if phase not in self._ended and (phase != _OPTIONAL or self._compiles)]
         if not left:
             return None
-        detail = self._detail if left[0].startswith(WORKER) else ""
-        return Told(left[0], self._clock() - self._begun_at(left[0]), detail)
+        program = _program_of(left[0])
+        return Told(left[0], self._seconds_of(program), self._detail if program == WORKER else "")
 
-    def _begun_at(self, phase: Phase) -> float:
-        """When the one before it of the same program ended, or the settings were checked."""
-        before = list(Phase)[: list(Phase).index(phase)]
-        own = [each for each in before if each.partition(":")[0] == phase.partition(":")[0]]
-        last = own[-1] if own else Phase.SETTINGS
-        return self._begun if phase == Phase.SETTINGS else self._ended.get(last, self._begun)
+    def _seconds_of(self, program: str) -> float:
+        """Since its last phase ended, or the settings were checked."""
+        return self._clock() - self._since.get(program, self._since.get(Phase.SETTINGS, self._begun))
+
+
+def _program_of(phase: Phase) -> str:
+    return phase.partition(":")[0]

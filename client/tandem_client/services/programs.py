@@ -1,4 +1,4 @@
-"""The programs of a checkout that this package starts: their modules, and how each is kept running and told.
+"""The programs of a checkout that this package starts: their modules, and what follows their ends.
 
 They are module names after `python -m` and are never imported here.
 """
@@ -7,15 +7,14 @@ import importlib.util
 import re
 from collections.abc import Callable, Sequence
 
-from tandem_contract.child import Program
-from tandem_contract.processes import Heard, OnZero, Policy, State, Supervisor
+from tandem_contract.processes import OnZero, Policy, Supervisor
 
 PROGRAMS = ("scheduler_svc", "gpu_worker")
 # A line of a program that serves, with the command that tries it.
 READY = re.compile(r"\bready: (.*\btandem generate.*)$")
 # Takes the name of a program and one line of its output.
 OnLine = Callable[[str, str], None]
-# Takes a program at each of its ends, after its last line.
+# Takes a program at each of its ends, after its last line, unless it was to stop.
 OnEnd = Callable[[Supervisor], None]
 
 # A scheduler that was drained stays down, and the workers with it. Its crash loop ends the service.
@@ -29,20 +28,3 @@ OPTIONAL = Policy(needs_service=False, final=frozenset())
 def missing_programs(modules: Sequence[str]) -> list[str]:
     """Returns the modules that `python -m` would not find here."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
-
-
-def kept(
-    name: str,
-    program: Callable[[], Program | None],
-    policy: Policy,
-    *,
-    hear: Callable[[str], Heard],
-    on_end: OnEnd,
-) -> Supervisor:
-    """A supervisor that calls `on_end` when its program has ended, whether it starts again or not."""
-
-    def on_change(one: Supervisor) -> None:
-        if one.state in (State.PAUSED, State.GIVEN_UP):
-            on_end(one)
-
-    return Supervisor(name, program, policy, hear=hear, on_change=on_change)

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Endpoint, formed
-from tandem_client.services.lines import LineWriter, LogFile, Repeats
-from tandem_client.services.phases import Phase, Phases
+from tandem_client.services.lines import LogFile, file_writer
+from tandem_client.services.phases import Phase, Phases, Told
 from tandem_client.services.settings import WORKER
-from tandem_contract.logs import escaped, parse
+from tandem_contract.logs import LineWriter, escaped, parse
 from tandem_contract.processes import State, Supervisor
 
 _FRAMES_PER_SECOND = 8
@@ -46,7 +46,7 @@ class Screen(Display):
     """Shows phases until the service is ready, and then what this command says."""
 
     def __init__(self, writer: LineWriter, encoding: str) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._console = Console(file=_Out(writer, encoding), highlight=False, markup=False, emoji=False)  # pyright: ignore[reportArgumentType]
         is_ascii = self._console.options.ascii_only
         self._done, self._failed = ("ok", "!!") if is_ascii else ("✓", "✗")
@@ -54,7 +54,6 @@ class Screen(Display):
         self._phases = Phases()
         self._log: LineWriter | None = None
         self._log_path: Path | None = None
-        self._repeats = Repeats(self._write_log)
         # What the thread that writes the log has to say.
         self._news: deque[str] = deque()
         self._was_ready = False
@@ -71,7 +70,7 @@ class Screen(Display):
     def log_to(self, path: Path) -> None:
         """Writes the lines of the programs to this file from now on."""
         self._log_path = path
-        self._log = LineWriter(LogFile(path, self._news.append).write)
+        self._log = file_writer(LogFile(path, self._news.append))
         self._print(f"  the log of all programs is {path}", style="dim")
 
     def end_phase(self, phase: Phase) -> None:
@@ -79,14 +78,14 @@ class Screen(Display):
         self._tell_phases()
 
     def show(self, name: str, line: str) -> None:
-        self._repeats.show(name, line)
+        self.repeats.show(name, line)
         if self._live.is_started:
             # Standby workers start later.
             self._phases.hear(WORKER if name == f"{WORKER} 1" else name, line)
             self._tell_phases()
 
     def say(self, line: str) -> None:
-        self._write_log(OWN, line)
+        self.log(OWN, line)
         self._print(line)
 
     def ended(self, program: Supervisor) -> None:
@@ -103,23 +102,23 @@ class Screen(Display):
             self._phases.end(phase)
         self._tell_phases()
         self._live.stop()
-        for each in endpoints:
-            self._write_log(OWN, f"ready: {each.api} at {each.address}")
+        for endpoint in endpoints:
+            self.log(OWN, f"ready: {endpoint.api} at {endpoint.address}")
         if self._was_ready:
             self._print("ready again", style="bold green")
             return
         self._was_ready = True
         self._print(f"ready after {took:.1f} s; Ctrl-C stops", style="bold green")
-        for each in endpoints:
-            self._print(f"  {each.api} at {each.address}:")
-            self._print(f"    {each.command}")
+        for endpoint in endpoints:
+            self._print(f"  {endpoint.api} at {endpoint.address}:")
+            self._print(f"    {endpoint.command}")
 
     def stopping(self, line: str) -> None:
         self._live.stop()
         self.say(line)
 
     def look(self) -> None:
-        self._repeats.look()
+        super().look()
         while self._news:
             self._print(self._news.popleft(), style="yellow")
 
@@ -130,36 +129,40 @@ class Screen(Display):
 
     def close(self) -> None:
         self._live.stop()
-        self._repeats.close()
+        self.repeats.close()
         if self._log is not None:
             self._log.close(FLUSH_SECONDS)
         self.look()
-        self._writer.close(FLUSH_SECONDS)
+        self.writer.close(FLUSH_SECONDS)
 
     def _tell_phases(self) -> None:
-        for each in self._phases.take():
-            self._print(f"{self._done} {each.phase:<{_PHASE_WIDTH}}{each.seconds:6.1f} s")
+        for told in self._phases.take():
+            self._print(f"{self._done} {_line_of(told)}")
             self._live.refresh()
 
     def _fail_phase(self) -> None:
         if self._live.is_started and (now := self._phases.now()) is not None:
             self._live.stop()
-            self._print(f"{self._failed} {now.phase:<{_PHASE_WIDTH}}{now.seconds:6.1f} s", style="red")
+            self._print(f"{self._failed} {_line_of(now)}", style="red")
 
     def _under_way(self) -> Table | Text:
         now = self._phases.now()
         if now is None:
             return Text()
         line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_row(self._spinner, f"{now.phase:<{_PHASE_WIDTH}}{now.seconds:6.1f} s", Text(now.detail, style="dim"))
+        line.add_row(self._spinner, _line_of(now), Text(now.detail, style="dim"))
         return line
 
     def _print(self, line: str, style: str = "") -> None:
         self._console.print(Text(line, style=style), soft_wrap=True)
 
-    def _write_log(self, name: str, line: str) -> None:
+    def log(self, name: str, line: str) -> None:
         if self._log is not None:
             self._log.write(formed(name, line))
+
+
+def _line_of(told: Told) -> str:
+    return f"{told.phase:<{_PHASE_WIDTH}}{told.seconds:6.1f} s"
 
 
 def explaining(lines: Sequence[str], cause: str) -> list[str]:
@@ -167,7 +170,7 @@ def explaining(lines: Sequence[str], cause: str) -> list[str]:
 
     Without the last one, which is told as the cause.
     """
-    found = [line for line in lines if line.strip() and parse(line).level in ("", *_WRONG)]
-    if found and parse(found[-1]).message.strip() == cause:
-        found.pop()
-    return found[-_MAX_EXPLAINING:]
+    wrong = [line for line in lines if line.strip() and parse(line).level in ("", *_WRONG)]
+    if wrong and parse(wrong[-1]).message.strip() == cause:
+        wrong.pop()
+    return wrong[-_MAX_EXPLAINING:]

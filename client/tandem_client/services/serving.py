@@ -1,14 +1,19 @@
 """Runs the programs of `tandem serve` from their checked settings to their end, and says on the display what happens.
 
-`pair` owns the processes.
+`pair` owns the processes. Owns the commands to paste for the addresses of the service. A token is never in a command:
+it takes it from a variable, and the shell says so if the variable is not set.
 """
 
 import asyncio
+import json
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from tandem_client.address import DEFAULT_ADDRESS, dialled
 from tandem_client.errors import TandemError
-from tandem_client.services import addresses
-from tandem_client.services.display import Display
+from tandem_client.handshake import own_names
+from tandem_client.services.display import Display, Endpoint
 from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy, probe
 from tandem_client.services.phases import Phase
 from tandem_client.services.settings import GATEWAY, SCHEDULER, WORKER, Settings
@@ -21,6 +26,8 @@ _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 # The exit code for a program that ended for good, unless its settings are wrong.
 _FAILED = 1
+_BODY = json.dumps({"prompt": "Return the", "max_tokens": 16})
+_TOKEN = '"authorization: Bearer ${TANDEM_TOKEN:?is not set}"'
 
 
 def run(
@@ -76,8 +83,8 @@ async def serve(pair: ServicePair, display: Display, settings: Mapping[str, Sett
         display.fail()
         return code, str(end)
     finally:
-        for each in beside:
-            each.cancel()
+        for task in beside:
+            task.cancel()
         for line in await pair.stop(_STOP_SECONDS):
             display.say(line)
     return 0, ""
@@ -92,10 +99,10 @@ async def _announce(pair: ServicePair, display: Display, settings: Mapping[str, 
         if not noticed and await _serves_toy(address):
             display.say(TOY_NOTICE)
         noticed = True
-        endpoints = [addresses.of_grpc(address, await pair.command())]
+        endpoints = [of_grpc(address, await pair.command())]
         if url := await pair.url():
             needs_token = bool(settings[SCHEDULER]["tokens"])
-            endpoints.append(addresses.of_http(url, settings[GATEWAY], needs_token=needs_token))
+            endpoints.append(of_http(url, settings[GATEWAY], needs_token=needs_token))
         display.ready(endpoints)
         await pair.down()
 
@@ -112,3 +119,31 @@ async def _serves_toy(address: str) -> bool:
             return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
     except TandemError:
         return False
+
+
+def of_grpc(address: str, command: str) -> Endpoint:
+    """`command`: the scheduler's own; empty if the address is all that a caller needs."""
+    named = "" if address == DEFAULT_ADDRESS else f"--address {address} "
+    return Endpoint("gRPC", address, command or f'tandem generate {named}"Return the"')
+
+
+def of_http(url: str, gateway: Settings, *, needs_token: bool) -> Endpoint:
+    """The gateway with these settings, which listens at `url`."""
+    scheme, _, bound = url.partition("://")
+    address = dialled(bound)
+    words = ["curl"]
+    certificate, key = gateway["tls_cert"], gateway["tls_key"]
+    if certificate and key:
+        words.append(f"--cacert {shlex.quote(str(Path(certificate).absolute()))}")
+        host, _, port = address.rpartition(":")
+        names = own_names(Path(certificate), Path(key))
+        if names and host.strip("[]") not in names:
+            here = [name for name in ("localhost", "127.0.0.1") if name in names and address != bound]
+            if not here:
+                words.append(f"--connect-to ::{address}")
+            name = here[0] if here else names[0].replace("*", "tandem", 1)
+            address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    words.append(f"{scheme}://{address}/v1/completions -H 'content-type: application/json'")
+    if needs_token:
+        words.append(f"-H {_TOKEN}")
+    return Endpoint("HTTP", f"{scheme}://{bound}", " ".join([*words, f"-d '{_BODY}'"]))

@@ -1,17 +1,23 @@
 """What the programs read of their flags, variables and files, before any of them starts.
 
 Their own reader answers, in a fork of this process, which does not import the programs itself. A new process would
-import once more what this one has imported by then: pydantic, for the flags of its own command.
+import once more what this one has imported by then: pydantic, for the flags of its own command. A question and its
+answer are lines, JSON objects by the name of a program. The question has its flags, the answer `settings`, `problems`
+(a line for each that is refused), or `says`, what --help or --version prints.
 """
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn, Self, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
+
+if TYPE_CHECKING:
+    from tandem_contract.settings import Program
 
 SCHEDULER, WORKER, GATEWAY = "scheduler", "worker", "gateway"
 _MODULES = {
@@ -19,7 +25,6 @@ _MODULES = {
     WORKER: "gpu_worker.settings",
     GATEWAY: "tandem_client.gateway.settings",
 }
-_CHECK = "tandem_contract.settings_check"
 
 Settings = Mapping[str, Any]
 """By name, as JSON has them: a path is a string, a setting without a value None."""
@@ -53,10 +58,10 @@ class SettingsReader:
         """Returns the settings of each program with these flags. Raises SettingsRefused, HelpAsked."""
         line = ""
         # If it has ended, it may have said why.
-        with suppress(BrokenPipeError):
-            self._stream.write(f"{json.dumps({name: list(each) for name, each in flags.items()})}\n")
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(f"{json.dumps({name: list(words) for name, words in flags.items()})}\n")
             self._stream.flush()
-        with suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):
             line = self._stream.readline()
         answers: dict[str, dict[str, Any]] | str = json.loads(line) if line else "their reader was killed"
         if isinstance(answers, str):
@@ -73,22 +78,41 @@ class SettingsReader:
     def __exit__(self, *_: object) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        with suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):
             self._stream.close()
 
 
 def _answer(modules: Mapping[str, str], stream: TextIO) -> NoReturn:
-    """What the fork does."""
+    """What the fork does: answers each question of the stream, to its end."""
     try:
         # Ctrl-C reaches the other process alone.
         os.setsid()
-        importlib.import_module(_CHECK).answer(modules, stream)
+        # Before the first question comes.
+        programs = {name: importlib.import_module(module).PROGRAM for name, module in modules.items()}
+        while question := stream.readline():
+            asked: dict[str, list[str]] = json.loads(question)
+            stream.write(f"{json.dumps({name: _read(programs[name], flags) for name, flags in asked.items()})}\n")
+            stream.flush()
     except BaseException as error:
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             stream.write(f"{json.dumps(f'{type(error).__name__}: {error}')}\n")
             stream.flush()
     finally:
         os._exit(0)
+
+
+def _read(program: "Program[Any]", flags: Sequence[str]) -> dict[str, object]:
+    # The programs have imported it.
+    from tandem_contract.settings import SettingError
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            return {"settings": program.read(flags, os.environ).model_dump(mode="json", by_alias=True)}
+    except SettingError as error:
+        return {"problems": str(error).splitlines()}
+    except SystemExit:
+        return {"says": said.getvalue()}
 
 
 def _refuse(problems: Mapping[str, Sequence[str]]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client.services.addresses import of_grpc, of_http
+from tandem_client.services.serving import of_grpc, of_http
 from tests.rigs.authorities import Authority
 
 BODY = """-d '{"prompt": "Return the", "max_tokens": 16}'"""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_client.services.lines import LineWriter, LogFile, Repeats, to_stream
+from tandem_client.services.lines import LogFile, Repeats, line_writer
 from tandem_client.services.programs import missing_programs
 from tandem_contract.logs import LogLine, as_json, parse
 from tests.client.fake_service import WAIT_SECONDS
@@ -43,7 +43,7 @@ def test_every_line_becomes_one_of_a_json_log() -> None:
 def test_a_writer_without_a_reader_drops_and_counts_lines() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as stream, open(reading) as reader:
-        writer = LineWriter(to_stream(stream), max_lines=100, own_line="own: {}".format)
+        writer = line_writer(stream, max_lines=100, own_line="own: {}".format)
         for n in range(20_000):
             writer.write(f"{n:050}")
         # The pipe is full, so this call times out.
@@ -65,7 +65,7 @@ def test_a_writer_survives_the_end_of_its_reader() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as stream:
-        writer = LineWriter(to_stream(stream))
+        writer = line_writer(stream)
         for _ in range(3):
             writer.write("x")
         writer.close(WAIT_SECONDS)

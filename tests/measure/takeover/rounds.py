@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_client import AsyncClient, TlsSettings
-from tandem_client.demo.services import free_address
 from tandem_client.errors import TandemError
 from tandem_client.types import DrainState, Load
 from tests.measure.front.door import Door
-from tests.rigs.processes import REPOSITORY, child_environment
+from tests.rigs.processes import REPOSITORY, child_environment, free_address
 
 NUM_STREAMS = 32
 KNOWN_TOKENS = 200

@@ -14,10 +14,9 @@ import time
 import psutil
 
 from tandem_client import AsyncClient
-from tandem_client.demo.services import free_address
 from tests.measure.harness import Measurement, spread
 from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
-from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.rigs.processes import Child, Rig, SchedulerProcess, free_address
 
 _VOCABULARY = 250
 _SIZES = "--num-pages 1024 --max-rows 32 --max-length 512 --token-budget 512"

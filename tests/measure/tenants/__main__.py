@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem_client import AsyncClient
-from tandem_client.demo.services import free_address
 from tests.measure.harness import Bar, Measurement, in_ms, in_turns, spread
-from tests.rigs.processes import REPOSITORY, Child, child_environment
+from tests.rigs.processes import REPOSITORY, Child, child_environment, free_address
 
 NUM_ROWS, MAX_WAITING = 16, 256
 BAR_RATIO = 2.0

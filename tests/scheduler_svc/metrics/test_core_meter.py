@@ -60,17 +60,26 @@ def test_the_steps_are_those_that_the_core_confirms() -> None:
     assert abs(sum(one.span_seconds for one in reports) - meter.plan_to_result.sum) < 1e-9
 
 
+def places(fleet: MeasuredFleet) -> list[str]:
+    return [place for (place,), _ in fleet.meter.last_look[catalogue.KV_USAGE]]
+
+
+def looked(fleet: MeasuredFleet, *metrics: catalogue.Metric) -> tuple[float, ...]:
+    """The numbers of the last look at metrics without labels."""
+    return tuple(number for metric in metrics for _, number in fleet.meter.last_look[metric])
+
+
 def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(8)
     for _ in range(4):
         fleet.step(0.001)
     fleet.meter.turned(fleet.core, 0.0)
-    assert [place for place, _ in fleet.meter.last_look.kv_usage] == [0, 1]
+    assert places(fleet) == ["0", "1"]
     fleet.lose("a")
     fleet.join_as(SHAPE)
     fleet.meter.turned(fleet.core, 1.0)
-    assert sorted(place for place, _ in fleet.meter.last_look.kv_usage) == [0, 1]
+    assert sorted(places(fleet)) == ["0", "1"]
     for _ in range(100):
         fleet.lose(next(iter(fleet.workers)))
         fleet.plans_of = {name: [] for name in fleet.workers}
@@ -89,25 +98,27 @@ def test_a_look_has_the_core_s_own_numbers() -> None:
     fleet.meter.turned(fleet.core, 5.0)
     look, core = fleet.meter.last_look, fleet.core
     lane = fleet.lane_of("a")
-    assert (look.workers, look.standby_workers, look.frontends) == (1, 1, 1)
-    assert (look.running, look.waiting) == (lane.rows.num_seated, core.queue.num_waiting)
-    assert look.running and look.waiting
-    assert look.kv_usage == ((0, lane.pool.num_used / lane.info.usable_pages),)
+    assert looked(fleet, catalogue.WORKERS, catalogue.STANDBY_WORKERS, catalogue.FRONTENDS) == (1, 1, 1)
+    running, waiting = looked(fleet, catalogue.RUNNING, catalogue.WAITING)
+    assert (running, waiting) == (lane.rows.num_seated, core.queue.num_waiting)
+    assert running and waiting
+    assert look[catalogue.KV_USAGE] == [(("0",), lane.pool.num_used / lane.info.usable_pages)]
     # The next look is due a second later.
     fleet.run()
     fleet.meter.turned(core, 5.9)
     assert fleet.meter.last_look is look
     fleet.meter.turned(core, 6.0)
-    look = fleet.meter.last_look
-    assert (look.running, look.waiting, look.preemptions) == (0, 0, core.counters.preemptions)
-    assert (look.cache_queries, look.cache_hits) == (core.counters.prompt_tokens, core.counters.cached_prompt_tokens)
+    counted = (catalogue.RUNNING, catalogue.WAITING, catalogue.PREEMPTIONS)
+    assert looked(fleet, *counted) == (0, 0, core.counters.preemptions)
+    of_cache = (core.counters.prompt_tokens, core.counters.cached_prompt_tokens)
+    assert looked(fleet, catalogue.CACHE_QUERIES, catalogue.CACHE_HITS) == of_cache
 
 
 def test_the_page_has_the_reason_and_the_time_for_which_nothing_is_computed() -> None:
     fleet = MeasuredFleet(SHAPE)
     fleet.step(0.001)
     fleet.meter.turned(fleet.core, 1.0)
-    assert not any(fleet.meter.last_look.not_serving) and fleet.meter.last_look.not_serving_since == 0.0
+    assert not any(looked(fleet, catalogue.NOT_SERVING)) and looked(fleet, catalogue.NOT_SERVING_SINCE) == (0.0,)
     fleet.lose("a")
     fleet.tick(5.0)
     before = time.time()
@@ -123,7 +134,7 @@ def test_the_page_has_the_reason_and_the_time_for_which_nothing_is_computed() ->
         since = samples[("tandem_not_serving_since_seconds",)]
         assert before - 1.0 <= since <= time.time() and samples[("tandem_workers",)] == 0
     # The series does not move while the reason holds.
-    assert fleet.meter.last_look.not_serving_since == since
+    assert looked(fleet, catalogue.NOT_SERVING_SINCE) == (since,)
 
 
 def test_preemptions_are_those_of_the_requests() -> None:
@@ -148,7 +159,7 @@ def test_resets_have_causes() -> None:
     fleet.ask(4)
     fleet.run()
     fleet.meter.turned(fleet.core, 9.0)
-    causes = dict(zip(catalogue.CAUSES, fleet.meter.last_look.resets, strict=True))
+    causes = {cause: number for (cause,), number in fleet.meter.last_look[catalogue.RESETS]}
     assert causes["worker_lost"] == 1 and causes["step_failed"] == 1
     assert sum(causes.values()) == fleet.core.counters.resets
     assert fleet.core.counters.resets_by_cause[ResetCause.WORKER_LOST] == 1

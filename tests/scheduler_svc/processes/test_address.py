@@ -3,13 +3,13 @@
 import errno
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from scheduler_svc.processes.address import HeldAddress, ListenError, hold, taken
+from scheduler_svc.processes import address
+from scheduler_svc.processes.address import HeldAddress, ListenError, taken
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
@@ -155,9 +155,10 @@ def test_the_message_about_a_failed_bind_names_the_cause(code: int, reason: str)
 
 
 def test_outside_linux_an_address_is_checked_and_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert hold("127.0.0.1:0", num_sharing=1) is None
-    with bound(0, share=False) as other, pytest.raises(ListenError, match="the port is taken"):
-        hold(f"127.0.0.1:{other.getsockname()[1]}", num_sharing=1)
+    monkeypatch.setattr(address, "CAN_SHARE", False)
+    checked = HeldAddress("127.0.0.1:0")
+    checked.stop_sharing()
+    with bound(port_of(checked), share=False) as other, pytest.raises(ListenError, match="the port is taken"):
+        HeldAddress(f"127.0.0.1:{other.getsockname()[1]}")
     with pytest.raises(ListenError, match="on Linux only"):
-        hold("127.0.0.1:0", num_sharing=2)
+        HeldAddress("127.0.0.1:0", num_sharing=2)

@@ -17,8 +17,8 @@ import typer
 from tandem_client.address import DEFAULT_ADDRESS
 from tandem_client.cli.flags import flag, parameter, takes
 from tandem_client.cli.reporting import Exit, fail, require_programs
-from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, Lines, formed
-from tandem_client.services.lines import LineWriter, to_stream
+from tandem_client.services.display import FLUSH_SECONDS, OWN, Display, formed
+from tandem_client.services.lines import line_writer
 from tandem_client.services.phases import Phase
 from tandem_client.services.programs import PROGRAMS
 from tandem_client.services.settings import (
@@ -205,13 +205,13 @@ def _display(log_format: LogFormat | None, *, verbose: bool) -> Display:
         # It takes some time to import, which a log need not.
         from tandem_client.services.screen import Screen
 
-        return Screen(LineWriter(to_stream(out)), out.encoding)
-    return Lines(LineWriter(to_stream(out), own_line=lambda line: formed(OWN, line, log_format)), log_format)
+        return Screen(line_writer(out), out.encoding)
+    return Display(line_writer(out, own_line=lambda line: formed(OWN, line, log_format)), log_format)
 
 
 def _tell(cause: str, log_format: LogFormat | None) -> None:
     # Standard error may be as blocked as standard output was.
-    errors = LineWriter(to_stream(sys.stderr))
+    errors = line_writer(sys.stderr)
     for text in cause.splitlines():
         line = f"error: {text}"
         errors.write(as_json(OWN, line, level="ERROR") if log_format == "json" else line)

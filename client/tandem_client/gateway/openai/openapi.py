@@ -34,7 +34,7 @@ def description(routes: Iterable[BaseRoute], about: Mapping[str, str]) -> str:
     """Returns the description as OpenAPI 3.1 in JSON. `about`: of each path, what it has."""
     models = [(body, "validation") for bodies in _BODIES.values() for body in bodies]
     _, schemas = models_json_schema(models, ref_template=_REF)  # pyright: ignore[reportArgumentType]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Tandem", "version": version()},
         "paths": {route.path_format: _path(route, about[route.path]) for route in routes if isinstance(route, Route)},
@@ -45,23 +45,23 @@ def description(routes: Iterable[BaseRoute], about: Mapping[str, str]) -> str:
         # Only a service with a token file asks for keys.
         "security": [{"key": []}, {}],
     }
-    return json.dumps(found)
+    return json.dumps(document)
 
 
 def _path(route: Route, about: str) -> dict[str, Any]:
     method = "post" if "POST" in (route.methods or ()) else "get"
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": about,
         "responses": {"200": {"description": "The answer."}, "default": _content("An error.", _ref("Error"))},
     }
     if bodies := _BODIES.get(route.path):
         schema = {"anyOf": [_ref(body.__name__) for body in bodies]}
-        found["requestBody"] = {**_content(f"What {route.path} takes.", schema), "required": True}
-    found["parameters"] = [
+        operation["requestBody"] = {**_content(f"What {route.path} takes.", schema), "required": True}
+    operation["parameters"] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    return {method: found}
+    return {method: operation}
 
 
 def _ref(model: str) -> dict[str, str]:
