@@ -62,7 +62,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
         ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
         assert list(ids) == spell(text.encode())
         assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
-        assert s.front_end._readiness.model().tokenizer.threads._waiting == {}
+        assert s.front_end._readiness.model().tokenizer.threads.gate.waiting.num_taken == 0
 
     monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
     monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
@@ -71,7 +71,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
 
 def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
-        s.front_end._readiness.model().tokenizer.threads._num_free = 0
+        s.front_end._readiness.model().tokenizer.threads.gate.inside.add("", tokenizer.NUM_THREADS)
         error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert_retry_hint(error, 0.5)
