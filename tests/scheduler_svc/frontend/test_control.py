@@ -284,7 +284,7 @@ def test_the_pages_of_a_list_follow_each_other(run: Run):
 
 def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
     async def scenario(s: Service) -> None:
-        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(16)]
+        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(17)]
         first = await s.core.expect("requests_query")
         error = await failure(s.control.ListRequests(control_pb2.ListRequestsRequest()))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -294,7 +294,7 @@ def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
         for _ in calls[1:]:
             query = await s.core.expect("requests_query")
             await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query))
-        assert [list((await call).requests) for call in calls] == [[]] * 16
+        assert [list((await call).requests) for call in calls] == [[]] * 17
 
     run(scenario)
 
