@@ -4,6 +4,13 @@ Knows nothing of what the methods do. Every method is served as a gRPC stream of
 before its message is read, parsed or checked. Three phases of a call may last, and each has a bound: waiting for the
 message, the method itself (its owner bounds it), and waiting for the caller to read the answer of a finished call.
 
+gRPC takes up to a whole message of memory for each read that waits. While a call is not read, gRPC holds at most its
+HTTP/2 window (`options.WINDOW_BYTES`). Once it is read, gRPC lets the message in, however slowly it arrives. So few
+messages are read at once, and the memory of calls that stall is that number times the largest message. The newest call
+of a tenant is read first: if calls stall, old ones are likely to stall too. While a call waits, a message that has been
+read for YIELD_SECONDS gives up its place: one of the tenant with the most places, or of the waiting tenant if no other
+has more.
+
 From a call's bytes to a message: the size, the syntax, and that every field is known are checked. Unknown fields are
 detected by size: a message shrinks when they are discarded. `UnknownFieldSet` creates an object for each field, which
 takes seconds for a message of 4 MB, so it is used only to name the first unknown field of a small message.
@@ -20,7 +27,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, cast
 
@@ -32,7 +39,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from scheduler_svc.frontend.grpc_tuning.ends import Releaser, Resets
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.gates import HeldRefusals, Places, ReadSlots
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
+from scheduler_svc.frontend.rpc.gates import HeldRefusals
 from tandem_contract.plural import counted, numbered
 
 # The limit of control and health messages. In messages up to this size an unknown field is named.
@@ -179,27 +187,86 @@ def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
     return not (record.name.partition(".")[0] == "grpc" and isinstance(error, grpc.aio.InternalError))
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the calls of a room wait for their message: with tenants as owners, or with connections."""
-
-    without_message: Places
-    slots: ReadSlots
-
-    @classmethod
-    def of(cls, room: Room, limits: CallLimits, *, is_shared: bool) -> "_Places":
-        if room is Room.BULK:
-            waiting = Places(limits.max_without_message, is_shared=is_shared)
-            return cls(waiting, ReadSlots(limits.max_reading, limits.message_seconds, is_shared=is_shared))
-        seconds = min(RESERVED_SECONDS, limits.message_seconds)
-        waiting = Places(limits.max_without_message_reserved, is_shared=True)
-        return cls(waiting, ReadSlots(limits.max_reading_reserved, seconds, is_shared=True))
+# A message of 4 MB is here in that time at 16 Mbit/s.
+YIELD_SECONDS = 2.0
+YIELD_LOOKS = 2
 
 
-def _check_room(places: Places, who: str, what: str) -> None:
-    """Raises Refusal if the tenant or connection has all its places."""
-    if places.of(who) >= places.limit(who):
-        raise status.overloaded(f"{places.of(who)} {what}; the limit is {places.limit(who)}")
+@dataclass(slots=True)
+class _Read:
+    key: str
+    # On the loop's clock.
+    arrived_at: float
+    began_at: float
+    # How often it was found unfinished. After a pause of the process its bytes may be here, unread.
+    num_looks: int = 0
+    is_ending: bool = False
+
+
+class Reading:
+    """The messages of the calls of a room. A call is known by its context, its key is its tenant or its connection."""
+
+    def __init__(self, max_without_message: int, max_reading: int, seconds: float, *, is_shared: bool) -> None:
+        """`seconds`: the time of a call until its message is here. `is_shared`: whether several keys call."""
+        without = Bound(
+            most=max_without_message, is_shared=is_shared, thing="call", state="have not sent their request yet"
+        )
+        self.without_message = Places(without)
+        self._gate = Gate(Bound(most=max_reading, is_shared=is_shared), newest_first=True)
+        self._seconds = seconds
+        self._at_once = f"{numbered(max_reading, 'message', 'are')} read at once"
+        # The oldest first.
+        self._reads: dict[Any, _Read] = {}
+
+    async def read(self, context: Any, key: str) -> Any:
+        """Returns the call's message. Raises Refusal (RESOURCE_EXHAUSTED) if it has waited too long to be read."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        with self.without_message.taking(key):
+            try:
+                await self._gate.enter(key, seconds=self._seconds)
+            except TimeoutError:
+                own = f"{self._gate.inside.of(key)} of the same caller are not complete"
+                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {own}"
+                raise status.overloaded(message) from None
+            self._reads[context] = _Read(key, now, loop.time())
+            try:
+                return await context.read()
+            finally:
+                del self._reads[context]
+                self._gate.leave(key)
+
+    def ending(self) -> list[tuple[Any, status.Refusal]]:
+        """The calls that must end now without their message, and why. The owner asks about once a second."""
+        now = asyncio.get_running_loop().time()
+        found = [
+            (context, status.deadline_passed(f"the call sent no message for {self._seconds:g} s"))
+            for context, read in self._reads.items()
+            if not read.is_ending and now - read.arrived_at >= self._seconds
+        ]
+        for context, _ in found:
+            self._reads[context].is_ending = True
+        return found + self._yielding(now)
+
+    def _yielding(self, now: float) -> list[tuple[Any, status.Refusal]]:
+        slow: dict[Any, _Read] = {}
+        for context, read in self._reads.items():
+            read.num_looks += 1
+            if not read.is_ending and read.num_looks >= YIELD_LOOKS and now - read.began_at >= YIELD_SECONDS:
+                slow[context] = read
+        found: list[tuple[Any, status.Refusal]] = []
+        own = self._gate.inside.of
+        for waiting, num in self._gate.waiting.items():
+            for _ in range(num):
+                most = max((read.key for read in slow.values()), key=own, default=waiting)
+                owner = most if own(most) > own(waiting) + 1 else waiting
+                context = next((each for each, read in slow.items() if read.key == owner), None)
+                if context is None:
+                    break
+                slow.pop(context).is_ending = True
+                why = f"the message was not here after {YIELD_SECONDS:g} s, and other calls wait to be read"
+                found.append((context, status.overloaded(f"{why}; {self._at_once}")))
+        return found
 
 
 def _running() -> "asyncio.Task[Any]":
@@ -217,7 +284,11 @@ class Calls:
         self._releaser = Releaser(is_on=tuning.release)
         self._held = HeldRefusals(is_shared=is_shared)
         self._resets = Resets(is_on=tuning.resets)
-        self.rooms = {room: _Places.of(room, limits, is_shared=is_shared) for room in Room}
+        seconds = min(RESERVED_SECONDS, limits.message_seconds)
+        reserved = limits.max_without_message_reserved, limits.max_reading_reserved, seconds
+        self.rooms = {room: Reading(*reserved, is_shared=True) for room in Room}
+        bulk = limits.max_without_message, limits.max_reading, limits.message_seconds
+        self.rooms[Room.BULK] = Reading(*bulk, is_shared=is_shared)
         # The tenant of the call that a task serves.
         self._tenants: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         # The handler's task and end time of each call that is sending its answer, oldest first.
@@ -227,8 +298,14 @@ class Calls:
         self._aborted: dict[Any, status.Refusal] = {}
         # Finished calls, without those whose caller may not make them, with an answer that had been unread for
         # UNREAD_SECONDS at the last sweep: by tenant, and those of health by connection.
-        self.unread = Places(limits.max_unread, is_shared=is_shared)
-        self.unread_health = Places(limits.max_unread_reserved, is_shared=True)
+        unread = Bound(
+            most=limits.max_unread,
+            is_shared=is_shared,
+            thing="finished call",
+            state="have answers that their clients have not read",
+        )
+        self.unread = Places(unread)
+        self.unread_health = Places(replace(unread, most=limits.max_unread_reserved, is_shared=True))
         # The connection of each call of health.
         self._connections: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
 
@@ -281,7 +358,7 @@ class Calls:
         """
         now = asyncio.get_running_loop().time()
         self._resets.sweep()
-        for context, refusal in [each for places in self.rooms.values() for each in places.slots.ending()]:
+        for context, refusal in [each for room in self.rooms.values() for each in room.ending()]:
             self._aborted[context] = refusal
             aborting = asyncio.create_task(self._abort(context, refusal))
             self._aborting.add(aborting)
@@ -320,15 +397,14 @@ class Calls:
         tenant = who = self._tenants[_running()] = method.enter(context)
         if method.room is not Room.BULK:
             who = context.peer()
-        unread = "finished calls have answers that their clients have not read"
         if method.room is Room.HEALTH:
             self._connections[_running()] = who
-            _check_room(self.unread_health, who, unread)
+            self.unread_health.check(who)
         else:
-            _check_room(self.unread, tenant, unread)
+            self.unread.check(tenant)
         method.admit()
         try:
-            data = await self._read(self.rooms[method.room], context, who)
+            data = await self.rooms[method.room].read(context, who)
         except (asyncio.CancelledError, grpc.aio.InternalError):
             if is_first:
                 self._resets.add(context.peer())
@@ -343,18 +419,6 @@ class Calls:
         method.scan(data)
         await method.turn(len(data))
         return parse(method.request, data)
-
-    async def _read(self, places: "_Places", context: Any, who: str) -> Any:
-        _check_room(places.without_message, who, "calls have not sent their request yet")
-        places.without_message.add(who, 1)
-        try:
-            await places.slots.take(context, who)
-            try:
-                return await context.read()
-            finally:
-                places.slots.give_back(context)
-        finally:
-            places.without_message.add(who, -1)
 
     async def _abort(self, context: Any, refusal: status.Refusal) -> None:
         # The handler's read raises the same AbortError.

@@ -22,8 +22,7 @@ from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc import calls as parsing
-from scheduler_svc.frontend.rpc.calls import CallLimits, Method
-from scheduler_svc.frontend.rpc.gates import ReadSlots
+from scheduler_svc.frontend.rpc.calls import CallLimits, Method, Reading
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
@@ -600,7 +599,7 @@ def test_no_method_reads_a_message_before_the_token_is_known(run: Run, monkeypat
 
     async def scenario(s: Service) -> None:
         await allow(s, tenants())
-        for owner, name in ((ReadSlots, "take"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
+        for owner, name in ((Reading, "read"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
             watch(owner, name)
         for path, _ in METHODS:
             for metadata in (None, bearer("tandem_wrong")):
@@ -612,7 +611,7 @@ def test_no_method_reads_a_message_before_the_token_is_known(run: Run, monkeypat
             b"\xff" * 60_000, metadata=bearer(token_of("inference")), timeout=20
         )
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert touched[:3] == ["take", "check_size", "check"]
+        assert touched[:3] == ["read", "check_size", "check"]
 
     run(scenario, needs_tokens=True, reflection=True)
 

@@ -179,8 +179,8 @@ def test_calls_without_their_message_time_out(run: Run, method: str):
                 caller.call(method, None)
             call = cast(Any, s.channel.stream_stream(method))(silence())
             await until(lambda: num_waiting(s) == 21)
-            for places in s.front_end._calls.rooms.values():
-                places.slots._seconds = 0.0
+            for reading in s.front_end._calls.rooms.values():
+                reading._seconds = 0.0
             # The calls end with a status, not with a reset.
             assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
             assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -376,7 +376,7 @@ def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monk
             await until(lambda: s.front_end._calls.unread.num_taken == 3)
             error = await failure(s.generate())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "3 finished answers are unread" in error.details()
+            assert "3 finished calls have answers that their clients have not read" in error.details()
             # The limit of unread answers applies to every method.
             caller.call(GET_MODEL_INFO, b"")
             await until(lambda: s.front_end._calls.unread.num_taken == 4)
