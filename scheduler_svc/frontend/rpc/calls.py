@@ -39,8 +39,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from scheduler_svc.frontend.grpc_tuning.ends import Releaser, Resets
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
-from scheduler_svc.frontend.rpc.gates import HeldRefusals
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, HeldRefusals, Places
 from tandem_contract.plural import counted, numbered
 
 # The limit of control and health messages. In messages up to this size an unknown field is named.

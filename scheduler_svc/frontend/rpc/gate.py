@@ -2,7 +2,7 @@
 
 Everything shared is counted in places, by a key: the tenant of a call, or its connection where tenants must not matter.
 A `Bound` says how many places there are and how many one key may have; `Places` counts them. Who finds none is refused
-at once, or waits at a `Gate`.
+at once, or waits at a `Gate`. A refusal may be held (`HeldRefusals`).
 
 **Shares.** A key may have as many places as it leaves free. So one that takes the most leaves half of them, the next
 one half of the rest, and so on; the last place goes to a key that has none. Without tokens there is one tenant, which
@@ -12,15 +12,40 @@ may take all.
 ago. If `leave` is told what the time inside has cost, this is start-time fair queueing (Goyal, Vin and Cheng, 1996),
 whose costs need not be known in advance: a key with expensive work delays another by what runs, and gets no credit for
 idle time. If it is told nothing, keys take turns.
+
+**Held refusals.** Beyond a rate, a caller's refusals are held for up to five seconds, whatever the reason. gRPC accepts
+the calls of all tenants one after the other, each in a turn of the event loop. A tenant whose many callers send again
+at once, whatever the answer says, would fill that line, and others would wait in it. While a refusal is held, its
+caller does not send. Held calls are bounded, and tenants share the bound. Callers that are no tenant, because their
+proof is wrong, count by their address, and share the places of one tenant.
+
+| what | a place is | key | when all are taken |
+|---|---|---|---|
+| calls without their message, unread answers | a call | tenant, connection | refused |
+| messages that are read (`calls.Reading`) | a call | tenant, connection | waits for seconds, the newest call first |
+| requests that are parsed (`methods`) | a turn of the event loop | tenant | waits; bounded by bytes |
+| long texts (`text/tokenizer`) | a thread, by its CPU time | tenant | waits |
+| trials of grammars (`constraints/trials`) | the process, by its time | tenant | waits |
+| ListRequests (`control`) | a query to the core | tenant | waits |
+| samples (`streaming/stream_table`), health watches | one of them | tenant, connection | refused |
+| new requests (`readiness`) | not counted; closed for all, or for one tenant | tenant | refused |
+| refusals (`HeldRefusals`) | a held call | tenant, address | answered at once |
+
+Calls of health are counted by connection and apart from all others, so nobody's calls shut a monitor out.
 """
 
 import asyncio
+import random
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Generator, ItemsView, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
+
+from scheduler_svc.frontend.grpc_tuning.sockets import network_of
 from scheduler_svc.frontend.rpc import status
 from tandem_contract.plural import counted
 
@@ -110,7 +135,8 @@ class Places:
         return self._taken.items()
 
 
-# The keys that a gate is closed for; more are not remembered.
+# The keys that a gate is closed for; more are not remembered. The callers whose rate of refusals is known, tenants and
+# addresses; more count together.
 MAX_KEYS = 4096
 
 
@@ -242,3 +268,65 @@ class Gate:
         elif not turn.cancelled() and turn.exception() is None and not self._lasts_a_turn:
             # It got its place in this turn of the event loop.
             self.leave(key)
+
+
+# Most retry hints are longer. A refusal without a hint would not become another answer by a retry.
+MAX_HOLD_SECONDS, LEAST_SHARE = 5.0, 0.5
+# Refusals of one caller that are answered at once: per second, and after a pause.
+PER_SECOND = 10
+BURST = 20
+# Each takes about 60 KB; the next one is answered at once.
+MAX_HELD = 1024
+# No tenant has such a name.
+_UNKNOWN, _OTHERS = "\nunknown", "\nothers"
+
+
+class HeldRefusals:
+    """The refusals that wait."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        """`is_shared`: whether several tenants call; otherwise nothing is held, because nobody else waits."""
+        self._is_shared = is_shared
+        self._held = Places(Bound(most=MAX_HELD, is_shared=is_shared))
+        # By caller, the loop's time at which its burst is whole again (virtual scheduling of a leaky bucket, ITU-T
+        # I.371, also known as GCRA). The caller that was refused last is the last one.
+        self._whole_at: dict[str, float] = {}
+
+    async def hold(self, tenant: str | None, context: Any, refusal: status.Refusal, begun: float) -> None:
+        """Returns when the call may be refused: at once, or after a random part of the time of its retry hint.
+
+        The part is LEAST_SHARE at least. Without a hint, and at most, it is of MAX_HOLD_SECONDS. `tenant`: None if it
+        is unknown. `begun`: when the call began, on the loop's clock; its age counts as held.
+        """
+        # If the service is not ready, it refuses everybody, and nobody waits for an answer behind these callers.
+        if not self._is_shared or refusal.ends_answer or refusal.code is grpc.StatusCode.UNAVAILABLE:
+            return
+        who = address_of(context.peer()) if tenant is None else tenant
+        place = _UNKNOWN if tenant is None else tenant
+        if self._is_within_rate(who) or not self._held.has_room(place):
+            return
+        hint = refusal.retry_after_seconds
+        most = MAX_HOLD_SECONDS if hint is None else min(MAX_HOLD_SECONDS, hint)
+        with self._held.taking(place):
+            # Calls that came together do not return together.
+            seconds = random.uniform(LEAST_SHARE, 1.0) * most
+            await asyncio.sleep(seconds - (asyncio.get_running_loop().time() - begun))
+
+    def _is_within_rate(self, who: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        while self._whole_at and self._whole_at[oldest := next(iter(self._whole_at))] <= now:
+            del self._whole_at[oldest]
+        if who not in self._whole_at and len(self._whole_at) >= MAX_KEYS:
+            who = _OTHERS
+        whole_at = max(now, self._whole_at.get(who, now)) + 1 / PER_SECOND
+        # Sums of tenths are not exact.
+        if whole_at - now > BURST / PER_SECOND + 1e-6:
+            return False
+        self._whole_at.pop(who, None)
+        self._whole_at[who] = whole_at
+        return True
+
+
+def address_of(peer: str) -> str:
+    """The name under which callers of this peer count. No tenant has a line break in its name."""
+    return f"\n{network_of(peer) or ''}"
