@@ -274,7 +274,6 @@ def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
         await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
         await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
         await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
-        assert len(s.front_end._calls._tenants) <= 2
 
     monkeypatch.setattr(sockets, "BAR_SECONDS", 1000.0)
     run(scenario, call_limits=CallLimits(message_seconds=1000.0))

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_svc.frontend import server
 from scheduler_svc.frontend.rpc import calls
-from scheduler_svc.frontend.rpc.calls import CallLimits, Reading, Room
+from scheduler_svc.frontend.rpc.calls import Call, CallLimits, Reading, Room
 from scheduler_svc.frontend.rpc.options import WINDOW_BYTES
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs.raw_http2 import RawConnection
@@ -40,40 +40,42 @@ class Readers:
         self.reading = Reading(100, num_places, 10.0, is_shared=is_shared)
         self.served: list[str] = []
         self.tasks: dict[str, asyncio.Task[str]] = {}
-        self._arrived: dict[str, asyncio.Event] = {}
+        self.arrived: dict[str, asyncio.Event] = {}
 
     async def start(self, *names: str) -> None:
         """The tenant is the first letter of a name."""
         for name in names:
-            self._arrived[name] = asyncio.Event()
-            self.tasks[name] = asyncio.create_task(self.reading.read(Call(name, self), name[0]))
+            self.arrived[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._read(name))
         await settle()
 
     async def arrive(self, *names: str) -> None:
         """The messages of these calls are here."""
         for name in names:
-            self._arrived[name].set()
+            self.arrived[name].set()
             assert await self.tasks[name] == name
         await settle()
 
-    async def read(self, name: str) -> str:
-        self.served.append(name)
-        await self._arrived[name].wait()
-        return name
+    async def _read(self, name: str) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        return await self.reading.read(Call(Context(name, self), task, 0.0, key=name[0]))
 
     def ending(self) -> list[tuple[str, Refusal]]:
-        return [(call.name, refusal) for call, refusal in self.reading.ending()]
+        return [(call.context.name, call.aborted) for call in self.reading.sweep() if call.aborted is not None]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """A context that reads."""
+class Context:
+    """It reads until its message is here."""
 
     name: str
     readers: Readers
 
     async def read(self) -> str:
-        return await self.readers.read(self.name)
+        self.readers.served.append(self.name)
+        await self.readers.arrived[self.name].wait()
+        return self.name
 
 
 def test_turns_go_round_the_tenants_and_to_the_newest_call_of_each():

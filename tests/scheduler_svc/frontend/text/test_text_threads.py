@@ -109,7 +109,7 @@ def test_what_waits_at_the_close_and_what_comes_later_is_refused(runs_first: boo
         await asyncio.sleep(0)
         held.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert found[:1] == [True] * runs_first
+        assert found[:runs_first] == [True] * runs_first
         assert [each.code for each in found[runs_first:] if isinstance(each, Refusal)] == [
             grpc.StatusCode.UNAVAILABLE
         ] * (1 + runs_first)
