@@ -9,8 +9,9 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from tandem.v1 import inference_pb2
 
@@ -24,9 +25,9 @@ from scheduler_svc.frontend.chat.answer_grammar import (
     is_free,
 )
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Conversation, Tool
+from scheduler_svc.frontend.chat.forms import is_text
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
-from scheduler_svc.frontend.constraints import tagged_text
 from scheduler_svc.frontend.constraints.grammar import (
     WrittenSchemas,
     check_combination,
@@ -35,6 +36,7 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.patterns import UnreadError, between_slashes, whole
 from scheduler_svc.frontend.constraints.trials import TrialProcess, Trials, Verdict
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
@@ -51,6 +53,42 @@ MAX_WARNINGS, MAX_REASON_CHARS = 8, 200
 ANSWER = "the answer"
 # A larger constraint is checked in a thread, so that the event loop goes on.
 LONG_BYTES = 4_096
+
+
+# Strings among tagged arguments: a model writes them without quotes, as they are. llguidance enforces a schema on JSON
+# alone, so their schemas become expressions of the grammar.
+
+
+def why_not_held(parameters: Mapping[str, object], *, is_strict: bool) -> str:
+    """Why a string among the arguments cannot be held to its schema, in one sentence; empty if all can."""
+    properties = parameters.get("properties")
+    for name, schema in cast(Mapping[str, object], properties if isinstance(properties, dict) else {}).items():
+        if is_text(schema) and (keyword := _not_held(cast(Mapping[str, Any], schema), is_strict)):
+            words = "is not enforced where a model writes strings without quotes"
+            return f"the {keyword} {str(cast(Any, schema)[keyword])[:64]!r} of argument {name[:64]!r} {words}"
+    return ""
+
+
+def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
+    # For those who do not ask for more, a format says nothing about which values are valid.
+    if is_strict and "format" in schema:
+        return "format"
+    try:
+        whole(str(schema.get("pattern", "")))
+    except UnreadError:
+        return "pattern"
+    return ""
+
+
+def held(schema: Mapping[str, Any]) -> Sequence[str]:
+    """The expressions that a string under a schema matches, each between slashes. The schema has been checked."""
+    found = list[str]()
+    if "minLength" in schema or "maxLength" in schema:
+        most = f"{int(schema['maxLength'])}" if "maxLength" in schema else ""
+        found.append(f"/(.|\\n){{{int(schema.get('minLength', 0))},{most}}}/")
+    if "pattern" in schema:
+        found.append(f"/{between_slashes(whole(schema['pattern']))}/")
+    return found
 
 
 class AnswerGrammar:
@@ -75,7 +113,7 @@ class AnswerGrammar:
             content_begin="" if chat.form is None else chat.form.content_begin,
             marks=chat.renderer.marks,
             write_schema=write_schema,
-            hold_text=tagged_text.held,
+            hold_text=held,
         )
         # Calls that the caller demands leave no place for content.
         self._content = None if self._choice.is_forced else content
@@ -98,7 +136,7 @@ class AnswerGrammar:
         why = calls.why_not(tool.parameters)
         if why or calls.tagged is None:
             return why
-        return tagged_text.why_not(tool.parameters, is_strict=tool.is_strict)
+        return why_not_held(tool.parameters, is_strict=tool.is_strict)
 
     def whole(self, loose: Collection[str]) -> str | None:
         """The grammar of the answer, None if it may be any text. Arguments of the tools in `loose` are any object.
