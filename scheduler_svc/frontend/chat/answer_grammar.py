@@ -24,6 +24,7 @@ from scheduler_svc.frontend.chat.forms import (
     TaggedArguments,
     is_text,
 )
+from scheduler_svc.frontend.sizes import wrong
 
 # Free text. It has no tokens that llguidance treats as marks.
 TEXT = "TEXT: /(.|\\n)*/"
@@ -301,10 +302,6 @@ class AnswerFormat:
     hold_text: HoldText
 
 
-class UnknownFormatError(Exception):
-    """An answer needs calls, and how the model writes them is unknown."""
-
-
 def is_free(choice: Choice, content: str | None) -> bool:
     """Whether every text is an answer: no constraint, and no rule for calls."""
     is_bound = choice.is_forced or choice.calls is Calls.AT_MOST_ONE
@@ -323,8 +320,8 @@ def answer_grammar(
 
     `prefix` is what the prompt has of the message. `content` is the grammar of a constraint: with it, an answer that
     calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If
-    the format of calls is unknown, an answer has content alone where the model decides. Raises UnknownFormatError
-    where it needs calls.
+    the format of calls is unknown, an answer has content alone where the model decides. Raises Refusal where it needs
+    calls.
     """
     return _Answer(form, prefix, content).grammar(choice, loose)
 
@@ -355,7 +352,7 @@ class _Answer:
                 return self._content
             return self._text(f"{self._content_begin} @answer")
         if calls is None:
-            raise UnknownFormatError(UNKNOWN_CALLS)
+            raise wrong("chat.tool_choice", f"or a strict tool needs a grammar, and {UNKNOWN_CALLS}")
         exact = {tool.name for tool in exact_tools(choice)} - set(loose)
         return self._text(self._with_calls(choice, calls, exact))
 

@@ -18,7 +18,6 @@ from tandem.v1 import inference_pb2
 from scheduler_svc.frontend.chat.answer_grammar import (
     UNKNOWN_CALLS,
     AnswerFormat,
-    UnknownFormatError,
     WriteSchema,
     answer_grammar,
     exact_tools,
@@ -40,7 +39,6 @@ from scheduler_svc.frontend.constraints.patterns import UnreadError, between_sla
 from scheduler_svc.frontend.constraints.trials import TrialProcess, Trials, Verdict
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.metrics.front_meter import FrontMeter
 from tandem_contract.grammars import COMPILE_SECONDS
 from tandem_contract.plural import numbered
@@ -143,19 +141,14 @@ class AnswerGrammar:
 
         Raises Refusal.
         """
-        return self._of(self._choice, self._content, self._chat.prefix(self._rendered), loose)
+        prefix = self._chat.prefix(self._rendered)
+        return answer_grammar(self._choice, self._format, prefix, content=self._content, loose=loose)
 
     def alone(self, tool: Tool) -> str:
         """The grammar of one call of this tool. Raises Refusal."""
-        made = self._of(Choice((tool,), Calls.EXACTLY_ONE), None, "", ())
+        made = answer_grammar(Choice((tool,), Calls.EXACTLY_ONE), self._format, "", content=None)
         assert made is not None
         return made
-
-    def _of(self, choice: Choice, content: str | None, prefix: str, loose: Collection[str]) -> str | None:
-        try:
-            return answer_grammar(choice, self._format, prefix, content=content, loose=loose)
-        except UnknownFormatError as error:
-            raise wrong("chat.tool_choice", f"or a strict tool needs a grammar, and {error}") from None
 
 
 class ToolSchemas:
