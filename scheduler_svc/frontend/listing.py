@@ -69,12 +69,9 @@ def page_of(reply: frontend_pb2.RequestsReply, who: Caller) -> control_pb2.ListR
         raise wrong("page_token", "was made before the service started again; list from the beginning, without it")
     for entry in reply.requests:
         entry.abort_id = core_id(entry.tenant, entry.request_id) if Right.CONTROL in who.rights else entry.request_id
-    token = _token_of(reply.next) if reply.HasField("next") else ""
+    mark = _TOKEN.pack(reply.next.number, reply.next.epoch) if reply.HasField("next") else b""
+    token = base64.urlsafe_b64encode(mark).decode()
     return control_pb2.ListRequestsResponse(requests=reply.requests, next_page_token=token)
-
-
-def _token_of(mark: frontend_pb2.RequestsMark) -> str:
-    return base64.urlsafe_b64encode(_TOKEN.pack(mark.number, mark.epoch)).decode()
 
 
 def _mark_of(token: str) -> frontend_pb2.RequestsMark:

@@ -101,11 +101,6 @@ def string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def json_words(text: str) -> str:
-    """`text` as a part of a rule with one string for each word of JSON in it."""
-    return " ".join(map(string, _JSON_WORD.findall(text)))
-
-
 def _in_regex(text: str) -> str:
     return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n").replace("\\ ", " ")
 
@@ -142,7 +137,8 @@ class CallRules:
         schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
         name, marks, form = f"tool_{idx}", self._marks, self._form
         if begin:
-            head = json_words(begin + tool.name + form.middle)
+            # One string for each word of JSON.
+            head = " ".join(map(string, _JSON_WORD.findall(begin + tool.name + form.middle)))
         else:
             number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
             head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
