@@ -15,7 +15,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.entrance import Entrance, caller
+from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
@@ -124,9 +124,9 @@ def _add_service(
                 enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
                 admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
                 scan=functools.partial(_scan, Scan(method.input_type), sizes),
-                turn=functools.partial(_turn, turns) if service is INFERENCE else _at_once,
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
+                turns=turns if service is INFERENCE else None,
                 room=ROOMS[service.name],
                 refused=(refused or {}).get(method.name),
                 name=method.name,
@@ -148,12 +148,8 @@ def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
         scan.check(data, sizes())
 
 
-async def _turn(turns: Gate, num_bytes: int) -> None:
-    await turns.enter(caller().tenant, num_bytes)
-
-
-async def _at_once(*_: object) -> None:
-    """Control and health messages are small."""
+async def _nothing(*_: object) -> None:
+    """The answer of a method that is never called."""
 
 
 class _Unknown(grpc.GenericRpcHandler):
@@ -178,8 +174,7 @@ def add_unknown(server: grpc.aio.Server, calls: Calls) -> None:
         enter=refuse,
         admit=lambda: 0,
         scan=lambda data: None,
-        turn=_at_once,
-        answer=_at_once,
+        answer=_nothing,
         serialize=bytes,
     )
     server.add_generic_rpc_handlers((_Unknown(calls.handler(method)),))
@@ -197,7 +192,6 @@ def add_reflection(server: grpc.aio.Server, calls: Calls, entrance: Entrance) ->
             enter=functools.partial(entrance.enter, rights_of(f"/{name}/{reflection.METHOD}")),
             admit=lambda: reflection.MAX_BYTES,
             scan=lambda data: None,
-            turn=_at_once,
             answer=servicer.answer,
             serialize=lambda answer: answer.SerializeToString(),
             room=Room.REFLECTION,

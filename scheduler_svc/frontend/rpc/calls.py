@@ -155,12 +155,12 @@ class Method:
     admit: Callable[[], int]
     # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
     scan: Callable[[bytes], None]
-    # Called with the number of these bytes. Returns when the message may be parsed. Raises Refusal if too many wait.
-    turn: Callable[[int], Awaitable[None]]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
     serialize: Callable[[Any], bytes]
+    # Where calls wait for their turn to be parsed, by the bytes of their messages. None: these are small.
+    turns: Gate | None = None
     # Which bounds its calls share until their message is read.
     room: Room = Room.BULK
     # Whether a call may send further requests, each of which gets an answer. All are read before the time of an unread
@@ -400,7 +400,8 @@ class Calls:
             raise status.invalid("request", "the call ended before it sent its request")
         check_size(method.request, data, method.admit())
         method.scan(data)
-        await method.turn(len(data))
+        if method.turns is not None:
+            await method.turns.enter(tenant, len(data))
         return parse(method.request, data)
 
     async def _refuse(self, call: Call, refusal: status.Refusal) -> None:

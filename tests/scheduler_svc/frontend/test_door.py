@@ -540,8 +540,6 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
     def full() -> int:
         raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
-    async def no_turn(_: int) -> None: ...
-
     async def main() -> None:
         calls = calls_module.Calls(CallLimits(max_unread=2), is_shared=False)
         monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
@@ -549,7 +547,7 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
         async def call(has_right: bool) -> None:
             method = Method(
                 request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
-                scan=lambda _: None, turn=no_turn, answer=None, serialize=bytes,
+                scan=lambda _: None, answer=None, serialize=bytes,
             )  # pyright: ignore[reportArgumentType]  # fmt: skip
             await calls.handler(method).stream_stream(None, Context())
             # The caller does not read the answer.

@@ -213,7 +213,6 @@ def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatc
             enter=lambda context: "greedy",
             admit=lambda: 1000,
             scan=lambda data: None,
-            turn=lambda size: asyncio.sleep(0),
             answer=answer,
             serialize=bytes,
         )
