@@ -206,6 +206,9 @@ class Gate:
 
     def close(self, refusal: status.Refusal, key: str | None = None, seconds: float | None = None) -> None:
         """Refuses what waits and whoever comes, of one key or of all, for a time or until `open`."""
+        if len(self._closed) >= MAX_KEYS:
+            now = asyncio.get_running_loop().time()
+            self._closed = {one: why for one, why in self._closed.items() if why[1] is None or now < why[1]}
         if key is None or key in self._closed or len(self._closed) < MAX_KEYS:
             until = None if seconds is None else asyncio.get_running_loop().time() + seconds
             self._closed[key] = refusal, until

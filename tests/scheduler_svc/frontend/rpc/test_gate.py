@@ -273,7 +273,13 @@ def test_a_gate_that_is_closed_for_a_key_or_for_a_time_lets_others_in(monkeypatc
         one.open("a")
         await one.enter("a")
         await asyncio.sleep(2.0)
+        # Those whose time is over leave room.
+        one.close(closed(), "c", 2.0)
+        one.close(closed(), "d", 2.0)
         await one.enter("b")
+        for key in "cd":
+            with pytest.raises(Refusal, match="closed"):
+                one.check(key)
         one.close(closed())
         with pytest.raises(Refusal, match="closed"):
             one.check("d")
