@@ -21,6 +21,7 @@ from scheduler_svc.frontend import listing
 from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from scheduler_svc.frontend.sizes import (
     LIMITS,
     MAX_ABORT_IDS,
@@ -204,7 +205,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     readiness: Readiness
     queries: CoreQueries
     max_message_bytes: int = field(kw_only=True)
-    _turns: listing.Turns = field(default_factory=listing.Turns, init=False)
+    _listing: Gate = field(default_factory=lambda: Gate(Bound(most=1), listing.WAITING), init=False)
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
         """Returns for each id whether it was live. The streams themselves end with ABORTED.
@@ -237,8 +238,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         """Returns a page of the requests that the caller may see: its tenant's, or all with the right of control."""
         who = caller()
         message = frontend_pb2.FrontendToCore(requests_query=listing.query_of(request, who))
-        async with self._turns.turn(who.tenant):
+        await self._listing.enter(who.tenant)
+        try:
             reply = await self.queries.ask(message)
+        finally:
+            self._listing.leave(who.tenant)
         return listing.page_of(reply, who)
 
     async def GetCaller(self, request: control_pb2.GetCallerRequest, context: Any) -> control_pb2.GetCallerResponse:

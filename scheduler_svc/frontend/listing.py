@@ -1,16 +1,12 @@
 """Translates ListRequests: checks a call, asks the core for one page, and says what the caller may see.
 
-Owns the form of page tokens, and the turns of the calls: the core answers one at a time for each front end, so that
+Owns the form of page tokens, and how many calls may wait: the core answers one at a time for each front end, so that
 callers who list without a pause cost it little.
 """
 
-import asyncio
 import base64
 import binascii
-import contextlib
 import struct
-from collections import Counter
-from collections.abc import AsyncGenerator
 
 import grpc
 from tandem.internal.v1 import frontend_pb2
@@ -20,6 +16,7 @@ from scheduler_svc.core.messages.names import MAX_TENANT_CHARS, core_id
 from scheduler_svc.core.messages.operators import MAX_PAGE_SIZE
 from scheduler_svc.door.tenant import Caller, Right
 from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.gate import Bound
 from scheduler_svc.frontend.sizes import (
     MAX_NAMED_ID_CHARS,
     MAX_PAGE_TOKEN_CHARS,
@@ -29,32 +26,10 @@ from scheduler_svc.frontend.sizes import (
     wrong,
 )
 
-MAX_WAITING = 16
-"""Calls of one tenant that wait for their turn."""
+# The calls of one tenant that wait for their turn.
+WAITING = Bound(each=16, thing="ListRequests call", state="wait")
 # Number and epoch of a RequestsMark.
 _TOKEN = struct.Struct("<Qd")
-
-
-class Turns:
-    """One call at a time, in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._waiting = Counter[str]()
-
-    @contextlib.asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncGenerator[None]:
-        """Waits for the turn of a call. Raises Refusal if too many of its tenant wait."""
-        if (count := self._waiting[tenant]) >= MAX_WAITING:
-            raise status.overloaded(f"{count} ListRequests calls wait; the limit is {MAX_WAITING}")
-        self._waiting[tenant] += 1
-        try:
-            async with self._lock:
-                yield
-        finally:
-            self._waiting[tenant] -= 1
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
 
 
 def check_list(request: control_pb2.ListRequestsRequest) -> None:
@@ -94,12 +69,9 @@ def page_of(reply: frontend_pb2.RequestsReply, who: Caller) -> control_pb2.ListR
         raise wrong("page_token", "was made before the service started again; list from the beginning, without it")
     for entry in reply.requests:
         entry.abort_id = core_id(entry.tenant, entry.request_id) if Right.CONTROL in who.rights else entry.request_id
-    token = _token_of(reply.next) if reply.HasField("next") else ""
+    mark = _TOKEN.pack(reply.next.number, reply.next.epoch) if reply.HasField("next") else b""
+    token = base64.urlsafe_b64encode(mark).decode()
     return control_pb2.ListRequestsResponse(requests=reply.requests, next_page_token=token)
-
-
-def _token_of(mark: frontend_pb2.RequestsMark) -> str:
-    return base64.urlsafe_b64encode(_TOKEN.pack(mark.number, mark.epoch)).decode()
 
 
 def _mark_of(token: str) -> frontend_pb2.RequestsMark:

@@ -15,11 +15,11 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS, Right, Rights
 from scheduler_svc.frontend.control import ControlServicer
-from scheduler_svc.frontend.entrance import Entrance, caller
+from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import HealthServicer
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLog, Calls, Method, Room
-from scheduler_svc.frontend.rpc.gates import Turns
+from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from scheduler_svc.frontend.scan import MIN_BYTES, Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
 from scheduler_svc.frontend.sizes import MAX_ABORT_BYTES, Sizes
@@ -65,6 +65,11 @@ HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 ROOMS = {INFERENCE.name: Room.BULK, CONTROL.name: Room.CONTROL, HEALTH.name: Room.HEALTH}
 # The methods that stream a completion; each of their calls gets a line in the log.
 LOGGED = ("Generate", "Resume")
+# New requests get the event loop one per turn of the loop, so that running streams continue. A request is parsed,
+# checked, tokenized and hashed in about a millisecond, without a pause. If the handlers of many new requests were ready
+# in one turn, the tokens of every running stream would wait for all of them. Those that wait hold their messages in
+# memory.
+WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
 
 
 def add_to_server(
@@ -111,7 +116,7 @@ def _add_service(
     refused: dict[str, Callable[[grpc.StatusCode], None]] | None = None,
     log: CallLog | None = None,
 ) -> None:
-    turns = Turns()
+    turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
     handlers = {
         method.name: calls.handler(
             Method(
@@ -119,9 +124,9 @@ def _add_service(
                 enter=functools.partial(entrance.enter, rights_of(f"/{service.full_name}/{method.name}")),
                 admit=admit.get(method.name, lambda: MAX_SMALL_BYTES),
                 scan=functools.partial(_scan, Scan(method.input_type), sizes),
-                turn=functools.partial(_turn, turns) if service is INFERENCE else _at_once,
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
+                turns=turns if service is INFERENCE else None,
                 room=ROOMS[service.name],
                 refused=(refused or {}).get(method.name),
                 name=method.name,
@@ -143,12 +148,8 @@ def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
         scan.check(data, sizes())
 
 
-async def _turn(turns: Turns, num_bytes: int) -> None:
-    await turns.wait(caller().tenant, num_bytes)
-
-
-async def _at_once(*_: object) -> None:
-    """Control and health messages are small."""
+async def _nothing(*_: object) -> None:
+    """The answer of a method that is never called."""
 
 
 class _Unknown(grpc.GenericRpcHandler):
@@ -173,8 +174,7 @@ def add_unknown(server: grpc.aio.Server, calls: Calls) -> None:
         enter=refuse,
         admit=lambda: 0,
         scan=lambda data: None,
-        turn=_at_once,
-        answer=_at_once,
+        answer=_nothing,
         serialize=bytes,
     )
     server.add_generic_rpc_handlers((_Unknown(calls.handler(method)),))
@@ -192,7 +192,6 @@ def add_reflection(server: grpc.aio.Server, calls: Calls, entrance: Entrance) ->
             enter=functools.partial(entrance.enter, rights_of(f"/{name}/{reflection.METHOD}")),
             admit=lambda: reflection.MAX_BYTES,
             scan=lambda data: None,
-            turn=_at_once,
             answer=servicer.answer,
             serialize=lambda answer: answer.SerializeToString(),
             room=Room.REFLECTION,

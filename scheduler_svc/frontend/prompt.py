@@ -77,18 +77,12 @@ async def render_chat(chat: chat_pb2.Chat, model: Model, tenant: str) -> ChatPro
     max_chars = model.sizes.text_chars
     chats.check_size(chat, max_chars)
     made = await tokenizer.threads.run(tenant, lambda: _render(chat, renderer, max_chars))
-    if isinstance(made, status.Refusal):
-        raise made
     if not made.rendered.token_ids:
         raise wrong("chat", "becomes 0 tokens with the model's template; at least 1 token is needed")
     check_token_ids("chat", made.rendered.token_ids, model)
     return made
 
 
-def _render(chat: chat_pb2.Chat, renderer: Renderer, max_chars: int) -> ChatPrompt | status.Refusal:
-    """Returns a Refusal, because only the time of work that returns counts for its tenant."""
-    try:
-        conversation = chats.read(chat)
-        return ChatPrompt(conversation=conversation, rendered=renderer.render(conversation, max_chars))
-    except status.Refusal as refusal:
-        return refusal
+def _render(chat: chat_pb2.Chat, renderer: Renderer, max_chars: int) -> ChatPrompt:
+    conversation = chats.read(chat)
+    return ChatPrompt(conversation=conversation, rendered=renderer.render(conversation, max_chars))

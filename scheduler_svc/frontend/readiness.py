@@ -11,7 +11,6 @@ answered and not stored.
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,9 +25,9 @@ from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS, Sizes
 from scheduler_svc.frontend.watching import Watch
-from tandem_contract.plural import numbered
 
 MAX_WATCHES = 1000
 # Of one connection.
@@ -56,8 +55,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self.watches: dict[Watch, None] = {}
-        # By connection.
-        self._num_own: Counter[str] = Counter()
+        own = Bound(each=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
+        self._of_connection = Places(own)
 
     def set(self, *, reason: str, since: float) -> None:
         """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
@@ -99,23 +98,18 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
-        peer = context.peer()
-        if self._num_own[peer] >= MAX_OWN_WATCHES:
-            count = f"{numbered(self._num_own[peer], 'health watch of this connection', 'are')} open"
-            raise status.overloaded(f"{count}; the limit is {MAX_OWN_WATCHES}")
-        watch, sent = Watch(caller=caller()), None
-        self.watches[watch] = None
-        self._num_own[peer] += 1
-        try:
-            while True:
-                state = self._state if is_known else State.SERVICE_UNKNOWN
-                if state != sent:
-                    sent = state
-                    await watch.write(context, pb.HealthCheckResponse(status=state))
-                await watch.wait()
-        finally:
-            del self.watches[watch]
-            self._num_own -= Counter([peer])
+        with self._of_connection.taking(context.peer()):
+            watch, sent = Watch(caller=caller()), None
+            self.watches[watch] = None
+            try:
+                while True:
+                    state = self._state if is_known else State.SERVICE_UNKNOWN
+                    if state != sent:
+                        sent = state
+                        await watch.write(context, pb.HealthCheckResponse(status=state))
+                    await watch.wait()
+            finally:
+                del self.watches[watch]
 
 
 SERVICES = (
@@ -161,8 +155,8 @@ class Readiness:
         """Why a request that arrives now is not computed; None while it is."""
         self.since = time.time()
         """Since when that is so, whatever the reasons were: Unix time."""
-        # The refusal of new requests, if any. Made once, because it may be sent thousands of times a second.
-        self._refusal: status.Refusal | None = None
+        # Closed while no new request is admitted, or none of a tenant. It bounds nothing.
+        self.requests = Gate()
         self._publish()
 
     @property
@@ -203,10 +197,8 @@ class Readiness:
         return self.served
 
     def admit(self) -> Model:
-        """The served model, for a new request. Raises Refusal if no request is admitted now."""
-        if self._refusal is not None:
-            # The same exception is raised many times, so the traceback of the last time is removed.
-            raise self._refusal.with_traceback(None)
+        """The served model, for a new request of the caller. Raises Refusal if none is admitted now."""
+        self.requests.check(caller().tenant)
         return self.model()
 
     def _of_core(self) -> NotServing | None:
@@ -231,8 +223,10 @@ class Readiness:
         seconds = self._core_status.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS
         refuses = self._is_draining or self.served is None or self._core_status.refuses
         if why is not None and refuses:
-            self._refusal = status.not_ready(why.message)
+            self.requests.close(status.not_ready(why.message))
+        elif full:
+            self.requests.close(status.overloaded(full, seconds))
         else:
-            self._refusal = status.overloaded(full, seconds) if full else None
+            self.requests.open()
         for health in self._healths:
             health.set(reason="" if why is None else why.name, since=self.since)

@@ -135,6 +135,7 @@ class FrontEnd:
             self._link.send,
             stream_limits or StreamLimits(max_streams=settings.max_streams),
             self._calls.unread,
+            self._readiness.requests,
             is_shared=settings.needs_tokens,
         )
         self._queries = CoreQueries(self._link.send)

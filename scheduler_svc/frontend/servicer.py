@@ -110,8 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
         self.readiness.admit()
-        self.streams.full_queue.check(caller().tenant)
-        self.streams.check_room(caller().tenant, 1)
+        self.streams.places.check(caller().tenant)
         return self.max_message_bytes
 
     def sizes(self) -> Sizes:
@@ -121,7 +120,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
         self.readiness.model()
-        self.streams.check_room(caller().tenant, 1)
+        self.streams.places.check(caller().tenant)
         return MAX_SMALL_BYTES
 
     def admit_tokenize(self) -> int:

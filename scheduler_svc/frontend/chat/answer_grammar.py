@@ -24,6 +24,7 @@ from scheduler_svc.frontend.chat.forms import (
     TaggedArguments,
     is_text,
 )
+from scheduler_svc.frontend.sizes import wrong
 
 # Free text. It has no tokens that llguidance treats as marks.
 TEXT = "TEXT: /(.|\\n)*/"
@@ -100,11 +101,6 @@ def string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def json_words(text: str) -> str:
-    """`text` as a part of a rule with one string for each word of JSON in it."""
-    return " ".join(map(string, _JSON_WORD.findall(text)))
-
-
 def _in_regex(text: str) -> str:
     return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n").replace("\\ ", " ")
 
@@ -141,7 +137,8 @@ class CallRules:
         schema = tool.parameters if tool.name in self._exact else _ANY_OBJECT
         name, marks, form = f"tool_{idx}", self._marks, self._form
         if begin:
-            head = json_words(begin + tool.name + form.middle)
+            # One string for each word of JSON.
+            head = " ".join(map(string, _JSON_WORD.findall(begin + tool.name + form.middle)))
         else:
             number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
             head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
@@ -301,10 +298,6 @@ class AnswerFormat:
     hold_text: HoldText
 
 
-class UnknownFormatError(Exception):
-    """An answer needs calls, and how the model writes them is unknown."""
-
-
 def is_free(choice: Choice, content: str | None) -> bool:
     """Whether every text is an answer: no constraint, and no rule for calls."""
     is_bound = choice.is_forced or choice.calls is Calls.AT_MOST_ONE
@@ -323,8 +316,8 @@ def answer_grammar(
 
     `prefix` is what the prompt has of the message. `content` is the grammar of a constraint: with it, an answer that
     calls no tool matches it, and has no text beside calls. Arguments of the tools in `loose` are any JSON object. If
-    the format of calls is unknown, an answer has content alone where the model decides. Raises UnknownFormatError
-    where it needs calls.
+    the format of calls is unknown, an answer has content alone where the model decides. Raises Refusal where it needs
+    calls.
     """
     return _Answer(form, prefix, content).grammar(choice, loose)
 
@@ -355,7 +348,7 @@ class _Answer:
                 return self._content
             return self._text(f"{self._content_begin} @answer")
         if calls is None:
-            raise UnknownFormatError(UNKNOWN_CALLS)
+            raise wrong("chat.tool_choice", f"or a strict tool needs a grammar, and {UNKNOWN_CALLS}")
         exact = {tool.name for tool in exact_tools(choice)} - set(loose)
         return self._text(self._with_calls(choice, calls, exact))
 

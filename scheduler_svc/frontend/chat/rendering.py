@@ -82,7 +82,9 @@ class Renderer:
 
     def render(self, conversation: Conversation, max_chars: int) -> Rendered:
         """Raises Refusal if the template refuses the chat, or makes more than `max_chars` characters of it."""
-        self._check_args(conversation.template_args)
+        for name in conversation.template_args:
+            if name in self._names:
+                raise wrong("chat.template_args_json", f"has {name!r}, which the server sets itself")
         self._check_keys(conversation)
         shape = self.shape(has_tools=bool(conversation.tools))
         _check_calls(conversation.messages, shape)
@@ -152,11 +154,6 @@ class Renderer:
         shape = probe(render) if template else Shape()
         logger.info("shape of the chat template: %s", shape)
         return shape
-
-    def _check_args(self, args: Mapping[str, Any]) -> None:
-        for name in args:
-            if name in self._names:
-                raise wrong("chat.template_args_json", f"has {name!r}, which the server sets itself")
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():

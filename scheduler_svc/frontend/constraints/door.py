@@ -5,28 +5,27 @@ schema cannot be enforced is refused by name. Any other tool never fails a reque
 object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
 """
 
-import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.chat.answer_grammar import (
     UNKNOWN_CALLS,
     AnswerFormat,
-    UnknownFormatError,
     WriteSchema,
     answer_grammar,
     exact_tools,
     is_free,
 )
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Conversation, Tool
+from scheduler_svc.frontend.chat.forms import is_text
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
-from scheduler_svc.frontend.constraints import tagged_text
 from scheduler_svc.frontend.constraints.grammar import (
     WrittenSchemas,
     check_combination,
@@ -35,10 +34,10 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
+from scheduler_svc.frontend.constraints.patterns import UnreadError, between_slashes, whole
 from scheduler_svc.frontend.constraints.trials import TrialProcess, Trials, Verdict
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.metrics.front_meter import FrontMeter
 from tandem_contract.grammars import COMPILE_SECONDS
 from tandem_contract.plural import numbered
@@ -49,8 +48,55 @@ MAX_KILLED = 2
 MAX_WARNINGS, MAX_REASON_CHARS = 8, 200
 # How an error names the whole grammar.
 ANSWER = "the answer"
-# A larger constraint is checked in a thread, so that the event loop goes on.
+# Larger constraints and tools are checked in the threads of long texts, so that the event loop goes on: 1 ms of work.
 LONG_BYTES = 4_096
+Result = TypeVar("Result")
+# Runs work here or in a thread, and returns its result.
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+async def _run(work: Callable[[], Result], num_bytes: int, model: Model, tenant: str) -> Result:
+    """The result of work on a text of the caller. Raises Refusal if too many of them wait."""
+    if num_bytes <= LONG_BYTES:
+        return work()
+    assert model.tokenizer is not None, "without a tokenizer no constraint is served"
+    return await model.tokenizer.threads.run(tenant, work)
+
+
+# Strings among tagged arguments: a model writes them without quotes, as they are. llguidance enforces a schema on JSON
+# alone, so their schemas become expressions of the grammar.
+
+
+def why_not_held(parameters: Mapping[str, object], *, is_strict: bool) -> str:
+    """Why a string among the arguments cannot be held to its schema, in one sentence; empty if all can."""
+    properties = parameters.get("properties")
+    for name, schema in cast(Mapping[str, object], properties if isinstance(properties, dict) else {}).items():
+        if is_text(schema) and (keyword := _not_held(cast(Mapping[str, Any], schema), is_strict)):
+            words = "is not enforced where a model writes strings without quotes"
+            return f"the {keyword} {str(cast(Any, schema)[keyword])[:64]!r} of argument {name[:64]!r} {words}"
+    return ""
+
+
+def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
+    # For those who do not ask for more, a format says nothing about which values are valid.
+    if is_strict and "format" in schema:
+        return "format"
+    try:
+        whole(str(schema.get("pattern", "")))
+    except UnreadError:
+        return "pattern"
+    return ""
+
+
+def held(schema: Mapping[str, Any]) -> Sequence[str]:
+    """The expressions that a string under a schema matches, each between slashes. The schema has been checked."""
+    found = list[str]()
+    if "minLength" in schema or "maxLength" in schema:
+        most = f"{int(schema['maxLength'])}" if "maxLength" in schema else ""
+        found.append(f"/(.|\\n){{{int(schema.get('minLength', 0))},{most}}}/")
+    if "pattern" in schema:
+        found.append(f"/{between_slashes(whole(schema['pattern']))}/")
+    return found
 
 
 class AnswerGrammar:
@@ -75,7 +121,7 @@ class AnswerGrammar:
             content_begin="" if chat.form is None else chat.form.content_begin,
             marks=chat.renderer.marks,
             write_schema=write_schema,
-            hold_text=tagged_text.held,
+            hold_text=held,
         )
         # Calls that the caller demands leave no place for content.
         self._content = None if self._choice.is_forced else content
@@ -98,36 +144,31 @@ class AnswerGrammar:
         why = calls.why_not(tool.parameters)
         if why or calls.tagged is None:
             return why
-        return tagged_text.why_not(tool.parameters, is_strict=tool.is_strict)
+        return why_not_held(tool.parameters, is_strict=tool.is_strict)
 
     def whole(self, loose: Collection[str]) -> str | None:
         """The grammar of the answer, None if it may be any text. Arguments of the tools in `loose` are any object.
 
         Raises Refusal.
         """
-        return self._of(self._choice, self._content, self._chat.prefix(self._rendered), loose)
+        prefix = self._chat.prefix(self._rendered)
+        return answer_grammar(self._choice, self._format, prefix, content=self._content, loose=loose)
 
     def alone(self, tool: Tool) -> str:
         """The grammar of one call of this tool. Raises Refusal."""
-        made = self._of(Choice((tool,), Calls.EXACTLY_ONE), None, "", ())
+        made = answer_grammar(Choice((tool,), Calls.EXACTLY_ONE), self._format, "", content=None)
         assert made is not None
         return made
-
-    def _of(self, choice: Choice, content: str | None, prefix: str, loose: Collection[str]) -> str | None:
-        try:
-            return answer_grammar(choice, self._format, prefix, content=content, loose=loose)
-        except UnknownFormatError as error:
-            raise wrong("chat.tool_choice", f"or a strict tool needs a grammar, and {error}") from None
 
 
 class ToolSchemas:
     """The schemas of one answer's tools. `settle` once."""
 
     def __init__(
-        self, answer: AnswerGrammar, write: WrittenSchemas, judge: Callable[[str], Awaitable[Verdict]]
+        self, answer: AnswerGrammar, write: WrittenSchemas, run: Run, judge: Callable[[str], Awaitable[Verdict]]
     ) -> None:
-        """`write` has the schemas of the answer, and `judge` tries a grammar."""
-        self._answer, self._write, self._judge = answer, write, judge
+        """`write` has the schemas of the answer, `run` does what may take long, and `judge` tries a grammar."""
+        self._answer, self._write, self._run, self._judge = answer, write, run, judge
         # Why arguments of a tool are any JSON object, by its name.
         self._loose = dict[str, str]()
 
@@ -136,14 +177,7 @@ class ToolSchemas:
 
         It may still be refused, but not for a tool. The error is that of a strict tool, with the field of its schema.
         """
-        for tool in self._answer.exact_tools:
-            if why := self._answer.why_loose(tool):
-                self._loosen(tool, why)
-                continue
-            try:
-                self._write(tool.parameters, self._answer.field(tool) if tool.is_strict else "parameters")
-            except GrammarError as error:
-                self._loosen(tool, str(error), error.field)
+        await self._run(self._write_all)
         while True:
             grammar, verdict = await self._tried(lambda: self._answer.whole(self._loose))
             if not verdict.refusal or not await self._loosen_more(verdict.refusal):
@@ -160,6 +194,16 @@ class ToolSchemas:
         if (num_others := len(self._loose) - len(found)) > 0:
             found.append(f"the schemas of {numbered(num_others, 'other tool')} are not enforced either")
         return tuple(found)
+
+    def _write_all(self) -> None:
+        for tool in self._answer.exact_tools:
+            if why := self._answer.why_loose(tool):
+                self._loosen(tool, why)
+                continue
+            try:
+                self._write(tool.parameters, self._answer.field(tool) if tool.is_strict else "parameters")
+            except GrammarError as error:
+                self._loosen(tool, str(error), error.field)
 
     def _loosen(self, tool: Tool, why: str, field: str = "") -> None:
         if tool.is_strict:
@@ -187,7 +231,7 @@ class ToolSchemas:
         """A grammar and its verdict; None if any text is an answer, or if it cannot be made."""
         grammar = None
         try:
-            if (grammar := make()) is None:
+            if (grammar := await self._run(make)) is None:
                 return None, Verdict()
             within_limit(ANSWER, grammar)
         except GrammarError as error:
@@ -222,7 +266,7 @@ class ConstraintDoor:
         """Returns the grammar of a request's constraint. Raises Refusal."""
         if not request.HasField("constraint"):
             return NO_CONSTRAINT
-        grammar = await self._grammar(request, model)
+        grammar = await self._grammar(request, model, tenant)
         return await self.judge(f"constraint.{request.constraint.WhichOneof('kind')}", grammar, model, tenant)
 
     async def accept_chat(
@@ -234,7 +278,7 @@ class ConstraintDoor:
         tenant: str,
     ) -> AcceptedConstraint:
         """Returns the grammar of a chat's answer: of its constraint, tools and tool_choice. Raises Refusal."""
-        content = await self._grammar(request, model) if request.HasField("constraint") else None
+        content = await self._grammar(request, model, tenant) if request.HasField("constraint") else None
         write = WrittenSchemas(ANSWER)
         answer = AnswerGrammar(model.chat, conversation, rendered, content=content, write_schema=write)
         kind = f"constraint.{request.constraint.WhichOneof('kind')}"
@@ -249,7 +293,9 @@ class ConstraintDoor:
         except GrammarError as error:
             raise self._not_made(error, "constraint") from None
         field = kind if answer.has_content else "chat.tools_json"
-        tools = ToolSchemas(answer, write, lambda grammar: self._verdict(field, grammar, model, tenant))
+        num_bytes = sum(map(len, request.chat.tools_json))
+        run = functools.partial(_run, num_bytes=num_bytes, model=model, tenant=tenant)
+        tools = ToolSchemas(answer, write, run, lambda grammar: self._verdict(field, grammar, model, tenant))
         try:
             grammar = await tools.settle()
             if grammar is None:
@@ -259,14 +305,13 @@ class ConstraintDoor:
             raise self._not_made(error, field) from None
         return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=tools.warnings())
 
-    async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model) -> str:
+    async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> str:
         """The grammar of a request's constraint, without a trial. Raises Refusal."""
         self._check_served(model)
         try:
             check_combination(request, "constraint")
-            if request.constraint.ByteSize() > LONG_BYTES:
-                return await asyncio.to_thread(grammar_of, request.constraint)
-            return grammar_of(request.constraint)
+            work = functools.partial(grammar_of, request.constraint)
+            return await _run(work, request.constraint.ByteSize(), model, tenant)
         except GrammarError as error:
             raise self._not_made(error, "constraint") from None
 

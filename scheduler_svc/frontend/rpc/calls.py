@@ -4,6 +4,13 @@ Knows nothing of what the methods do. Every method is served as a gRPC stream of
 before its message is read, parsed or checked. Three phases of a call may last, and each has a bound: waiting for the
 message, the method itself (its owner bounds it), and waiting for the caller to read the answer of a finished call.
 
+gRPC takes up to a whole message of memory for each read that waits. While a call is not read, gRPC holds at most its
+HTTP/2 window (`options.WINDOW_BYTES`). Once it is read, gRPC lets the message in, however slowly it arrives. So few
+messages are read at once, and the memory of calls that stall is that number times the largest message. The newest call
+of a tenant is read first: if calls stall, old ones are likely to stall too. While a call waits, a message that has been
+read for YIELD_SECONDS gives up its place: one of the tenant with the most places, or of the waiting tenant if no other
+has more.
+
 From a call's bytes to a message: the size, the syntax, and that every field is known are checked. Unknown fields are
 detected by size: a message shrinks when they are discarded. `UnknownFieldSet` creates an object for each field, which
 takes seconds for a message of 4 MB, so it is used only to name the first unknown field of a small message.
@@ -17,10 +24,9 @@ it writes.
 import asyncio
 import contextlib
 import logging
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, cast
 
@@ -32,7 +38,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from scheduler_svc.frontend.grpc_tuning.ends import Releaser, Resets
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.gates import HeldRefusals, Places, ReadSlots
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, HeldRefusals, Places
 from tandem_contract.plural import counted, numbered
 
 # The limit of control and health messages. In messages up to this size an unknown field is named.
@@ -149,12 +155,12 @@ class Method:
     admit: Callable[[], int]
     # Called with the message's bytes before it is parsed. Raises Refusal if one of its parts is beyond its limit.
     scan: Callable[[bytes], None]
-    # Called with the number of these bytes. Returns when the message may be parsed. Raises Refusal if too many wait.
-    turn: Callable[[int], Awaitable[None]]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     # Serializes an answer.
     serialize: Callable[[Any], bytes]
+    # Where calls wait for their turn to be parsed, by the bytes of their messages. None: these are small.
+    turns: Gate | None = None
     # Which bounds its calls share until their message is read.
     room: Room = Room.BULK
     # Whether a call may send further requests, each of which gets an answer. All are read before the time of an unread
@@ -179,33 +185,94 @@ def is_not_of_a_lost_caller(record: logging.LogRecord) -> bool:
     return not (record.name.partition(".")[0] == "grpc" and isinstance(error, grpc.aio.InternalError))
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the calls of a room wait for their message: with tenants as owners, or with connections."""
-
-    without_message: Places
-    slots: ReadSlots
-
-    @classmethod
-    def of(cls, room: Room, limits: CallLimits, *, is_shared: bool) -> "_Places":
-        if room is Room.BULK:
-            waiting = Places(limits.max_without_message, is_shared=is_shared)
-            return cls(waiting, ReadSlots(limits.max_reading, limits.message_seconds, is_shared=is_shared))
-        seconds = min(RESERVED_SECONDS, limits.message_seconds)
-        waiting = Places(limits.max_without_message_reserved, is_shared=True)
-        return cls(waiting, ReadSlots(limits.max_reading_reserved, seconds, is_shared=True))
+# A message of 4 MB is here in that time at 16 Mbit/s.
+YIELD_SECONDS = 2.0
+YIELD_LOOKS = 2
 
 
-def _check_room(places: Places, who: str, what: str) -> None:
-    """Raises Refusal if the tenant or connection has all its places."""
-    if places.of(who) >= places.limit(who):
-        raise status.overloaded(f"{places.of(who)} {what}; the limit is {places.limit(who)}")
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call that is served. Times are on the loop's clock."""
+
+    context: Any
+    task: "asyncio.Task[Any]"
+    arrived_at: float
+    # None: its caller is unknown, or may not make it.
+    tenant: str | None = None
+    # What it counts by while its message is not here: its tenant or its connection. And where, and by what, while its
+    # answer is unread.
+    key: str = ""
+    unread: tuple[Places, str] | None = None
+    # Since when it lacks its message, and since when that is read; how often it was found unfinished, because after a
+    # pause of the process its bytes may be here, unread; and why it is ended.
+    lacks_since: float = 0.0
+    began_at: float = 0.0
+    num_looks: int = 0
+    aborted: status.Refusal | None = None
+    # Since when it only waits for its caller to read the last answer.
+    finished_at: float | None = None
 
 
-def _running() -> "asyncio.Task[Any]":
-    task = asyncio.current_task()
-    assert task is not None
-    return task
+class Reading:
+    """The messages of the calls of a room."""
+
+    def __init__(self, max_without_message: int, max_reading: int, seconds: float, *, is_shared: bool) -> None:
+        """`seconds`: the time of a call until its message is here. `is_shared`: whether its calls have several keys."""
+        without = Bound(
+            most=max_without_message, is_shared=is_shared, thing="call", state="have not sent their request yet"
+        )
+        self.without_message = Places(without)
+        self._gate = Gate(Bound(most=max_reading, is_shared=is_shared), newest_first=True)
+        self._seconds = seconds
+        self._at_once = f"{numbered(max_reading, 'message', 'are')} read at once"
+        # The oldest first.
+        self._calls: dict[Call, None] = {}
+
+    async def read(self, call: Call) -> Any:
+        """Returns the call's message. Raises Refusal (RESOURCE_EXHAUSTED) if it has waited too long to be read."""
+        now = asyncio.get_running_loop().time
+        call.lacks_since = now()
+        with self.without_message.taking(call.key):
+            try:
+                await self._gate.enter(call.key, seconds=self._seconds)
+            except TimeoutError:
+                own = f"{self._gate.inside.of(call.key)} of the same caller are not complete"
+                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {own}"
+                raise status.overloaded(message) from None
+            call.num_looks, call.began_at = 0, now()
+            self._calls[call] = None
+            try:
+                return await call.context.read()
+            finally:
+                del self._calls[call]
+                self._gate.leave(call.key)
+
+    def sweep(self) -> list[Call]:
+        """The calls that must end now without their message; `aborted` says why. The owner asks about once a second."""
+        now = asyncio.get_running_loop().time()
+        live, slow = [call for call in self._calls if call.aborted is None], dict[Call, None]()
+        for call in live:
+            call.num_looks += 1
+            if now - call.lacks_since >= self._seconds:
+                call.aborted = status.deadline_passed(f"the call sent no message for {self._seconds:g} s")
+            elif call.num_looks >= YIELD_LOOKS and now - call.began_at >= YIELD_SECONDS:
+                slow[call] = None
+        self._let_yield(slow)
+        return [call for call in live if call.aborted is not None]
+
+    def _let_yield(self, slow: dict[Call, None]) -> None:
+        """Aborts as many of these calls as others wait."""
+        own = self._gate.inside.of
+        for waiting, num in self._gate.waiting.items():
+            for _ in range(num):
+                most = max((call.key for call in slow), key=own, default=waiting)
+                owner = most if own(most) > own(waiting) + 1 else waiting
+                call = next((call for call in slow if call.key == owner), None)
+                if call is None:
+                    break
+                del slow[call]
+                why = f"the message was not here after {YIELD_SECONDS:g} s, and other calls wait to be read"
+                call.aborted = status.overloaded(f"{why}; {self._at_once}")
 
 
 class Calls:
@@ -217,39 +284,44 @@ class Calls:
         self._releaser = Releaser(is_on=tuning.release)
         self._held = HeldRefusals(is_shared=is_shared)
         self._resets = Resets(is_on=tuning.resets)
-        self.rooms = {room: _Places.of(room, limits, is_shared=is_shared) for room in Room}
-        # The tenant of the call that a task serves.
-        self._tenants: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
-        # The handler's task and end time of each call that is sending its answer, oldest first.
-        self._finished: dict[asyncio.Task[Any], float] = {}
+        seconds = min(RESERVED_SECONDS, limits.message_seconds)
+        reserved = limits.max_without_message_reserved, limits.max_reading_reserved, seconds
+        self.rooms = {room: Reading(*reserved, is_shared=True) for room in Room}
+        bulk = limits.max_without_message, limits.max_reading, limits.message_seconds
+        self.rooms[Room.BULK] = Reading(*bulk, is_shared=is_shared)
+        # The calls that are sending their answer, oldest first.
+        self._finished: dict[Call, None] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        # Why a call was ended while its message was read, by its context.
-        self._aborted: dict[Any, status.Refusal] = {}
         # Finished calls, without those whose caller may not make them, with an answer that had been unread for
         # UNREAD_SECONDS at the last sweep: by tenant, and those of health by connection.
-        self.unread = Places(limits.max_unread, is_shared=is_shared)
-        self.unread_health = Places(limits.max_unread_reserved, is_shared=True)
-        # The connection of each call of health.
-        self._connections: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
+        unread = Bound(
+            most=limits.max_unread,
+            is_shared=is_shared,
+            thing="finished call",
+            state="have answers that their clients have not read",
+        )
+        self.unread = Places(unread)
+        self.unread_health = Places(replace(unread, most=limits.max_unread_reserved, is_shared=True))
 
     def handler(self, method: Method) -> Any:
         """The gRPC handler that serves `method`."""
 
         async def serve(_: object, context: Any) -> None:
-            peer = context.peer()
+            task, peer = asyncio.current_task(), context.peer()
+            assert task is not None
             self._resets.begin(peer)
             record = None if method.log is None else method.log.begin(method.name, context)
-            begun = asyncio.get_running_loop().time()
+            call = Call(context, task, asyncio.get_running_loop().time())
             ending: status.Refusal | grpc.StatusCode | None = grpc.StatusCode.CANCELLED
             try:
                 try:
-                    await self._serve(method, context)
+                    await self._serve(method, call)
                     ending = None
                 except grpc.aio.InternalError:
                     # The caller is gone. grpc.aio logs nothing when a handler is cancelled.
                     raise asyncio.CancelledError from None
                 except grpc.aio.AbortError:
-                    ending = self._aborted.get(context)
+                    ending = call.aborted
                     raise
                 except status.Refusal as error:
                     ending = error
@@ -257,22 +329,14 @@ class Calls:
                     logger.exception("a handler failed")
                     ending = status.internal("the service has an internal error; its log has the details")
                 if isinstance(ending, status.Refusal):
-                    await self.refuse(context, ending, begun)
+                    await self._refuse(call, ending)
             finally:
-                self._finish()
+                self._finish(call)
                 self._resets.end(peer)
-                self._aborted.pop(context, None)
                 if method.log is not None:
                     method.log.end(record, ending)
 
         return cast(Any, grpc).stream_stream_rpc_method_handler(serve, response_serializer=method.serialize)
-
-    async def refuse(self, context: Any, refusal: status.Refusal, begun: float) -> None:
-        """Refuses the running task's call, at once or later. `begun`: when it began, on the loop's clock."""
-        # The frames of the traceback have the call's message.
-        refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
-        await self._held.hold(self._tenants.get(_running()), context, refusal, begun)
-        status.refuse(context, refusal)
 
     def sweep(self, stalled: Collection["asyncio.Task[Any]"] = ()) -> None:
         """Ends calls with an overdue message, calls with an unread answer, and the calls of the `stalled` tasks.
@@ -281,19 +345,18 @@ class Calls:
         """
         now = asyncio.get_running_loop().time()
         self._resets.sweep()
-        for context, refusal in [each for places in self.rooms.values() for each in places.slots.ending()]:
-            self._aborted[context] = refusal
-            aborting = asyncio.create_task(self._abort(context, refusal))
+        for call in [each for room in self.rooms.values() for each in room.sweep()]:
+            aborting = asyncio.create_task(_abort(call))
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
-        ages = [(task, now - since) for task, since in self._finished.items()]
-        unread = [task for task, age in ages if age >= UNREAD_SECONDS]
-        self.unread_health.replace(Counter(self._connections[task] for task in unread if task in self._connections))
-        own = [task for task in unread if task in self._tenants and task not in self._connections]
-        self.unread.replace(Counter(self._tenants[task] for task in own))
-        overdue = {task for task, age in ages if age >= self._limits.answer_seconds}
+        ages = [(call, now - call.finished_at) for call in self._finished if call.finished_at is not None]
+        unread = [call for call, age in ages if age >= UNREAD_SECONDS]
+        where = [call.unread for call in unread if call.unread is not None]
+        for places in (self.unread, self.unread_health):
+            places.replace(Counter(key for owner, key in where if owner is places))
+        overdue = {call.task for call, age in ages if age >= self._limits.answer_seconds}
         # Whoever has no right to call must not use up the bound of the others.
-        overdue.update(task for task in unread if task not in self._tenants)
+        overdue.update(call.task for call in unread if call.tenant is None)
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(
                 "%s cancelled: no client has read the answer for %g s",
@@ -301,69 +364,63 @@ class Calls:
                 self._limits.answer_seconds,
             )
 
-    async def _serve(self, method: Method, context: Any) -> None:
+    async def _serve(self, method: Method, call: Call) -> None:
         try:
-            request = await self._request(method, context)
+            request = await self._request(method, call)
         except status.Refusal as refusal:
             if method.refused is not None:
                 method.refused(refusal.code)
             raise
-        answer = await method.answer(request, context)
+        answer = await method.answer(request, call.context)
         if answer is not None:
-            self._finish()
-            await context.write(answer)
-        while method.takes_more and (request := await self._request(method, context, is_first=False)) is not None:
-            await context.write(await method.answer(request, context))
+            self._finish(call)
+            await call.context.write(answer)
+        while method.takes_more and (request := await self._request(method, call, is_first=False)) is not None:
+            await call.context.write(await method.answer(request, call.context))
 
-    async def _request(self, method: Method, context: Any, *, is_first: bool = True) -> Any:
+    async def _request(self, method: Method, call: Call, *, is_first: bool = True) -> Any:
         """Returns the call's message, None if a further one does not come. Raises Refusal if it is not admitted."""
-        tenant = who = self._tenants[_running()] = method.enter(context)
-        if method.room is not Room.BULK:
-            who = context.peer()
-        unread = "finished calls have answers that their clients have not read"
-        if method.room is Room.HEALTH:
-            self._connections[_running()] = who
-            _check_room(self.unread_health, who, unread)
-        else:
-            _check_room(self.unread, tenant, unread)
+        tenant = call.tenant = method.enter(call.context)
+        call.key = tenant if method.room is Room.BULK else call.context.peer()
+        unread, key = (self.unread_health, call.key) if method.room is Room.HEALTH else (self.unread, tenant)
+        call.unread = unread, key
+        unread.check(key)
         method.admit()
         try:
-            data = await self._read(self.rooms[method.room], context, who)
+            data = await self.rooms[method.room].read(call)
         except (asyncio.CancelledError, grpc.aio.InternalError):
             if is_first:
-                self._resets.add(context.peer())
+                self._resets.add(call.context.peer())
             raise
         if data is grpc.aio.EOF and not is_first:
             return None
         if data is grpc.aio.EOF:
             # So does a reset that arrives before the read.
-            self._resets.add(context.peer())
+            self._resets.add(call.context.peer())
             raise status.invalid("request", "the call ended before it sent its request")
         check_size(method.request, data, method.admit())
         method.scan(data)
-        await method.turn(len(data))
+        if method.turns is not None:
+            await method.turns.enter(tenant, len(data))
         return parse(method.request, data)
 
-    async def _read(self, places: "_Places", context: Any, who: str) -> Any:
-        _check_room(places.without_message, who, "calls have not sent their request yet")
-        places.without_message.add(who, 1)
-        try:
-            await places.slots.take(context, who)
-            try:
-                return await context.read()
-            finally:
-                places.slots.give_back(context)
-        finally:
-            places.without_message.add(who, -1)
+    async def _refuse(self, call: Call, refusal: status.Refusal) -> None:
+        """Refuses the call, at once or later."""
+        # The frames of the traceback have the call's message.
+        refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
+        await self._held.hold(call.tenant, call.context, refusal, call.arrived_at)
+        status.refuse(call.context, refusal)
 
-    async def _abort(self, context: Any, refusal: status.Refusal) -> None:
-        # The handler's read raises the same AbortError.
-        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.InternalError, grpc.aio.UsageError):
-            await context.abort(refusal.code, refusal.message, refusal.metadata)
+    def _finish(self, call: Call) -> None:
+        """It now only waits for the caller to read the last answer."""
+        if call.finished_at is None:
+            call.finished_at = asyncio.get_running_loop().time()
+            self._finished[call] = None
+            call.task.add_done_callback(lambda _: self._finished.pop(call))
 
-    def _finish(self) -> None:
-        """Marks the running task's call as finished: it now only waits for the caller to read the last answer."""
-        task = _running()
-        if task not in self._finished:
-            self._finished[task] = asyncio.get_running_loop().time()
-            task.add_done_callback(self._finished.pop)
+
+async def _abort(call: Call) -> None:
+    assert call.aborted is not None
+    # The handler's read raises the same AbortError.
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.InternalError, grpc.aio.UsageError):
+        await call.context.abort(call.aborted.code, call.aborted.message, call.aborted.metadata)

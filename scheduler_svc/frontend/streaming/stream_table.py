@@ -6,10 +6,10 @@ bounds how long. `step_output` reads the tokens.
 Owns the requests that this front end has detached, so that they end when their caller's token is revoked. The core
 knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
 
-Owns which tenants have no place left in the core's queue, so that their next requests are refused without work. The
-core says so when it refuses a request that any other request of the tenant would share the fate of. A front end cannot
-see when a place becomes free, so it believes the core for a tenth of a second, or until a request of the tenant ends
-here.
+Closes the gate of new requests for a tenant that has no place left in the core's queue, so that its next requests are
+refused without work. The core says so when it refuses a request that any other request of the tenant would share the
+fate of. A front end cannot see when a place becomes free, so it believes the core for a tenth of a second, or until a
+request of the tenant ends here.
 """
 
 import asyncio
@@ -26,46 +26,13 @@ from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.door.tenant import EVERYONE, Caller
 from scheduler_svc.frontend.core_link import CoreMessageTooLargeError
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.gates import Places, share
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.sizes import MAX_ABORT_IDS, MAX_LINGER_SECONDS
 from scheduler_svc.frontend.streaming.step_output import StepOutputReader
 from scheduler_svc.frontend.streaming.stream import RequestStream, SampleStream, StreamLimits
 from tandem_contract.plural import numbered
 
 BELIEVED_SECONDS = 0.1
-# More tenants than that are not remembered; their requests are refused by the core.
-MAX_TENANTS = 4096
-
-
-class FullQueue:
-    """The tenants that the core refuses now."""
-
-    def __init__(self) -> None:
-        # The refusal, and until when it holds, on the loop's clock.
-        self._refusals: dict[str, tuple[status.Refusal, float]] = {}
-
-    def rejected(self, tenant: str, message: frontend_pb2.Rejected) -> None:
-        """The core has refused a request of the tenant."""
-        is_full = message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL
-        if is_full and (tenant in self._refusals or len(self._refusals) < MAX_TENANTS):
-            refusal = status.from_rejected(message, "")
-            self._refusals[tenant] = refusal, asyncio.get_running_loop().time() + BELIEVED_SECONDS
-
-    def freed(self, tenant: str) -> None:
-        """A request of the tenant has ended."""
-        self._refusals.pop(tenant, None)
-
-    def check(self, tenant: str) -> None:
-        """Raises Refusal (RESOURCE_EXHAUSTED) if the tenant's next request would be refused by the core."""
-        if (found := self._refusals.get(tenant)) is None:
-            return
-        refusal, until = found
-        if asyncio.get_running_loop().time() < until:
-            # The same exception is raised many times, so the traceback of the last time is removed.
-            raise refusal.with_traceback(None)
-        del self._refusals[tenant]
-
-
 # The oldest ones are forgotten. Each takes 0.4 KB.
 MAX_REMEMBERED = 8192
 
@@ -113,7 +80,7 @@ class StreamTable:
     """All open streams of this front end.
 
     `send` passes a message to the core and returns whether it could. `unread` are the finished calls with unread
-    answers; these count as open streams.
+    answers; these count as open streams. `requests` is closed for a tenant that the core has no place for.
     """
 
     def __init__(
@@ -121,14 +88,14 @@ class StreamTable:
         send: Callable[[frontend_pb2.FrontendToCore], bool],
         limits: StreamLimits,
         unread: Places,
+        requests: Gate,
         *,
         is_shared: bool = False,
     ) -> None:
         """`is_shared`: whether several tenants call."""
         self._send = send
         self._limits = limits
-        self._unread = unread
-        self._is_shared = is_shared
+        self._requests = requests
         self._detached = Detached(send)
         # In order of arrival.
         self._open: dict[RequestStream, None] = {}
@@ -136,11 +103,11 @@ class StreamTable:
         self._samples: dict[int, SampleStream] = {}
         self._last_id = 0
         # Samples of the open streams. A request that is not submitted yet counts as one.
-        self._reserved = Places(limits.max_streams, is_shared=is_shared)
+        bound = Bound(most=limits.max_streams, is_shared=is_shared, thing="sample of requests", state="are open")
+        self.places = Places(bound, unread)
         self._output = StepOutputReader(self._samples, limits, self._fail_broken)
         # Passes a step's tokens and ends to their streams. Drops those of closed streams.
         self.step_output = self._output.read
-        self.full_queue = FullQueue()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -155,7 +122,7 @@ class StreamTable:
 
     def open(self, caller: Caller = EVERYONE) -> RequestStream:
         """Opens a stream for the running task's request. Raises Refusal if too many are open."""
-        self._reserve(caller.tenant, 1)
+        self.places.take(caller.tenant)
         stream = RequestStream(asyncio.current_task(), caller)
         self._open[stream] = None
         self._idle.clear()
@@ -163,7 +130,7 @@ class StreamTable:
 
     def submit(self, stream: RequestStream, submit: frontend_pb2.Submit) -> None:
         """Numbers the request's samples and sends the request to the core. Raises Refusal if that is not possible."""
-        self._reserve(stream.caller.tenant, submit.num_samples - 1)
+        self.places.take(stream.caller.tenant, submit.num_samples - 1)
         submit.stream = self._last_id + 1
         self._last_id += submit.num_samples
         stream.begin(submit.stream, submit)
@@ -201,10 +168,10 @@ class StreamTable:
         if stream not in self._open:
             return
         del self._open[stream]
-        self._reserved.add(stream.caller.tenant, -max(1, len(stream.samples)))
+        self.places.add(stream.caller.tenant, -max(1, len(stream.samples)))
         self._output.forget(stream)
         if stream.rejected is None:
-            self.full_queue.freed(stream.caller.tenant)
+            self._requests.open(stream.caller.tenant)
         self._cancel(stream)
         for sample in stream.samples:
             self._samples.pop(sample.id, None)
@@ -214,16 +181,6 @@ class StreamTable:
     async def wait_idle(self) -> None:
         """Returns when no stream is open."""
         await self._idle.wait()
-
-    def check_room(self, tenant: str, num_samples: int) -> None:
-        """Raises Refusal if `num_samples` more samples of the tenant exceed the limit."""
-        num_open, num_unread = self._reserved.of(tenant), self._unread.of(tenant)
-        num_of_others = self._reserved.num_taken + self._unread.num_taken - num_open - num_unread
-        limit = share(self._limits.max_streams, num_of_others, is_shared=self._is_shared)
-        if num_open + num_unread + num_samples > limit:
-            unread = f", {num_unread} finished answers are unread" if num_unread else ""
-            message = f"{numbered(num_open, 'sample')} of requests are open{unread} and the request adds {num_samples}"
-            raise status.overloaded(f"{message}; the limit is {limit}")
 
     def fail(self, stream: RequestStream, failure: status.Refusal) -> None:
         """Ends a stream with `failure` after the tokens it has received, and cancels its samples in the core."""
@@ -272,7 +229,9 @@ class StreamTable:
     def rejected(self, message: frontend_pb2.Rejected) -> None:
         if sample := self._samples.get(message.stream):
             sample.stream.rejected = message
-            self.full_queue.rejected(sample.stream.caller.tenant, message)
+            if message.tenant_is_full and message.code == frontend_pb2.REJECT_CODE_QUEUE_FULL:
+                refusal = status.from_rejected(message, "")
+                self._requests.close(refusal, sample.stream.caller.tenant, BELIEVED_SECONDS)
             sample.stream.wake()
 
     def resumed(self, message: frontend_pb2.Resumed) -> None:
@@ -280,7 +239,7 @@ class StreamTable:
             return
         stream = placeholder.stream
         try:
-            self._reserve(stream.caller.tenant, len(message.samples) - 1)
+            self.places.take(stream.caller.tenant, len(message.samples) - 1)
         except status.Refusal as refusal:
             self.fail(stream, refusal)
             return
@@ -313,10 +272,6 @@ class StreamTable:
                 if (sample := self._samples.get(number)) is not None:
                     waiting = pb.Waiting(reason=wait.reason, message=wait.message, since=now - seconds)
                     sample.stream.tell(waiting)
-
-    def _reserve(self, tenant: str, num_samples: int) -> None:
-        self.check_room(tenant, num_samples)
-        self._reserved.add(tenant, num_samples)
 
     def _fail_broken(self, stream: RequestStream, message: str) -> None:
         logger.error("request %s: %s", stream.request_id, message)

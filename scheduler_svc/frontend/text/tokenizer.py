@@ -1,21 +1,24 @@
-"""Owns the served model's tokenizer: text to ids, ids to text, and the size limit of a text.
+"""Owns the served model's tokenizer: text to ids, ids to text, the size limit of a text, and the threads of long texts.
 
 Knows nothing of requests or streams. The `tokenizers` library is imported with the first tokenizer. Long texts are
 processed in threads: the batch calls of `tokenizers` release the interpreter lock, the single calls do not (tried on
 0.23.3: for 450,000 characters the event loop stood still for 240 ms with single calls and 1 ms with batch calls).
 """
 
-from collections.abc import Mapping, Sequence, Set
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from time import thread_time
+from typing import TypeVar
 
+from scheduler_svc.frontend.rpc import status
+from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from scheduler_svc.frontend.sizes import wrong
 from scheduler_svc.frontend.text.detokenize import Decode, PiecesOfRequest, TokenBytes, take_replacements
-from scheduler_svc.frontend.text.fair_threads import FairThreads
 from tandem_contract.plural import numbered
 
-if TYPE_CHECKING:
-    pass
+Result = TypeVar("Result")
 
 # About 1 ms of work.
 INLINE_CHARS = 4096
@@ -30,6 +33,37 @@ LIKELY_CHARS_PER_TOKEN = 8
 SLICE_CHARS = 65_536
 # Cuts between slices may add tokens, so slices are counted to a quarter above the limit.
 SLICE_MARGIN = 1.25
+
+
+class TextThreads:
+    """Threads for long texts. The tenant that has used the least CPU time in them gets the next one."""
+
+    def __init__(self, num_threads: int, max_waiting: int) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+        waiting = Bound(most=max_waiting, thing="long text of the caller", state="wait")
+        self.gate = Gate(Bound(most=num_threads, is_shared=False), waiting)
+
+    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Returns the result of the work. Raises Refusal if too much waits or the model is not served any more."""
+        used = list[float]()
+
+        def timed() -> Result:
+            begun = thread_time()
+            try:
+                return work()
+            finally:
+                used.append(thread_time() - begun)
+
+        await self.gate.enter(tenant)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, timed)
+        # If the caller leaves, the work goes on.
+        running.add_done_callback(lambda _: self.gate.leave(tenant, sum(used)))
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        """Starts nothing more. What runs is completed, and what waits is refused."""
+        self.gate.close(status.not_ready("the model is not served any more"))
+        self._threads.shutdown(wait=False)
 
 
 class Tokenizer:
@@ -53,7 +87,7 @@ class Tokenizer:
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).
         self.max_chars_per_token = max(1, longest)
         # For long texts and for chats.
-        self.threads = FairThreads(NUM_THREADS, MAX_WAITING_TEXTS, "long texts")
+        self.threads = TextThreads(NUM_THREADS, MAX_WAITING_TEXTS)
 
     def check_size(self, field: str, text: str, max_length: int) -> None:
         """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""

@@ -22,8 +22,8 @@ from scheduler_svc.constraint_trial import Trial
 from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat
+from scheduler_svc.frontend.constraints.door import held
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
-from scheduler_svc.frontend.constraints.tagged_text import held
 from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of, prepare

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.frontend.rpc import gates
+from scheduler_svc.frontend.rpc import gate
 from tests.scheduler_svc.frontend.fake_core import Service, service
 
 
@@ -17,7 +17,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     No refusal is held, because tests are refused more often than callers that make a mistake.
     """
-    monkeypatch.setattr(gates, "MAX_HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(gate, "MAX_HOLD_SECONDS", 0.0)
 
     def runner(scenario: Callable[[Service], Awaitable[None]], **changes: Any) -> None:
         async def main() -> None:

@@ -393,13 +393,13 @@ def test_long_chats_are_refused_before_and_after_the_template(run: Run) -> None:
 def test_a_chat_waits_for_a_thread_and_does_not_block_the_loop(run: Run) -> None:
     async def scenario(s: Service) -> None:
         assert s.front_end is not None
-        threads = s.front_end._readiness.model().tokenizer.threads
-        threads._num_free = 0
+        threads = s.front_end._readiness.model().tokenizer.threads.gate
+        for _ in range(2):
+            await threads.enter("")
         call = generate(s, chat())
-        while not threads._waiting:
+        while not threads.waiting.num_taken:
             await asyncio.sleep(0.001)
-        threads._num_free = 2
-        threads._start()
+        threads.leave("")
         assert (await s.core.admit()).prompt
         call.cancel()
 

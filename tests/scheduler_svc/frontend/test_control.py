@@ -62,7 +62,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
         ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
         assert list(ids) == spell(text.encode())
         assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
-        assert s.front_end._readiness.model().tokenizer.threads._waiting == {}
+        assert s.front_end._readiness.model().tokenizer.threads.gate.waiting.num_taken == 0
 
     monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
     monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
@@ -71,7 +71,7 @@ def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.Monke
 
 def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
     async def scenario(s: Service) -> None:
-        s.front_end._readiness.model().tokenizer.threads._num_free = 0
+        s.front_end._readiness.model().tokenizer.threads.gate.inside.add("", tokenizer.NUM_THREADS)
         error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert_retry_hint(error, 0.5)
@@ -284,7 +284,7 @@ def test_the_pages_of_a_list_follow_each_other(run: Run):
 
 def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
     async def scenario(s: Service) -> None:
-        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(16)]
+        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(17)]
         first = await s.core.expect("requests_query")
         error = await failure(s.control.ListRequests(control_pb2.ListRequestsRequest()))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -294,7 +294,7 @@ def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
         for _ in calls[1:]:
             query = await s.core.expect("requests_query")
             await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query))
-        assert [list((await call).requests) for call in calls] == [[]] * 16
+        assert [list((await call).requests) for call in calls] == [[]] * 17
 
     run(scenario)
 

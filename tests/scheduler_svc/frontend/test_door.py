@@ -22,8 +22,7 @@ from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc import calls as parsing
-from scheduler_svc.frontend.rpc.calls import CallLimits, Method
-from scheduler_svc.frontend.rpc.gates import ReadSlots
+from scheduler_svc.frontend.rpc.calls import CallLimits, Method, Reading
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
@@ -541,8 +540,6 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
     def full() -> int:
         raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
-    async def no_turn(_: int) -> None: ...
-
     async def main() -> None:
         calls = calls_module.Calls(CallLimits(max_unread=2), is_shared=False)
         monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
@@ -550,7 +547,7 @@ def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -
         async def call(has_right: bool) -> None:
             method = Method(
                 request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
-                scan=lambda _: None, turn=no_turn, answer=None, serialize=bytes,
+                scan=lambda _: None, answer=None, serialize=bytes,
             )  # pyright: ignore[reportArgumentType]  # fmt: skip
             await calls.handler(method).stream_stream(None, Context())
             # The caller does not read the answer.
@@ -600,7 +597,7 @@ def test_no_method_reads_a_message_before_the_token_is_known(run: Run, monkeypat
 
     async def scenario(s: Service) -> None:
         await allow(s, tenants())
-        for owner, name in ((ReadSlots, "take"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
+        for owner, name in ((Reading, "read"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
             watch(owner, name)
         for path, _ in METHODS:
             for metadata in (None, bearer("tandem_wrong")):
@@ -612,7 +609,7 @@ def test_no_method_reads_a_message_before_the_token_is_known(run: Run, monkeypat
             b"\xff" * 60_000, metadata=bearer(token_of("inference")), timeout=20
         )
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert touched[:3] == ["take", "check_size", "check"]
+        assert touched[:3] == ["read", "check_size", "check"]
 
     run(scenario, needs_tokens=True, reflection=True)
 

@@ -151,9 +151,9 @@ def test_unread_watches_of_a_connection_leave_those_of_others(run: Run, monkeypa
         watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == State.SERVING
         hostile.close()
-        await until(lambda: s.front_end._health._num_own.total() == 1)
+        await until(lambda: s.front_end._health._of_connection.num_taken == 1)
         watch.cancel()
-        await until(lambda: not s.front_end._health._num_own)
+        await until(lambda: s.front_end._health._of_connection.num_taken == 0)
 
     run(scenario)
 
@@ -280,7 +280,7 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
     def look(seconds: float = 1.0) -> None:
         now[0] += seconds
         why = under_test.not_serving
-        seen.append(("" if why is None else why.name, under_test.since, vars(under_test)["_refusal"] is not None))
+        seen.append(("" if why is None else why.name, under_test.since, bool(under_test.requests._closed)))
         assert (health_of._state == State.SERVING) == (why is None)
 
     def core(reason: str = "", seconds: float = 0.0, *, refuses: bool = False) -> None:

@@ -109,7 +109,7 @@ def test_refusals_and_failures_are_counted_by_code(run: Run):
         await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full="full"))
         assert s.front_end is not None
         readiness = s.front_end._readiness
-        await until(lambda: readiness._refusal is not None)
+        await until(lambda: readiness.requests._closed)
         assert await code_of(s.generate()) is grpc.StatusCode.RESOURCE_EXHAUSTED
         await until(lambda: len(refused_and_failed(s)[1]) == 2)
         assert refused_and_failed(s) == (

@@ -251,7 +251,7 @@ def test_each_sample_counts_against_max_streams(run: Run):
         call, _ = await s.start_stream(sampling=THREE)
         error = await failure(s.generate(sampling=pb.SamplingParams(num_samples=2)))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == "4 samples of requests are open and the request adds 1; the limit is 4"
+        assert error.details() == "4 samples of requests are open; the limit is 4"
         assert_retry_hint(error, 0.5)
         assert await s.core.is_silent()
         await s.start_stream()

@@ -81,10 +81,10 @@ def test_streams_of_one_tenant_leave_places_to_the_other(run: Run):
     async def scenario(s: Service) -> None:
         await allow_both(s)
         calls = [await stream(s, GREEDY) for _ in range(4)]
-        full = "4 samples of requests are open and the request adds 1; the limit is 4"
+        full = "4 samples of requests are open; the limit is 4"
         await is_refused(generate(s, GREEDY), full)
         others = [await stream(s, POLITE) for _ in range(2)]
-        full = "2 samples of requests are open and the request adds 1; the limit is 2"
+        full = "2 samples of requests are open; the limit is 2"
         await is_refused(generate(s, POLITE), full)
         calls.pop().cancel()
         await s.core.expect("cancel")
@@ -99,7 +99,7 @@ def test_without_tokens_all_callers_share_all_places(run: Run):
     async def scenario(s: Service) -> None:
         for _ in range(8):
             await s.start_stream()
-        await is_refused(s.generate(), "8 samples of requests are open and the request adds 1; the limit is 8")
+        await is_refused(s.generate(), "8 samples of requests are open; the limit is 8")
 
     run(scenario, stream_limits=StreamLimits(max_streams=8))
 

@@ -5,6 +5,7 @@ Through a front end, with the process that tries grammars.
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tandem.v1 import chat_pb2, inference_pb2
 from tandem.v1 import constraint_pb2 as pb
 
+from scheduler_svc.frontend.constraints import grammar as grammar_module
 from scheduler_svc.frontend.constraints.door import MAX_WARNINGS
 from scheduler_svc.frontend.servicer import MAX_WARNING_CHARS
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -125,6 +127,34 @@ def test_tools_that_are_too_large_together_are_any_object(run: Run) -> None:
         assert len(warnings) == 4 and len(grammar) < 10_000
         strict = [each.replace('"strict": false', '"strict": true') for each in tools]
         assert "limit" in await refused(s, request(strict, REQUIRED))
+
+    run(scenario, state=chat_state(max_length=1 << 18))
+
+
+@pytest.mark.parametrize(("num_properties", "thread"), [(3, "MainThread"), (300, "text")])
+def test_long_schemas_are_written_in_the_threads_of_texts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, num_properties: int, thread: str
+) -> None:
+    """They are bounded and shared between tenants; the event loop only writes what takes 1 ms."""
+    wrote, written = list[str](), grammar_module._written
+
+    def noted(*args: Any) -> Any:
+        wrote.append(threading.current_thread().name)
+        return written(*args)
+
+    monkeypatch.setattr(grammar_module, "_written", noted)
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "null"} for i in range(num_properties)}}
+
+    async def scenario(s: Service) -> None:
+        of_constraint = pb.Constraint(json_schema=json.dumps(schema))
+        for asked in (
+            request([tool("f", schema)], REQUIRED),
+            request([tool("f", schema)], constraint=of_constraint),
+            request([], constraint=of_constraint),
+        ):
+            wrote.clear()
+            await accepted(s, asked)
+            assert {name.partition("_")[0] for name in wrote} == {thread}
 
     run(scenario, state=chat_state(max_length=1 << 18))
 

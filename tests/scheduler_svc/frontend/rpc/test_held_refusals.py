@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from scheduler_svc.frontend.rpc import gates, status
+from scheduler_svc.frontend.rpc import gate, status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls, Method
-from scheduler_svc.frontend.rpc.gates import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
+from scheduler_svc.frontend.rpc.gate import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
 from scheduler_svc.frontend.rpc.status import Refusal
-from tests.scheduler_svc.frontend.rpc.test_read_slots import settle
+from tests.scheduler_svc.frontend.rpc.test_reading import settle
 from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
 
 Make = Callable[[], Refusal]
@@ -129,7 +129,7 @@ def test_after_a_pause_the_burst_is_whole_again() -> None:
 
 
 def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MAX_HELD", 8)
+    monkeypatch.setattr(gate, "MAX_HELD", 8)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -142,7 +142,7 @@ def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.
 
 
 def test_callers_without_a_tenant_count_by_address_and_share_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MAX_HELD", 8)
+    monkeypatch.setattr(gate, "MAX_HELD", 8)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -181,7 +181,7 @@ def test_a_host_has_one_name(one: str, other: str, is_same: bool) -> None:
 
 
 def test_callers_beyond_the_known_ones_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MAX_KNOWN", 3)
+    monkeypatch.setattr(gate, "MAX_KEYS", 3)
 
     async def scenario() -> None:
         held = HeldRefusals(is_shared=True)
@@ -213,7 +213,6 @@ def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatc
             enter=lambda context: "greedy",
             admit=lambda: 1000,
             scan=lambda data: None,
-            turn=lambda size: asyncio.sleep(0),
             answer=answer,
             serialize=bytes,
         )

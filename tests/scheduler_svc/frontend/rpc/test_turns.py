@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.frontend.rpc import gates
-from scheduler_svc.frontend.rpc.gates import Turns
+from scheduler_svc.frontend import methods
+from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from scheduler_svc.frontend.rpc.status import Refusal
 
 
@@ -15,12 +16,12 @@ class Requests:
     """Tasks that wait for their turn and note that they passed, each of the tenant at its place in `tenants`."""
 
     def __init__(self, tenants: Sequence[str]) -> None:
-        self.turns = Turns()
+        self.turns = Gate(Bound(most=1), methods.WAITING, lasts_a_turn=True)
         self.passed: list[int] = []
         self.tasks = [asyncio.create_task(self._run(number, tenant)) for number, tenant in enumerate(tenants)]
 
     async def _run(self, number: int, tenant: str) -> None:
-        await self.turns.wait(tenant, 100)
+        await self.turns.enter(tenant, 100)
         self.passed.append(number)
 
 
@@ -55,23 +56,25 @@ def test_a_cancelled_task_gives_up_its_turn() -> None:
         await asyncio.gather(*requests.tasks, return_exceptions=True)
         assert requests.passed == [0, 3]
         # The next turn is free again.
-        await requests.turns.wait("", 100)
+        await requests.turns.enter("", 100)
 
     asyncio.run(test())
 
 
 def test_waiting_bytes_are_bounded_and_one_tenant_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(methods, "WAITING", replace(methods.WAITING, most=1000))
 
     async def test() -> None:
         # One passes at once; five wait, and as much is free as they hold; the next two are refused.
         greedy = Requests("a" * 8)
         await asyncio.sleep(0)
-        other = asyncio.create_task(greedy.turns.wait("b", 100))
+        other = asyncio.create_task(greedy.turns.enter("b", 100))
         results = await asyncio.gather(*greedy.tasks, return_exceptions=True)
         refused = [each.message for each in results if isinstance(each, Refusal)]
         assert len(refused) == 2
-        assert "have 500 bytes and this one 100; the limit is 500, as much as is free" in refused[0]
+        assert (
+            "500 bytes of the caller's requests wait to be parsed and this one adds 100; the limit is 500" in refused[0]
+        )
         await other
         assert len(greedy.passed) == 6
 

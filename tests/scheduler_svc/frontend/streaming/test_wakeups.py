@@ -8,7 +8,7 @@ import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.rpc.gates import Places
+from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.streaming.stream import RequestStream, StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
@@ -21,7 +21,7 @@ class Table:
 
     def __init__(self, num_streams: int, **limits: Any) -> None:
         self.sent: list[frontend_pb2.FrontendToCore] = []
-        self.table = StreamTable(self._send, StreamLimits(**limits), Places(0, is_shared=False))
+        self.table = StreamTable(self._send, StreamLimits(**limits), Places(Bound()), Gate())
         self.arrived: dict[tuple[int, int], float] = {}
         # Per stream: time and tokens of each take.
         self.taken: dict[int, list[tuple[float, list[int]]]] = {}

@@ -16,10 +16,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.chat.answer_grammar import TEXT, AnswerFormat, Marks, UnknownFormatError, answer_grammar
+from scheduler_svc.frontend.chat.answer_grammar import TEXT, AnswerFormat, Marks, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat, ReasoningFormat, TaggedArguments
-from scheduler_svc.frontend.constraints.tagged_text import held, why_not
+from scheduler_svc.frontend.constraints.door import held, why_not_held
+from scheduler_svc.frontend.rpc.status import Refusal
 
 MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|call|>", "<|message|>"]
@@ -273,7 +274,7 @@ def test_a_tagged_string_keeps_its_schema(name: str, after: str) -> None:
     form = FORMATS["tagged"]
     assert form.tagged is not None
     form = replace(form, tagged=replace(form.tagged, after_value=after))
-    assert not why_not({"properties": {"a": schema}}, is_strict=True)
+    assert not why_not_held({"properties": {"a": schema}}, is_strict=True)
     tool = Tool("go", {"type": "object", "properties": {"a": schema}, "required": ["a"]}, True)
     made = answer_grammar(
         Choice((tool,), Calls.EXACTLY_ONE), replace(_form("tagged"), calls=form, reasoning=None), "", content=None
@@ -298,7 +299,7 @@ def test_a_tagged_string_keeps_its_schema(name: str, after: str) -> None:
 def test_what_a_tagged_string_cannot_keep_is_named(schema: dict[str, object], of_strict: str, of_others: str) -> None:
     words = " of argument 'a' is not enforced where a model writes strings without quotes"
     for is_strict, why in ((True, of_strict), (False, of_others)):
-        assert why_not({"properties": {"a": schema}}, is_strict=is_strict) == (why and why + words)
+        assert why_not_held({"properties": {"a": schema}}, is_strict=is_strict) == (why and why + words)
 
 
 A_OR_B = json.dumps({"grammars": [{"lark_grammar": 'start: "a" | "b"'}]})
@@ -373,6 +374,6 @@ def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
     form = AnswerFormat(calls=None, reasoning=None, write_schema=compact, hold_text=held)
-    with pytest.raises(UnknownFormatError, match="does not know how the served model writes calls"):
+    with pytest.raises(Refusal, match="does not know how the served model writes calls"):
         answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None)
     assert answer_grammar(Choice((), Calls.NONE), form, "", content=None) is None
