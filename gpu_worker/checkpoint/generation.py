@@ -1,8 +1,8 @@
 """Reads what a model's files ask of sampling: generation_config.json, and the stop ids of config.json.
 
-Owns the ranges. A value outside them whose meaning is plain is brought into range, with a note for the log; any other
-is refused with its file, field and limit. Values that sampling does not use are not judged. Imports neither torch nor
-Transformers, so that a wrong value is refused within a second.
+The ranges are those of requests. A value outside them whose meaning is plain is brought into range, with a note for the
+log; any other is refused with its file, field and limit. Values that sampling does not use are not judged. Imports
+neither torch nor Transformers, so that a wrong value is refused within a second.
 """
 
 import math
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandem.v1.inference_pb2 import SamplingParams
+
 from gpu_worker.checkpoint.folder import ModelRefused, read_json
+from tandem_contract.limits import limit_at
 
 GENERATION_FILE = "generation_config.json"
 # As the scheduler takes them in Join.
 MAX_EOS_IDS = 1024
 _MAX_TOP_K = (1 << 32) - 1
-# What a request may set, by name: the value that changes nothing, and the range.
-_RANGES = {"temperature": (1.0, 0.0, 100.0), "min_p": (0.0, 0.0, 1.0), "repetition_penalty": (1.0, 0.01, 100.0)}
 _GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Options that change tokens and are not supported, with their values for "off".
 _UNSUPPORTED: dict[str, int | None] = {
@@ -104,12 +105,12 @@ def _sampled(given: Mapping[str, Any], path: Path, notes: list[str]) -> dict[str
 
 
 def _ranged(name: str, given: Mapping[str, Any], path: Path) -> float:
-    off, low, high = _RANGES[name]
+    limit = limit_at(SamplingParams, name)
     value = _number(name, given.get(name), path)
     if value is None:
-        return off
-    if not low <= value <= high:
-        raise _refused(name, value, path, f"it must be {low:g} to {high:g}")
+        return limit.off
+    if not limit.least <= value <= limit.most:
+        raise _refused(name, value, path, f"it must be {limit.least:g} to {limit.most:g}")
     return value
 
 

@@ -17,6 +17,7 @@ from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, int32_array, split
+from tandem_contract.limits import limit_at
 from tandem_contract.plural import numbered
 
 # A larger penalty or bias has no other effect.
@@ -24,7 +25,7 @@ _MAX_EDIT = 1e6
 # Per row; the scheduler has the same limit per request.
 MAX_SAMPLING_BYTES = 96 << 10
 # The limit of each list: biased, allowed, banned.
-MAX_LISTED_TOKENS = 4096
+MAX_LISTED_TOKENS = limit_at(SamplingParams, "banned_token_ids").entries
 
 
 @dataclass(frozen=True, slots=True)

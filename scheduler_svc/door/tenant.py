@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
+from tandem.v1.inference_pb2 import GenerateRequest
+
 from scheduler_svc.core.messages.operators import TenantLimits
+from tandem_contract.limits import limit_at
 
 HASH_BYTES = 32
 _SCHEME = b"bearer "
 # `tandem_` and 32 bytes in base64 are 50 characters.
 _MAX_HEADER_BYTES = 512
 # Without a token file every request may have a priority of this range.
-MAX_PRIORITY = 1000
+_PRIORITY = limit_at(GenerateRequest, "priority")
+MIN_PRIORITY, MAX_PRIORITY = int(_PRIORITY.least), int(_PRIORITY.most)
 
 
 class Right(StrEnum):
@@ -54,7 +58,7 @@ class Caller:
 
 
 EVERYONE = Caller(
-    tenant="", rights=ALL_RIGHTS, limits=CallerLimits(min_priority=-MAX_PRIORITY, max_priority=MAX_PRIORITY)
+    tenant="", rights=ALL_RIGHTS, limits=CallerLimits(min_priority=MIN_PRIORITY, max_priority=MAX_PRIORITY)
 )
 """Every caller of a service without a token file."""
 

@@ -18,9 +18,21 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, cast
 
-from scheduler_svc.core.messages.names import MAX_TENANT_CHARS
+from tandem.v1.control_pb2 import ListRequestsRequest
+
 from scheduler_svc.core.messages.operators import TenantLimits
-from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits, Certificate, Right, Rights, Table, Tenant, Token
+from scheduler_svc.door.tenant import (
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+    CallerLimits,
+    Certificate,
+    Right,
+    Rights,
+    Table,
+    Tenant,
+    Token,
+)
+from tandem_contract.limits import limit_at
 from tandem_contract.plural import counted
 
 log = logging.getLogger("tandem.core")
@@ -30,6 +42,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
 # Of all tenants, certificates included.
 MAX_TOKENS = 100_000
+MAX_TENANT_CHARS = limit_at(ListRequestsRequest, "tenant").chars
 _NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_TENANT_CHARS - 1}}}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_CERTIFICATE_CHARS = 256
@@ -193,11 +206,11 @@ def _expires(field: str, table: Mapping[str, Any]) -> float:
 
 
 def _priority(value: Any) -> tuple[int, int]:
-    limit = f"two whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}, the smaller one first"
+    limit = f"two whole numbers from {MIN_PRIORITY} to {MAX_PRIORITY}, the smaller one first"
     pair: list[Any] = cast("list[Any]", value) if isinstance(value, list) else []
     if len(pair) != 2 or any(type(one) is not int for one in pair):
         raise _FieldError("priority", f"is {shown(cast('object', value))}; it must be {limit}")
-    if not -MAX_PRIORITY <= pair[0] <= pair[1] <= MAX_PRIORITY:
+    if not MIN_PRIORITY <= pair[0] <= pair[1] <= MAX_PRIORITY:
         raise _FieldError("priority", f"is {pair}; it must be {limit}")
     return pair[0], pair[1]
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from tandem.internal.v1 import frontend_pb2
@@ -22,44 +22,27 @@ from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
-from scheduler_svc.frontend.sizes import (
-    LIMITS,
-    MAX_ABORT_IDS,
-    MAX_NAMED_ID_CHARS,
-    MAX_QUARANTINE_KEYS,
-    QUARANTINE_KEY_CHARS,
-    Of,
-    refuse,
-    told,
-    wrong,
-)
+from scheduler_svc.frontend.sizes import Check, told, wrong
 from scheduler_svc.frontend.validate import check_request_id
 from scheduler_svc.frontend.watching import Watch
+from tandem_contract.limits import limit_at
 from tandem_contract.plural import numbered
 
 REPLY_SECONDS = 5.0
 
 # Sends a message to the core; returns False without one.
 Send = Callable[[frontend_pb2.FrontendToCore], bool]
+_check_abort, _check_clear = Check(control_pb2.AbortRequest), Check(control_pb2.ClearQuarantineRequest)
+_check_drain, _check_update = Check(control_pb2.DrainRequest), Check(control_pb2.UpdateWeightsRequest)
+_KEY_CHARS = limit_at(control_pb2.ClearQuarantineRequest, "keys").chars
 
 
-def check_operation(request: control_pb2.DrainRequest | control_pb2.UpdateWeightsRequest) -> None:
-    """Raises Refusal if a field is out of bounds. The core checks the worker, the folder and the version."""
-    for name, limit in LIMITS[request.DESCRIPTOR.full_name].items():
-        value: Any = getattr(request, name)
-        # Also true for NaN.
-        if limit.of is Of.VALUE and not limit.least <= value <= cast(float, limit.most):
-            raise wrong(name, f"is {value:g}; it must be between {limit.least:g} and {limit.most}")
-        if limit.of is Of.CHARACTERS and len(value) > cast(int, limit.most):
-            refuse(name, f"has {numbered(len(value), 'character')}", limit.most)
-    if isinstance(request, control_pb2.DrainRequest):
-        return
+def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
+    """Raises Refusal if a field is out of bounds. The core checks whether folder and version can be."""
+    _check_update(request)
     for name, text in (("version", request.version), ("folder", request.folder)):
         if not text or not text.isprintable():
             raise wrong(name, f"is {text!r}; it must not be empty or contain control characters")
-    if request.running not in control_pb2.RunningRequests.values():
-        known = len(control_pb2.RunningRequests.values()) - 1
-        raise wrong("running", f"is {request.running}; it must be between 0 and {known}")
 
 
 def _refusal(reply: Any, not_found: grpc.StatusCode) -> status.Refusal:
@@ -212,13 +195,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
         The ids are the caller's own. With the right of control, `tenant/id` means another tenant's request.
         """
-        if not 1 <= len(request.request_ids) <= MAX_ABORT_IDS:
-            message = f"request_ids is {len(request.request_ids)} long; it must be between 1 and {MAX_ABORT_IDS}"
-            raise status.invalid("request_ids", message)
+        _check_abort(request)
+        if not request.request_ids:
+            raise wrong("request_ids", "is empty; at least 1 id is needed")
         for idx, request_id in enumerate(request.request_ids):
             if not request_id:
-                raise status.invalid(f"request_ids[{idx}]", f"request_ids[{idx}] is empty; an id is needed")
-            check_request_id(f"request_ids[{idx}]", request_id, MAX_NAMED_ID_CHARS)
+                raise wrong(f"request_ids[{idx}]", "is empty; an id is needed")
+            check_request_id(f"request_ids[{idx}]", request_id)
         ids, who = list(dict.fromkeys(request.request_ids)), caller()
         abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
         reply = await self.queries.ask(frontend_pb2.FrontendToCore(abort=abort))
@@ -286,12 +269,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.ClearQuarantineRequest, context: Any
     ) -> control_pb2.ClearQuarantineResponse:
         """Ends the quarantine of the requests with these keys, or of all, and returns how many they were."""
-        if len(request.keys) > MAX_QUARANTINE_KEYS:
-            raise status.invalid("keys", f"keys is {len(request.keys)} long; the limit is {MAX_QUARANTINE_KEYS}")
+        _check_clear(request)
         for idx, key in enumerate(request.keys):
-            if len(key) != QUARANTINE_KEY_CHARS:
-                message = f"keys[{idx}] has {numbered(len(key), 'character')}; a key has {QUARANTINE_KEY_CHARS}"
-                raise status.invalid(f"keys[{idx}]", message)
+            if len(key) != _KEY_CHARS:
+                raise wrong(f"keys[{idx}]", f"has {numbered(len(key), 'character')}; a key has {_KEY_CHARS}")
         clear = frontend_pb2.ClearQuarantine(keys=request.keys)
         reply = await self.queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
         return control_pb2.ClearQuarantineResponse(removed=reply.removed)
@@ -301,7 +282,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.DrainRequest, context: Any
     ) -> None:
         """Drains a worker or the service, and writes the progress until the end."""
-        check_operation(request)
+        _check_drain(request)
         message = frontend_pb2.FrontendToCore(drain=frontend_pb2.Drain(request=request))
         await self.queries.follow(message, context, not_found=grpc.StatusCode.NOT_FOUND)
 
@@ -309,7 +290,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
         """Lets all workers load new weights, and writes the progress until the end."""
-        check_operation(request)
+        check_update(request)
         message = frontend_pb2.FrontendToCore(update_weights=frontend_pb2.UpdateWeights(request=request))
         # The service has no such method unless it was started with it.
         await self.queries.follow(message, context, not_found=grpc.StatusCode.PERMISSION_DENIED)

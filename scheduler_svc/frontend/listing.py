@@ -12,34 +12,24 @@ import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 
-from scheduler_svc.core.messages.names import MAX_TENANT_CHARS, core_id
-from scheduler_svc.core.messages.operators import MAX_PAGE_SIZE
+from scheduler_svc.core.messages.names import core_id
 from scheduler_svc.door.tenant import Caller, Right
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound
-from scheduler_svc.frontend.sizes import (
-    MAX_NAMED_ID_CHARS,
-    MAX_PAGE_TOKEN_CHARS,
-    MAX_STATES,
-    check_count,
-    refuse,
-    wrong,
-)
+from scheduler_svc.frontend.sizes import Check, wrong
+from tandem_contract.limits import limit_at
 
 # The calls of one tenant that wait for their turn.
 WAITING = Bound(each=16, thing="ListRequests call", state="wait")
 # Number and epoch of a RequestsMark.
 _TOKEN = struct.Struct("<Qd")
+_check = Check(control_pb2.ListRequestsRequest)
+_PAGE_SIZE = int(limit_at(control_pb2.ListRequestsRequest, "page_size").most)
 
 
 def check_list(request: control_pb2.ListRequestsRequest) -> None:
     """Raises Refusal if a field is out of bounds."""
-    if request.page_size > MAX_PAGE_SIZE:
-        refuse("page_size", f"is {request.page_size}", MAX_PAGE_SIZE)
-    limits = (("page_token", MAX_PAGE_TOKEN_CHARS), ("tenant", MAX_TENANT_CHARS), ("id_prefix", MAX_NAMED_ID_CHARS))
-    for name, most in limits:
-        check_count(name, len(getattr(request, name)), most, "characters long")
-    check_count("states", len(request.states), MAX_STATES)
+    _check(request)
     last = len(control_pb2.RequestState.values()) - 1
     for idx, state in enumerate(request.states):
         if not 1 <= state <= last:
@@ -54,7 +44,7 @@ def query_of(request: control_pb2.ListRequestsRequest, who: Caller) -> frontend_
         message = f"tenant is {request.tenant!r}; without the right control only requests of {who.tenant!r} are listed"
         raise status.Refusal(grpc.StatusCode.PERMISSION_DENIED, message)
     return frontend_pb2.RequestsQuery(
-        page_size=request.page_size or MAX_PAGE_SIZE,
+        page_size=request.page_size or _PAGE_SIZE,
         states=request.states,
         id_prefix=request.id_prefix,
         tenant=request.tenant or who.tenant,

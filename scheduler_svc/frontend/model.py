@@ -16,11 +16,14 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.chat.served import ServedChat, load_chat, settings_of
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sampling_limits import LIMITS
-from scheduler_svc.frontend.sizes import MAX_MODEL_NAME_CHARS, Sizes
+from scheduler_svc.frontend.sizes import Sizes, check_count
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tandem_contract.limits import limit_at, limit_of
 
 logger = logging.getLogger(__name__)
+
+# A model's name may be the path of its folder.
+_MAX_NAME_CHARS = limit_at(inference_pb2.GenerateRequest, "model").chars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,7 @@ class Model:
 
     def check_name(self, name: str) -> None:
         """Refuses a request for another model. An empty name stands for the served model."""
-        if len(name) > MAX_MODEL_NAME_CHARS:
-            raise status.invalid("model", f"model is {len(name)} characters long; the limit is {MAX_MODEL_NAME_CHARS}")
+        check_count("model", len(name), _MAX_NAME_CHARS, "characters long")
         if name and name != self.info.model:
             raise status.unknown_model(name, self.info.model)
 
@@ -71,9 +73,10 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     info.chat_refusal = chat.refusal
     info.constraint_refusal = _constraint_refusal(state, tokenizer)
     info.chat_parts[:] = () if chat.form is None else chat.form.parts
-    defaults = inference_pb2.SamplingParams(top_k=0, num_samples=1)
-    for name, limits in LIMITS.items():
-        setattr(defaults, name, limits.off)
+    defaults = inference_pb2.SamplingParams()
+    for each in defaults.DESCRIPTOR.fields:
+        if (limit := limit_of(each)).HasField("off"):
+            setattr(defaults, each.name, int(limit.off) if each.type == each.TYPE_UINT32 else limit.off)
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
     info.sampling_defaults.CopyFrom(defaults)
@@ -107,7 +110,7 @@ def _sizes(info: control_pb2.GetModelInfoResponse, max_length: int, tokenizer: T
         prompt_tokens=max_length - 1,
         text_chars=0 if tokenizer is None else max_length * tokenizer.max_chars_per_token,
         length=max_length,
-        vocabulary=info.vocab_size,
+        top_k=max(info.vocab_size, info.sampling_defaults.top_k),
         samples=max(1, info.max_num_samples),
         logprobs=info.max_logprobs,
     )

@@ -26,7 +26,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
 from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
-from scheduler_svc.frontend.sizes import MAX_SERVICE_NAME_CHARS, Sizes
+from scheduler_svc.frontend.sizes import NO_MODEL, Check, Sizes
 from scheduler_svc.frontend.watching import Watch
 
 MAX_WATCHES = 1000
@@ -36,13 +36,8 @@ MAX_OWN_WATCHES = 100
 State = pb.HealthCheckResponse
 # Trailing metadata of a Check that answers NOT_SERVING: a word for the reason, and Unix time. Everyone may read them.
 REASON_KEY, SINCE_KEY = "tandem-reason", "tandem-since"
-
-
-def check_name(name: str) -> None:
-    """Refuses a name that is too long for the answer that it is unknown."""
-    if len(name) > MAX_SERVICE_NAME_CHARS:
-        message = f"service is {len(name)} characters long; the limit is {MAX_SERVICE_NAME_CHARS}"
-        raise status.invalid("service", message)
+# The answer to an unknown name has the name.
+_check = Check(pb.HealthCheckRequest)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
@@ -73,7 +68,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Returns the health of one service. NOT_FOUND if the name is unknown."""
-        check_name(request.service)
+        _check(request)
         if request.service not in self._services:
             message = f"service {request.service[:128]!r} is not known here"
             raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
@@ -93,7 +88,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self, request: pb.HealthCheckRequest, context: Any
     ) -> None:
         """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
-        check_name(request.service)
+        _check(request)
         is_known = request.service in self._services
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
@@ -162,7 +157,7 @@ class Readiness:
     @property
     def sizes(self) -> Sizes:
         """The limits of requests that follow from the served model; without a model no list is allowed."""
-        return Sizes() if self.served is None else self.served.sizes
+        return NO_MODEL if self.served is None else self.served.sizes
 
     def set_model(self, model: Model) -> None:
         """Serves this model from now on."""

@@ -1,90 +1,65 @@
-"""Owns the numbers that bound what a caller may send, the limit of every field by its path, and what a refusal says.
+"""Owns the limits of every field of a request, read from the options in the protos, and what a refusal says.
 
-A limit is a number or the name of one of `Sizes`. `checked_by` names the function below `scheduler_svc.frontend` that
-checks the parsed field. Lists, strings and bytes are also bounded by `scan.py` before the message is parsed. What a
-request may set of sampling is in `sampling_limits.py`.
+`rules_of` makes a tree of a request's descriptor: the rule of each field. `scan.py` walks a message's bytes with it
+before the message is parsed, `Check` walks the parsed message, and `told` tells callers. What needs more than one field
+is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
 """
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NoReturn
+from typing import Any, Literal, NoReturn, cast
 
-from tandem.v1 import control_pb2
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from tandem.v1 import control_pb2, limits_pb2
+from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
-from scheduler_svc.core.messages.names import MAX_TENANT_CHARS, PREFIXES
-from scheduler_svc.core.messages.operators import (
-    MAX_FOLDER_CHARS,
-    MAX_OPERATION_SECONDS,
-    MAX_PAGE_SIZE,
-    MAX_VERSION_CHARS,
-    MAX_WORKER_NAME_CHARS,
-)
-from scheduler_svc.door.tenant import MAX_PRIORITY, CallerLimits
-from scheduler_svc.frontend import sampling_limits
+from scheduler_svc.door.tenant import CallerLimits
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.options import MAX_METADATA_BYTES
+from tandem_contract.limits import limit_at, limit_of
 
-MAX_REQUEST_ID_CHARS = 128
-# Of an id that names a request: in the longest form that `core/messages/names` knows, `tenant/chatcmpl-id`.
-MAX_NAMED_ID_CHARS = MAX_TENANT_CHARS + 1 + max(map(len, PREFIXES)) + MAX_REQUEST_ID_CHARS
-# A model's name may be the path of its folder.
-MAX_MODEL_NAME_CHARS = 4096
-MAX_SALT_CHARS = 256
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256
-MAX_STOP_TOKEN_IDS = 256
-# The largest int32, with which callers ask for all that fits.
-MAX_NEW_TOKENS = 2**31 - 1
-# One week.
-MAX_TIME_SECONDS = 604_800
-MAX_QUEUE_SECONDS = 86_400
-MAX_BIAS = 100
-# Of each list: biased, allowed, banned.
-MAX_LISTED_TOKENS = 4096
-MAX_LINGER_SECONDS = 600
-# A secret has 32 bytes. A wrong one has the answer of an unknown request.
-MAX_SECRET_BYTES = 1024
-MAX_CHAT_MESSAGES = 1024
-MAX_CHAT_TOOLS = 128
-# Names of arguments of a template.
-MAX_CHAT_ARGS = 64
-# Of all messages together.
-MAX_CHAT_PARTS = 4096
-MAX_CHAT_CALLS = 1024
-MAX_TOOL_NAME_CHARS = 128
-MAX_ABORT_IDS = 1024
-# With room for tags and lengths.
-MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + 4 * MAX_NAMED_ID_CHARS)
-# Of a constraint, in bytes, and of its list of choices.
-MAX_CONSTRAINT_BYTES = 65_536
-MAX_CHOICES = 1_024
-MAX_CHOICE_CHARS = 4_096
-# Of ListRequests.
-MAX_PAGE_TOKEN_CHARS = 64
-MAX_STATES = 8
-MAX_QUARANTINE_KEYS = 16
-QUARANTINE_KEY_CHARS = 64
-MAX_SERVICE_NAME_CHARS = 200
 # The most bytes of a character in UTF-8.
 MAX_CHAR_BYTES = 4
+# Of a field that is a number: a tag of at most 5 bytes, and at most 10 of a varint.
+MAX_NUMBER_BYTES = 16
+_ABORT = limit_at(control_pb2.AbortRequest, "request_ids")
+MAX_ABORT_IDS = _ABORT.entries
+# With room for tags and lengths.
+MAX_ABORT_BYTES = MAX_ABORT_IDS * (4 + MAX_CHAR_BYTES * _ABORT.chars)
+MAX_LINGER_SECONDS = limit_at(pb.GenerateRequest, "resume.linger_seconds").most
+_FLOAT = struct.Struct("f")
+_VARINTS = (
+    FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_ENUM,
+)  # fmt: skip
+# Limits of protos that are not ours.
+_OTHERS = {"grpc.health.v1.HealthCheckRequest.service": limits_pb2.Limit(chars=200)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What follows from the served model. Without a model nothing is allowed."""
+    """The numbers of ModelLimit, which follow from the served model. Without a model nothing is allowed."""
 
+    length: int = 0
+    """Tokens of the longest sequence."""
     prompt_tokens: int = 0
     text_chars: int = 0
     """Of a text that may fit the longest sequence; 0 without a tokenizer."""
-    length: int = 0
-    """Tokens of the longest sequence."""
-    vocabulary: int = 0
+    top_k: int = 0
     samples: int = 0
     """Of one request."""
     logprobs: int = 0
     """Alternatives beside each token."""
+
+    def number(self, limit: "Number") -> Any:
+        """The number of a limit."""
+        return getattr(self, limit) if isinstance(limit, str) else limit
+
+
+NO_MODEL = Sizes()
+# A limit: a number, or the name of one of Sizes. 0 or None: there is none.
+Number = int | float | str | None
 
 
 def wrong(field: str, what: str) -> status.Refusal:
@@ -103,234 +78,169 @@ def check_count(field: str, count: int, limit: int, unit: str = "long") -> None:
         refuse(field, f"is {count} {unit}", limit)
 
 
-class Of(StrEnum):
-    """What a limit counts."""
-
-    ENTRIES = "entries"
-    CHARACTERS = "characters"
-    BYTES = "bytes"
-    VALUE = "value"
-    # A flag, or a message whose fields have limits of their own.
-    NOTHING = "nothing"
+def check_range(field: str, value: float, low: float, high: float, *, is_above: bool = False) -> None:
+    """Refuses a value below `low`, above `high`, or NaN; with `is_above` also `low` itself."""
+    # The comparisons are false for NaN.
+    if low <= value <= high and not (is_above and value == low):
+        return
+    shown = value
+    if not isinstance(value, int) and not value.is_integer():
+        # 7 digits, as a float32 of 2.1 is 2.0999999046325684; in full if the short value is allowed.
+        short = float(f"{value:.7g}")
+        shown = value if low <= short <= high else short
+    wanted = f"above {low:g}, and at most {high}" if is_above else f"between {low:.7g} and {high}"
+    raise wrong(field, f"is {shown}; it must be {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """The limit of one field. `each_bytes` bounds an entry of a list of strings, messages or of a map.
+class Rule:
+    """The rule of the field at a path; a limit that is None or 0 is none. A number is `least` to `most`.
 
-    The name of one of `Sizes` there stands for that number of characters. It is 0 for messages whose fields have limits
-    of their own; then the entries of a list in them count together, over all messages.
-    A value is at least `least`, or above it if `is_above`.
+    A list of messages that consist of numbers has no rules inside: `bytes` is the most of each of its entries.
     """
 
-    of: Of
-    most: float | str = 0
-    least: float = 0
-    is_above: bool = False
-    each_bytes: int | str = 0
-    checked_by: str = ""
+    path: str
+    is_list: bool
+    has_bytes: bool
+    """Whether its values are texts, bytes or messages; the others are numbers."""
+    entries: Number
+    chars: Number
+    bytes: int
+    least: float
+    is_above: bool
+    """`least` itself is too small."""
+    most: Number
+    inside: "Rules | None"
 
 
-def _entries(most: int | str, checked_by: str, *, each_bytes: int | str = 0) -> Limit:
-    return Limit(of=Of.ENTRIES, most=most, each_bytes=each_bytes, checked_by=checked_by)
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a message's fields, by number."""
+
+    name: str
+    fields: Mapping[int, Rule]
+
+    def walk(self) -> Iterator[Rule]:
+        """Yields all rules, from the outside to the inside."""
+        for rule in self.fields.values():
+            yield rule
+            if rule.inside is not None:
+                yield from rule.inside.walk()
 
 
-def _characters(most: int | str, checked_by: str) -> Limit:
-    return Limit(of=Of.CHARACTERS, most=most, checked_by=checked_by)
+def rules_of(kind: Descriptor, path: str = "", entries: Number = None, chars: Number = None) -> Rules:
+    """Returns the rules of a message and of all in it. `entries`, `chars`: those of the field that it stands in."""
+    return Rules(kind.name, {each.number: _rule(each, path + each.name, entries, chars) for each in kind.fields})
 
 
-def _value(least: float, most: float | str, checked_by: str, *, is_above: bool = False) -> Limit:
-    return Limit(of=Of.VALUE, least=least, most=most, is_above=is_above, checked_by=checked_by)
+def _rule(field: FieldDescriptor, path: str, entries: Number, chars: Number) -> Rule:
+    limit, is_list = _OTHERS.get(field.full_name) or limit_of(field), field.is_repeated
+    inside, enum = field.message_type, field.enum_type
+    entries, chars = _number(limit, "of_entries", field) or entries, _number(limit, "of_chars", field) or chars
+    assert entries is not None or not is_list, f"{path} has no limit of its entries"
+    # The scan counts packed numbers as varints.
+    assert _has_bytes(field) or not is_list or field.type in _VARINTS, path
+    num_bytes = limit.bytes
+    if is_list and inside is not None and not any(each.is_repeated or _has_bytes(each) for each in inside.fields):
+        inside, num_bytes = None, MAX_NUMBER_BYTES * len(inside.fields)
+    return Rule(
+        path=path,
+        is_list=is_list,
+        has_bytes=_has_bytes(field),
+        entries=entries if is_list else None,
+        chars=chars if field.type == field.TYPE_STRING else None,
+        bytes=num_bytes,
+        least=_number(limit, "of_low", field) or 0,
+        is_above=limit.HasField("above"),
+        most=_number(limit, "of_high", field) if enum is None or is_list else enum.values[-1].number,
+        inside=None if inside is None else rules_of(inside, f"{path}.", None if is_list else entries, chars),
+    )
 
 
-def _numbers_of_sampling() -> dict[str, Limit]:
-    return {
-        f"sampling.{name}": _value(of.low, of.high, _SAMPLING, is_above=of.above_low)
-        for name, of in sampling_limits.LIMITS.items()
-    }
+def _has_bytes(field: FieldDescriptor) -> bool:
+    return field.type in (field.TYPE_STRING, field.TYPE_BYTES, field.TYPE_MESSAGE)
 
 
-_INSIDE = _FLAG = Limit(of=Of.NOTHING)
-_REQUEST, _CHECKS = "validate.check_request", "validate.check_request_id"
-_SAMPLING, _RESUME = "validate.check_sampling", "validate.check_resume"
-_CHAT = "chat.conversation.check_size"
-_GRAMMAR = "constraints.grammar.grammar_of"
-_CONSTRAINT = _characters(MAX_CONSTRAINT_BYTES, _GRAMMAR)
-_OPERATION = "control.check_operation"
-_LIST = "listing.check_list"
-_NAME = _characters(MAX_MODEL_NAME_CHARS, "model.Model.check_name")
-_TEXT = _characters("text_chars", "text.tokenizer.Tokenizer.check_size")
-# Two fields of at most 6 bytes each, with their tags; an entry of a map the same.
-_PAIR_BYTES = 32
-# Five such fields.
-_OFFSET_BYTES = 64
+def _number(
+    limit: limits_pb2.Limit, part: Literal["of_entries", "of_chars", "of_low", "of_high"], field: FieldDescriptor
+) -> Any:
+    """One part of a limit, as a number of the field's type or the name of one of Sizes; None without one."""
+    which = limit.WhichOneof(part)
+    if which is None:
+        return None
+    number = getattr(limit, which)
+    if which.endswith("_of"):
+        return limits_pb2.ModelLimit.Name(number).removeprefix("MODEL_LIMIT_").lower()
+    if field.type == field.TYPE_FLOAT:
+        (number,) = _FLOAT.unpack(_FLOAT.pack(number))
+    return int(number) if number == int(number) else number
 
 
-def _chat(path: str) -> dict[str, Limit]:
-    """The limits of a chat and of the fields inside, whose text together is at most `text_chars`."""
-    text = _characters("text_chars", _CHAT)
-    call = {"id": text, "name": text, "arguments_json": text}
-    message = {
-        # All roles are short; the check names them.
-        "role": text,
-        "content": _entries(MAX_CHAT_PARTS, _CHAT, each_bytes="text_chars"),
-        "reasoning": text,
-        "tool_calls": _entries(MAX_CHAT_CALLS, _CHAT),
-        **{f"tool_calls.{name}": limit for name, limit in call.items()},
-        "tool_call_id": text,
-        "name": text,
-    }
-    inside = {
-        "messages": _entries(MAX_CHAT_MESSAGES, _CHAT),
-        **{f"messages.{name}": limit for name, limit in message.items()},
-        "tools_json": _entries(MAX_CHAT_TOOLS, _CHAT, each_bytes="text_chars"),
-        "tool_choice": _INSIDE,
-        # An enum, whose numbers `choose` checks.
-        "tool_choice.mode": _FLAG,
-        "tool_choice.name": _characters(MAX_TOOL_NAME_CHARS, "chat.conversation.choose"),
-        "parallel_tool_calls": _FLAG,
-        "template_args_json": text,
-        "continue_final_message": _FLAG,
-        "add_generation_prompt": _FLAG,
-        "unparsed": _FLAG,
-    }
-    return {path: _INSIDE, **{f"{path}.{name}": limit for name, limit in inside.items()}}
+class Check:
+    """The walk over parsed messages of one kind that refuses the first field beyond its rule.
+
+    Texts whose limit follows from the model are left to who counts them together, and knows why a model takes none.
+    """
+
+    def __init__(self, kind: type[Message], path: str = "", without: Collection[str] = ()) -> None:
+        """`path`: of the message in its request, with a dot at its end. `without`: fields that others check."""
+        rules = rules_of(cast(Descriptor, kind.DESCRIPTOR), path)
+        fields = {number: rule for number, rule in rules.fields.items() if rule.path not in without}
+        self._rules = Rules(rules.name, fields)
+
+    def __call__(self, message: Message, sizes: Sizes = NO_MODEL) -> None:
+        """Raises Refusal (INVALID_ARGUMENT)."""
+        _check(self._rules, message, sizes)
 
 
-# By the full name of the request, then by path. Messages of lists without paths inside are bounded by `each_bytes`.
-LIMITS: Mapping[str, Mapping[str, Limit]] = {
-    "tandem.v1.GenerateRequest": {
-        "request_id": _characters(MAX_REQUEST_ID_CHARS, _CHECKS),
-        "model": _NAME,
-        "text": _TEXT,
-        "token_ids": _INSIDE,
-        "token_ids.ids": _entries("prompt_tokens", "validate.make_submit"),
-        "add_special_tokens": _FLAG,
-        **_chat("chat"),
-        "sampling": _INSIDE,
-        **_numbers_of_sampling(),
-        "sampling.top_k": _value(0, "vocabulary", _SAMPLING),
-        # Every number is a seed.
-        "sampling.seed": _FLAG,
-        "sampling.num_samples": _value(1, "samples", _SAMPLING),
-        "sampling.logit_bias": _entries(MAX_LISTED_TOKENS, _SAMPLING, each_bytes=_PAIR_BYTES),
-        "sampling.allowed_token_ids": _INSIDE,
-        "sampling.allowed_token_ids.ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
-        "sampling.banned_token_ids": _entries(MAX_LISTED_TOKENS, _SAMPLING),
-        "stop": _INSIDE,
-        # More than the model's length means the model's length. A tenant may have a limit of its own.
-        "stop.max_new_tokens": _value(1, MAX_NEW_TOKENS, _REQUEST),
-        "stop.min_new_tokens": _value(0, "length", "validate.make_submit"),
-        "stop.stop_strings": _entries(MAX_STOP_STRINGS, _REQUEST, each_bytes=MAX_CHAR_BYTES * MAX_STOP_STRING_CHARS),
-        "stop.stop_token_ids": _entries(MAX_STOP_TOKEN_IDS, _REQUEST),
-        "stop.ignore_eos": _FLAG,
-        "stop.include_stop": _FLAG,
-        "stop.max_time_seconds": _value(0, MAX_TIME_SECONDS, _REQUEST, is_above=True),
-        "output": _INSIDE,
-        "output.want_text": _FLAG,
-        "output.want_token_ids": _FLAG,
-        "output.skip_special_tokens": _FLAG,
-        "output.logprobs": _value(0, "logprobs", _REQUEST),
-        "output.logprob_pieces": _FLAG,
-        "output.prompt_logprobs_start": _value(0, "prompt_tokens", "validate.make_submit"),
-        # A tenant may have a smaller range.
-        "priority": _value(-MAX_PRIORITY, MAX_PRIORITY, _REQUEST),
-        "cache": _INSIDE,
-        "cache.salt": _characters(MAX_SALT_CHARS, _REQUEST),
-        "cache.bypass_read": _FLAG,
-        "cache.bypass_write": _FLAG,
-        "max_queue_seconds": _value(0, MAX_QUEUE_SECONDS, _REQUEST),
-        "constraint": _INSIDE,
-        "constraint.json_schema": _CONSTRAINT,
-        "constraint.json_object": _INSIDE,
-        "constraint.regex": _CONSTRAINT,
-        "constraint.choices": _INSIDE,
-        "constraint.choices.choices": _entries(MAX_CHOICES, _GRAMMAR, each_bytes=MAX_CHAR_BYTES * MAX_CHOICE_CHARS),
-        "constraint.lark": _CONSTRAINT,
-        "resume": _INSIDE,
-        "resume.linger_seconds": _value(0, MAX_LINGER_SECONDS, "validate.check_linger"),
-    },
-    "tandem.v1.ResumeRequest": {
-        "request_id": _characters(MAX_NAMED_ID_CHARS, _CHECKS),
-        "resume_secret": Limit(of=Of.BYTES, most=MAX_SECRET_BYTES, checked_by=_RESUME),
-        "offsets": _entries(MAX_NUM_SAMPLES, _RESUME, each_bytes=_OFFSET_BYTES),
-    },
-    "tandem.v1.TokenizeRequest": {"model": _NAME, "text": _TEXT, "add_special_tokens": _FLAG},
-    "tandem.v1.DetokenizeRequest": {
-        "model": _NAME,
-        "token_ids": _entries("length", "validate.check_detokenize"),
-        "skip_special_tokens": _FLAG,
-        "separately": _FLAG,
-    },
-    "tandem.v1.RenderChatRequest": {"model": _NAME, **_chat("chat")},
-    "tandem.v1.AbortRequest": {
-        "request_ids": _entries(
-            MAX_ABORT_IDS,
-            "control.ControlServicer.Abort",
-            each_bytes=MAX_CHAR_BYTES * MAX_NAMED_ID_CHARS,
-        )
-    },
-    "tandem.v1.ListRequestsRequest": {
-        "page_size": _value(0, MAX_PAGE_SIZE, _LIST),
-        "page_token": _characters(MAX_PAGE_TOKEN_CHARS, _LIST),
-        "tenant": _characters(MAX_TENANT_CHARS, _LIST),
-        # Enums, whose numbers `_LIST` checks.
-        "states": _entries(MAX_STATES, _LIST),
-        "id_prefix": _characters(MAX_NAMED_ID_CHARS, _LIST),
-    },
-    "tandem.v1.GetCallerRequest": {},
-    "tandem.v1.GetModelInfoRequest": {},
-    "tandem.v1.GetLoadRequest": {},
-    "tandem.v1.FlushCacheRequest": {},
-    "tandem.v1.ListQuarantineRequest": {},
-    "tandem.v1.ClearQuarantineRequest": {
-        "keys": _entries(
-            MAX_QUARANTINE_KEYS,
-            "control.ControlServicer.ClearQuarantine",
-            each_bytes=MAX_CHAR_BYTES * QUARANTINE_KEY_CHARS,
-        )
-    },
-    "tandem.v1.DrainRequest": {
-        "worker": _characters(MAX_WORKER_NAME_CHARS, _OPERATION),
-        "max_seconds": _value(0, MAX_OPERATION_SECONDS, _OPERATION),
-        "force": _FLAG,
-    },
-    "tandem.v1.UpdateWeightsRequest": {
-        "version": _characters(MAX_VERSION_CHARS, _OPERATION),
-        "folder": _characters(MAX_FOLDER_CHARS, _OPERATION),
-        # An enum, whose numbers `_OPERATION` checks.
-        "running": _FLAG,
-        "in_turn": _FLAG,
-        "max_seconds": _value(0, MAX_OPERATION_SECONDS, _OPERATION),
-    },
-    "grpc.health.v1.HealthCheckRequest": {
-        "service": _characters(MAX_SERVICE_NAME_CHARS, "readiness.check_name"),
-    },
-    "grpc.health.v1.HealthListRequest": {},
-}
+def _check(rules: Rules, message: Message, sizes: Sizes) -> None:
+    for field, value in message.ListFields():
+        rule = rules.fields.get(field.number)
+        if rule is None:
+            continue
+        if rule.is_list:
+            _check_list(rule, value, sizes)
+        elif rule.inside is not None:
+            _check(rule.inside, value, sizes)
+        elif rule.most is not None:
+            check_range(rule.path, value, rule.least, sizes.number(rule.most), is_above=rule.is_above)
+        elif rule.bytes:
+            check_count(rule.path, len(value), rule.bytes, "bytes long")
+        elif isinstance(rule.chars, int):
+            check_count(rule.path, len(value), rule.chars, "characters long")
+
+
+def _check_list(rule: Rule, value: Any, sizes: Sizes) -> None:
+    check_count(rule.path, len(value), sizes.number(rule.entries))
+    if isinstance(rule.chars, int):
+        for idx, text in enumerate(value):
+            check_count(f"{rule.path}[{idx}]", len(text), rule.chars, "characters long")
+    # The entries of lists in the messages of a list count together.
+    for each in () if rule.inside is None else rule.inside.fields.values():
+        if each.is_list:
+            name = each.path.rpartition(".")[2]
+            check_count(each.path, sum(len(getattr(message, name)) for message in value), sizes.number(each.entries))
+
+
+def _told() -> Iterator[tuple[str, Rule, str]]:
+    """Yields each field of RequestLimits that tells a limit, the rule, and the name of the number in it."""
+    for field in control_pb2.RequestLimits.DESCRIPTOR.fields:
+        if told := field.GetOptions().Extensions[limits_pb2.tells]:
+            request, _, path = told.partition(".")
+            path, _, part = path.rpartition(".")
+            kind: Any = getattr(pb if hasattr(pb, request) else control_pb2, request)
+            yield field.name, next(rule for rule in rules_of(kind.DESCRIPTOR).walk() if rule.path == path), part
+
+
+_TOLD = tuple(_told())
 
 
 def told(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
     """Returns the limits of a caller's requests to the served model."""
-    return control_pb2.RequestLimits(
-        max_message_bytes=max_message_bytes,
-        max_metadata_bytes=MAX_METADATA_BYTES,
-        max_prompt_tokens=sizes.prompt_tokens,
-        max_text_chars=sizes.text_chars,
-        max_new_tokens=caller.max_new_tokens,
-        min_priority=caller.min_priority,
-        max_priority=caller.max_priority,
-        max_request_id_chars=MAX_REQUEST_ID_CHARS,
-        max_salt_chars=MAX_SALT_CHARS,
-        max_stop_strings=MAX_STOP_STRINGS,
-        max_stop_string_chars=MAX_STOP_STRING_CHARS,
-        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-        max_listed_tokens=MAX_LISTED_TOKENS,
-        max_time_seconds=MAX_TIME_SECONDS,
-        max_queue_seconds=MAX_QUEUE_SECONDS,
-        max_linger_seconds=MAX_LINGER_SECONDS,
-        max_abort_ids=MAX_ABORT_IDS,
-        max_constraint_bytes=MAX_CONSTRAINT_BYTES,
-        max_chat_messages=MAX_CHAT_MESSAGES,
-        max_chat_tools=MAX_CHAT_TOOLS,
-    )
+    limits = control_pb2.RequestLimits(max_message_bytes=max_message_bytes, max_metadata_bytes=MAX_METADATA_BYTES)
+    for name, rule, part in _TOLD:
+        setattr(limits, name, sizes.number(getattr(rule, part)))
+    limits.min_priority, limits.max_priority = caller.min_priority, caller.max_priority
+    if caller.max_new_tokens is not None:
+        limits.max_new_tokens = caller.max_new_tokens
+    return limits

@@ -10,7 +10,6 @@ and the worker parses them (`gpu_worker/wire/started.py`).
 """
 
 import asyncio
-import math
 import secrets
 import uuid
 from collections.abc import Sequence, Set
@@ -21,20 +20,23 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.door.tenant import Caller, CallerLimits
-from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sampling_limits import LIMITS
-from scheduler_svc.frontend.sizes import check_count, refuse, wrong
+from scheduler_svc.frontend.sizes import Check, check_range, refuse, wrong
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
+from tandem_contract.limits import limit_at
 from tandem_contract.plural import numbered
 
 # Hashing this many pages takes about 1 ms.
 PAGES_AT_ONCE = 2048
+# Without what `prompt.py` and `constraints/` check, and sampling, which is checked with the model's defaults.
+_check_request = Check(pb.GenerateRequest, without=("token_ids", "chat", "sampling", "constraint"))
+_check_sampling = Check(pb.SamplingParams, "sampling.")
+_check_resume, _check_detokenize = Check(pb.ResumeRequest), Check(pb.DetokenizeRequest)
+_BIAS = limit_at(pb.SamplingParams, "logit_bias")
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
@@ -50,34 +52,12 @@ def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
         )
 
 
-def check_request_id(field: str, request_id: str, most: int = sizes.MAX_REQUEST_ID_CHARS) -> None:
-    """Refuses ids with more than `most` characters or with characters that are not printable."""
-    check_count(field, len(request_id), most, "characters long")
+def check_request_id(field: str, request_id: str) -> None:
+    """Refuses ids with characters that are not printable."""
     if not request_id.isprintable():
         idx = next(i for i, char in enumerate(request_id) if not char.isprintable())
         code = f"U+{ord(request_id[idx]):04X}"
         raise wrong(field, f"has {code} at character {idx}; only printable characters are allowed")
-
-
-def check_range(field: str, value: float, low: float, high: float) -> None:
-    """Refuses a value below `low`, above `high`, or NaN."""
-    if math.isnan(value) or not low <= value <= high:
-        raise wrong(field, f"is {_as_given(value, low, high)}; it must be between {low:.7g} and {high}")
-
-
-def check_above_zero(field: str, value: float, high: float) -> None:
-    """Refuses a value of 0 or less, above `high`, or NaN."""
-    # The comparison is false for NaN.
-    if not 0 < value <= high:
-        raise wrong(field, f"is {_as_given(value, 0, high)}; it must be above 0, and at most {high}")
-
-
-def _as_given(value: float, low: float, high: float) -> str:
-    """The value with 7 digits, as a float32 of 2.1 is 2.0999999046325684; in full if the short value is allowed."""
-    if isinstance(value, int) or value.is_integer():
-        return str(value)
-    short = float(f"{value:.7g}")
-    return str(value if low <= short <= high else short)
 
 
 def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
@@ -85,22 +65,24 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
 
     Raises Refusal.
     """
-    banned = _check_banned(asked, model)
-    allowed = _check_allowed(asked, model)
-    silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
-    _check_one_remains(allowed, banned, silent_at_first if stop.min_new_tokens else frozenset(), model)
-    without_effect = _check_biases(asked, model)
     sampling = pb.SamplingParams()
     sampling.CopyFrom(model.defaults)
     sampling.MergeFrom(asked)
-    for token in without_effect:
+    _check_sampling(sampling, model.sizes)
+    if asked.banned_token_ids:
+        check_token_ids("sampling.banned_token_ids", asked.banned_token_ids, model)
+    if asked.HasField("allowed_token_ids"):
+        check_token_ids("sampling.allowed_token_ids.ids", asked.allowed_token_ids.ids, model)
+    banned, allowed = frozenset(asked.banned_token_ids), frozenset(asked.allowed_token_ids.ids)
+    silent_at_first = frozenset(stop.stop_token_ids) | (frozenset[int]() if stop.ignore_eos else model.eos_token_ids)
+    _check_one_remains(allowed, banned, silent_at_first if stop.min_new_tokens else frozenset(), model)
+    for token in _check_biases(asked, model):
         del sampling.logit_bias[token]
     if not asked.HasField("seed"):
         sampling.seed = secrets.randbits(63)
-    _check_scalars(sampling, model)
     if sampling.top_p == 0:
         # Of the tokens that reach no probability only the most probable one is kept.
-        sampling.temperature, sampling.top_p = 0, LIMITS["top_p"].off
+        sampling.temperature, sampling.top_p = 0, 1
     return sampling
 
 
@@ -113,48 +95,19 @@ def without_lists(sampling: pb.SamplingParams) -> pb.SamplingParams:
     return scalars
 
 
-def _check_scalars(sampling: pb.SamplingParams, model: Model) -> None:
-    for name, limits in LIMITS.items():
-        field, value = f"sampling.{name}", getattr(sampling, name)
-        if limits.above_low:
-            check_above_zero(field, value, limits.high)
-        else:
-            check_range(field, value, limits.low, limits.high)
-    check_range("sampling.top_k", sampling.top_k, 0, max(model.info.vocab_size, model.defaults.top_k))
-    check_range("sampling.num_samples", sampling.num_samples, 1, max(1, model.info.max_num_samples))
-
-
-def _check_banned(asked: pb.SamplingParams, model: Model) -> Set[int]:
-    banned = asked.banned_token_ids
-    check_count("sampling.banned_token_ids", len(banned), sizes.MAX_LISTED_TOKENS)
-    if banned:
-        check_token_ids("sampling.banned_token_ids", banned, model)
-    return frozenset(banned)
-
-
-def _check_allowed(asked: pb.SamplingParams, model: Model) -> Set[int]:
-    if not asked.HasField("allowed_token_ids"):
-        return frozenset()
-    allowed = asked.allowed_token_ids.ids
-    check_count("sampling.allowed_token_ids.ids", len(allowed), sizes.MAX_LISTED_TOKENS)
-    check_token_ids("sampling.allowed_token_ids.ids", allowed, model)
-    return frozenset(allowed)
-
-
 def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
     """Checks the biases. Returns the tokens whose bias is 0, which has no effect."""
     count = len(asked.logit_bias)
-    check_count("sampling.logit_bias", count, sizes.MAX_LISTED_TOKENS)
     tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
     biases = np.fromiter(asked.logit_bias.values(), np.float32, count)
     # A NaN is outside every range.
-    is_bad = (tokens >= model.info.vocab_size) | ~(np.abs(biases) <= sizes.MAX_BIAS)
+    is_bad = (tokens >= model.info.vocab_size) | ~((biases >= _BIAS.least) & (biases <= _BIAS.most))
     if is_bad.any():
         token = int(tokens[is_bad].min())
         field = f"sampling.logit_bias[{token}]"
         if token >= model.info.vocab_size:
             raise wrong(field, f"is for token {token}; the vocabulary has {numbered(model.info.vocab_size, 'token')}")
-        check_range(field, asked.logit_bias[token], -sizes.MAX_BIAS, sizes.MAX_BIAS)
+        check_range(field, asked.logit_bias[token], _BIAS.least, int(_BIAS.most))
     return tokens[biases == 0].tolist()
 
 
@@ -207,8 +160,7 @@ def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimit
     check_range("priority", request.priority, limits.min_priority, limits.max_priority)
     if (limit := limits.max_new_tokens) is not None and request.stop.max_new_tokens > limit:
         refuse("stop.max_new_tokens", f"is {request.stop.max_new_tokens}", f"{limit}, the caller's own")
-    check_range("max_queue_seconds", request.max_queue_seconds, 0, sizes.MAX_QUEUE_SECONDS)
-    check_count("cache.salt", len(request.cache.salt), sizes.MAX_SALT_CHARS, "characters long")
+    _check_request(request, model.sizes)
     stop_strings = _check_stop(request.stop, model)
     check_request_id("request_id", request.request_id)
     sampling = check_sampling(request.sampling, request.stop, model)
@@ -287,21 +239,11 @@ def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> i
 
 
 def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
-    if stop.HasField("max_new_tokens") and stop.max_new_tokens == 0:
-        raise wrong("stop.max_new_tokens", "is 0; it must be at least 1")
-    if stop.max_new_tokens > sizes.MAX_NEW_TOKENS:
-        refuse("stop.max_new_tokens", f"is {stop.max_new_tokens}", sizes.MAX_NEW_TOKENS)
-    if stop.HasField("max_time_seconds"):
-        check_above_zero("stop.max_time_seconds", stop.max_time_seconds, sizes.MAX_TIME_SECONDS)
-    check_count("stop.stop_token_ids", len(stop.stop_token_ids), sizes.MAX_STOP_TOKEN_IDS)
     if stop.stop_token_ids:
         check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
-    check_count("stop.stop_strings", len(stop.stop_strings), sizes.MAX_STOP_STRINGS)
-    for idx, string in enumerate(stop.stop_strings):
-        field = f"stop.stop_strings[{idx}]"
-        if not string:
-            raise wrong(field, "is empty; at least 1 character is needed")
-        check_count(field, len(string), sizes.MAX_STOP_STRING_CHARS, "characters long")
+    if "" in stop.stop_strings:
+        idx = list(stop.stop_strings).index("")
+        raise wrong(f"stop.stop_strings[{idx}]", "is empty; at least 1 character is needed")
     if stop.stop_strings and model.tokenizer is None:
         raise wrong("stop.stop_strings", "needs a tokenizer, and the served model has none")
     return tuple(dict.fromkeys(stop.stop_strings))
@@ -310,8 +252,6 @@ def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
 def _check_output(output: pb.OutputParams, model: Model) -> None:
     if model.tokenizer is None and output.want_text:
         raise wrong("output.want_text", "is true, and the served model came without a tokenizer")
-    if output.HasField("logprobs"):
-        check_range("output.logprobs", output.logprobs, 0, model.info.max_logprobs)
     if output.logprob_pieces and not (output.HasField("logprobs") or output.HasField("prompt_logprobs_start")):
         what = "is true, and neither output.logprobs nor output.prompt_logprobs_start is set"
         raise wrong("output.logprob_pieces", what)
@@ -351,7 +291,7 @@ def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
     """Checks a Detokenize request and returns the tokenizer. Raises Refusal."""
     if model.tokenizer is None:
         raise wrong("token_ids", "need a tokenizer, and the served model has none")
-    check_count("token_ids", len(request.token_ids), model.max_length)
+    _check_detokenize(request, model.sizes)
     check_token_ids("token_ids", request.token_ids, model)
     return model.tokenizer
 
@@ -359,7 +299,6 @@ def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
 def check_linger(request: pb.GenerateRequest) -> float:
     """Returns the linger time in seconds, 0 for none. Raises Refusal."""
     seconds, output = request.resume.linger_seconds, request.output
-    check_range("resume.linger_seconds", seconds, 0, sizes.MAX_LINGER_SECONDS)
     for name in ("logprobs", "prompt_logprobs_start"):
         if seconds and output.HasField(name):
             why = "logprobs are not kept for a caller that comes back, so only one of the two is possible"
@@ -371,9 +310,8 @@ def check_resume(request: pb.ResumeRequest) -> None:
     """Checks what needs no knowledge of the resumed request. Raises Refusal."""
     if not request.request_id:
         raise wrong("request_id", "is empty; an id is needed")
-    check_request_id("request_id", request.request_id, sizes.MAX_NAMED_ID_CHARS)
-    check_count("resume_secret", len(request.resume_secret), sizes.MAX_SECRET_BYTES, "bytes long")
-    check_count("offsets", len(request.offsets), MAX_NUM_SAMPLES)
+    _check_resume(request)
+    check_request_id("request_id", request.request_id)
 
 
 def check_offsets(offsets: list[pb.SampleOffset], num_tokens: list[int]) -> None:

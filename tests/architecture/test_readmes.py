@@ -6,6 +6,7 @@ from pathlib import Path
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.frontend import methods
+from scheduler_svc.frontend.sizes import MAX_ABORT_BYTES
 from tests.architecture.source import ROOT
 
 SERVICES = (
@@ -44,6 +45,7 @@ def test_the_front_ends_readme_lists_every_module_and_every_small_message_of_inf
     (row,) = re.findall(r"^\| ([\w, ]+) messages \| 64 KiB plus", text(f"{here}/README.md"), re.MULTILINE)
     streams = ("Generate", "Resume")
     assert row.split(", ") == [each.name for each in methods.INFERENCE.methods if each.name not in streams]
+    assert f"; Abort {MAX_ABORT_BYTES // 1024} KiB |" in text(f"{here}/README.md")
 
 
 def test_the_readme_of_what_programs_share_lists_every_module() -> None:

@@ -73,7 +73,7 @@ def test_the_wheel_holds_only_the_client_the_contract_and_the_public_stubs(wheel
     info = next(name.split("/")[0] for name in names if name.endswith(".dist-info/METADATA"))
     stubs = {
         f"tandem/v1/{service}_pb2{kind}"
-        for service in ("inference", "control", "chat", "constraint")
+        for service in ("inference", "control", "chat", "constraint", "limits")
         for kind in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
     }
     assert {name for name in names if name.startswith("tandem/")} == stubs | {

@@ -111,14 +111,16 @@ def test_node_streams_a_completion(served: Served, folder: Path) -> None:
     assert text
 
 
+IMPORTED = {"/usr/include/google/protobuf/descriptor.proto": "libprotobuf-dev"}
 # What each is made of, and the package of Debian that has it.
 COMPILED = {
-    "ruby": ("program.rb", {"grpc_tools_ruby_protoc": "ruby-grpc-tools", "ruby": "ruby-grpc"}),
+    "ruby": ("program.rb", {"grpc_tools_ruby_protoc": "ruby-grpc-tools", "ruby": "ruby-grpc", **IMPORTED}),
     "java": (
         "Program.java",
         {
             "javac": "default-jdk-headless",
             "protoc": "protobuf-compiler",
+            **IMPORTED,
             "grpc_java_plugin": "protobuf-compiler-grpc-java-plugin",
             "/usr/share/java/grpc-netty.jar": "libgrpc-java",
             "/usr/share/java/netty-codec-http2.jar": "libnetty-java",

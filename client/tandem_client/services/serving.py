@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem_client.address import DEFAULT_ADDRESS, dialled
 from tandem_client.errors import TandemError
-from tandem_client.handshake import own_names
+from tandem_client.peer import own_names
 from tandem_client.services.display import Display, Endpoint
 from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy, probe
 from tandem_client.services.phases import Phase

@@ -6,7 +6,6 @@ tenant, and people who copy an id change its case. `meant` knows all forms, for 
 
 TENANT_END = "/"
 """Between tenant and id in the core's ids. No tenant's name contains it."""
-MAX_TENANT_CHARS = 64
 PREFIXES = ("cmpl-", "chatcmpl-")
 """What the ids in HTTP answers begin with (`tandem_client.gateway.openai.answers`)."""
 

@@ -16,15 +16,17 @@ from typing import Any, NoReturn, cast
 
 from tandem.v1 import chat_pb2 as pb
 
-from scheduler_svc.frontend import sizes
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.sizes import check_count, refuse, wrong
+from scheduler_svc.frontend.sizes import Check, check_count, refuse, wrong
 from tandem_contract.plural import numbered
 
 # As in OpenAI's API. Names are parts of grammars and prompts, so they have no other characters.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _FIELDS = frozenset({"name", "description", "parameters", "strict"})
 MAX_DEPTH = 64
+# Names of arguments of a template.
+MAX_TEMPLATE_ARGS = 64
+_check_counts = Check(pb.Chat, "chat.")
 # Templates build tokens of them ('<|' + role + '|>'), so there are no others.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What Transformers' call takes itself, what it gives the template, and what a template takes from its environment.
@@ -101,8 +103,6 @@ def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
             )
         return Choice(named, Calls.EXACTLY_ONE)
     mode = choice.mode
-    if mode not in pb.ToolChoiceMode.values():
-        raise wrong("chat.tool_choice.mode", f"is {mode}; the limit is 3")
     if mode == pb.TOOL_CHOICE_MODE_REQUIRED:
         if not tools:
             raise wrong("chat.tool_choice.mode", "is required, and chat.tools_json is empty")
@@ -265,13 +265,9 @@ class Conversation:
 
 def check_size(chat: pb.Chat, max_chars: int) -> None:
     """Refuses too many messages or tools, and too much text, before any work on them."""
-    check_count("chat.messages", len(chat.messages), sizes.MAX_CHAT_MESSAGES)
-    check_count("chat.tools_json", len(chat.tools_json), sizes.MAX_CHAT_TOOLS)
+    _check_counts(chat)
     if not chat.messages:
         raise wrong("chat.messages", "is empty; at least 1 message is needed")
-    check_count("chat.messages.content", sum(len(each.content) for each in chat.messages), sizes.MAX_CHAT_PARTS)
-    check_count("chat.messages.tool_calls", sum(len(each.tool_calls) for each in chat.messages), sizes.MAX_CHAT_CALLS)
-    check_count("chat.tool_choice.name", len(chat.tool_choice.name), sizes.MAX_TOOL_NAME_CHARS, "characters long")
     num_chars = sum(map(len, chat.tools_json)) + len(chat.template_args_json)
     for message in chat.messages:
         num_chars += sum(map(len, message.content)) + len(message.reasoning) + len(message.name)
@@ -333,7 +329,7 @@ def _call(field: str, call: pb.ToolCall) -> PastCall:
 def _template_args(text: str) -> dict[str, Any]:
     field = "chat.template_args_json"
     args = read_object(field, text) if text else {}
-    check_count(field, len(args), sizes.MAX_CHAT_ARGS)
+    check_count(field, len(args), MAX_TEMPLATE_ARGS)
     for name in args:
         if name in RESERVED or name.endswith(("_token", "_tokens")):
             raise wrong(field, f"has {name[:64]!r}, which the server sets itself")

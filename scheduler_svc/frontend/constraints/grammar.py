@@ -16,7 +16,7 @@ from tandem.v1 import constraint_pb2, inference_pb2
 from scheduler_svc.frontend.chat.answer_grammar import ONLY_JSON
 from scheduler_svc.frontend.constraints import limits
 from scheduler_svc.frontend.constraints.json_schema import parsed
-from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, wrong
+from scheduler_svc.frontend.constraints.limits import CHOICES, MAX_CONSTRAINT_BYTES, GrammarError, too_large, wrong
 from scheduler_svc.frontend.constraints.lowering import lower
 from scheduler_svc.frontend.constraints.patterns import (
     UnreadError,
@@ -26,7 +26,6 @@ from scheduler_svc.frontend.constraints.patterns import (
     parts,
     repetition,
 )
-from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_CONSTRAINT_BYTES
 
 # Possessive where a word can be long, and no `[` or `<` inside a bracket: the time grows as the text does.
 _WORD = re.compile(
@@ -260,13 +259,13 @@ class WrittenSchemas:
 
 def _choices(texts: Sequence[str]) -> str:
     field = "constraint.choices.choices"
-    if not 1 <= len(texts) <= MAX_CHOICES:
-        raise GrammarError(f"{field} is {len(texts)} long; it must be between 1 and {MAX_CHOICES}")
+    if not 1 <= len(texts) <= CHOICES.entries:
+        raise GrammarError(f"{field} is {len(texts)} long; it must be between 1 and {CHOICES.entries}")
     for i, text in enumerate(texts):
         if not text:
             raise GrammarError(f"{field}[{i}] is empty; at least 1 character is needed")
-        if len(text) > MAX_CHOICE_CHARS:
-            raise too_large(field, f"entry {i} has", len(text), MAX_CHOICE_CHARS, " characters")
+        if len(text) > CHOICES.chars:
+            raise too_large(field, f"entry {i} has", len(text), CHOICES.chars, " characters")
     # The same choice twice makes the same outputs.
     return _lark("start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts)))
 

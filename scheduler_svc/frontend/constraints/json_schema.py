@@ -14,9 +14,8 @@ from urllib.parse import unquote
 
 from scheduler_svc.frontend.chat.conversation import levels, read_json
 from scheduler_svc.frontend.constraints import limits, numbers
-from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
+from scheduler_svc.frontend.constraints.limits import CHOICES, GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
-from scheduler_svc.frontend.sizes import MAX_CHOICE_CHARS
 
 # Of an index in a reference; no list is longer.
 _MAX_DIGITS = 9
@@ -225,9 +224,9 @@ class _Check:
             raise unsupported(place, f"the dialect {str(schema['$schema'])[:100]!r}")
         items = [schema["const"]] if "const" in schema else []
         for item in [*items, *schema.get("enum", ())]:
-            if (count := len(json.dumps(item, ensure_ascii=False))) > MAX_CHOICE_CHARS:
+            if (count := len(json.dumps(item, ensure_ascii=False))) > CHOICES.chars:
                 what = "an item of enum or const has"
-                raise too_large(place, what, count, MAX_CHOICE_CHARS, " characters")
+                raise too_large(place, what, count, CHOICES.chars, " characters")
 
 
 def _bound(schema: dict[str, Any], name: str, place: str) -> int:

@@ -1,8 +1,15 @@
 """Owns the limits of a constraint that are checked without compiling it, and the sentences of its refusals.
 
-The limits that bound a message are in `sizes`.
+The limits that bound a message are in the protos.
 """
 
+from tandem.v1 import constraint_pb2, inference_pb2
+
+from tandem_contract.limits import limit_at
+
+CHOICES = limit_at(constraint_pb2.Choices, "choices")
+# Of a constraint, and of the grammar made of it.
+MAX_CONSTRAINT_BYTES = limit_at(inference_pb2.GenerateRequest, "constraint").bytes
 # Of the smallest part of a pattern, after multiplication of nested repetitions.
 MAX_REPETITION = 10_000
 # Of a JSON schema, and of groups in a pattern or a grammar.

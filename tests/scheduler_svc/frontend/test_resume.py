@@ -247,18 +247,12 @@ def test_offsets_beyond_the_output_are_refused(run: Run, offsets: list[tuple[int
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"), [({"request_id": ""}, "request_id"), ({"request_id": "x" * 203}, "request_id")]
-)
-def test_a_wrong_resume_request_does_not_reach_the_core(run: Run, fields: dict[str, Any], field: str):
+def test_a_resume_request_without_an_id_does_not_reach_the_core(run: Run):
     async def scenario(s: Service) -> None:
-        error = await failure(s.inference.Resume(pb.ResumeRequest(**fields)))
+        error = await failure(s.inference.Resume(pb.ResumeRequest()))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         [bad] = details(error, error_details_pb2.BadRequest)
-        assert bad.field_violations[0].field == field
-        many = pb.ResumeRequest(request_id="r", offsets=[pb.SampleOffset()] * 65)
-        error = await failure(s.inference.Resume(many))
-        assert "offsets is 65 long; the limit is 64" in error.details()
+        assert bad.field_violations[0].field == "request_id"
         assert await s.core.is_silent()
 
     run(scenario)

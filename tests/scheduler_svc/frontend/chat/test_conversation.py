@@ -114,14 +114,11 @@ def test_an_invalid_chat_is_refused_by_field(field: str, fields: dict[str, Any],
 
 SIZES: list[tuple[pb.Chat, str]] = [
     (pb.Chat(), "chat.messages is empty; at least 1 message is needed"),
-    (pb.Chat(messages=[user("a")] * 1025), "chat.messages is 1025 long; the limit is 1024"),
-    (pb.Chat(messages=[user("a")], tools_json=["{}"] * 129), "chat.tools_json is 129 long; the limit is 128"),
     (pb.Chat(messages=[user(*[""] * 4097)]), "chat.messages.content is 4097 long; the limit is 4096"),
     (
         pb.Chat(messages=[user(tool_calls=[pb.ToolCall()] * 513)] * 2),
         "chat.messages.tool_calls is 1026 long; the limit is 1024",
     ),
-    (pb.Chat(messages=[user("a")], tool_choice=pb.ToolChoice(name="x" * 129)), "129 characters long; the limit is 128"),
 ]
 
 

@@ -12,7 +12,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import MAX_FIELDS_OF_ENTRY, Scan
-from scheduler_svc.frontend.sizes import LIMITS, Of, Sizes
+from scheduler_svc.frontend.sizes import Rule, Sizes, rules_of
 
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512)
 GENERATE = pb.GenerateRequest.DESCRIPTOR
@@ -138,16 +138,11 @@ def test_the_walk_ends_at_the_first_field_beyond_its_limit(name: str) -> None:
 
 
 def test_the_longest_walk_is_bounded_by_the_limits() -> None:
-    limits = LIMITS["tandem.v1.GenerateRequest"].items()
-    lists = [each.most for path, each in limits if each.of == Of.ENTRIES and path != "token_ids.ids"]
-    # The test above has each of them; together they are one message.
-    # Entries of a chat have a few fields each.
-    of_chat = MAX_FIELDS_OF_ENTRY * (limits_of("chat.messages") + limits_of("chat.messages.tool_calls"))
-    assert sum(int(most) for most in lists) + of_chat + SIZES.prompt_tokens + 256 < 40_000
+    # The test above has each of them; together they are one message. Messages in lists have a few fields each.
+    def fields(rule: Rule) -> int:
+        return SIZES.number(rule.entries) * (1 if rule.inside is None else 1 + MAX_FIELDS_OF_ENTRY)
 
-
-def limits_of(path: str) -> int:
-    return int(LIMITS["tandem.v1.GenerateRequest"][path].most)
+    assert sum(fields(rule) for rule in rules_of(GENERATE).walk() if rule.is_list) + 256 < 40_000
 
 
 def test_a_message_at_every_limit_passes() -> None:

@@ -1,8 +1,7 @@
-"""The table of limits against the descriptors of every method, and each of its limits against a front end."""
+"""The limits in the protos: each field of a request has one, and what is beyond it is refused by all who check."""
 
 import asyncio
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -10,187 +9,270 @@ import grpc
 import numpy as np
 import pytest
 from google.protobuf import message_factory
-from tandem.v1 import control_pb2
+from tandem.v1 import control_pb2, limits_pb2
 from tandem.v1 import inference_pb2 as pb
 
+from scheduler_svc.core.messages import config, names, operators
 from scheduler_svc.frontend import methods
-from scheduler_svc.frontend.sizes import LIMITS, Limit, Of, Sizes
+from scheduler_svc.frontend.rpc.status import Refusal
+from scheduler_svc.frontend.scan import Scan
+from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Check, Rule, Rules, Sizes, rules_of
+from tandem_contract.limits import limit_at
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.fake_core import Service, model_state
 
 Run = Callable[..., None]
 METHODS = [method for service in (methods.INFERENCE, methods.CONTROL, methods.HEALTH) for method in service.methods]
-SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512, vocabulary=274, samples=4, logprobs=5)
+SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512, top_k=274, samples=4, logprobs=5)
 """Of the front end under test; max_length 512 and at most 5 characters a token."""
 STATE = model_state()
 STATE.chat_template = "{{ messages[0].content }}"
+# Fields that have no limit of their own, besides flags and messages.
+WITHOUT = {
+    "GenerateRequest.sampling.seed": "every number is a seed",
+    "GenerateRequest.stop.min_new_tokens": "at most the output tokens in force",
+    "GenerateRequest.output.prompt_logprobs_start": "less than the tokens of the prompt",
+}
+# What the texts and the ids of a prompt, and a constraint, are refused with: each is counted as a whole.
+COUNTED_TOGETHER = {
+    "token_ids.ids": "prompt has 512 tokens; the limit is 511 (",
+    "text": "text has 2561 characters; the limit is 2560",
+    "chat.template_args_json": "chat has 2564 characters; the limit is 2560",
+    "constraint.json_schema": "constraint has 65,541 bytes; the limit is 65536",
+    "constraint.regex": "constraint has 65,541 bytes; the limit is 65536",
+    "constraint.lark": "constraint has 65,541 bytes; the limit is 65536",
+}
 
 
-LISTS_WITH_FIELDS = ("chat.messages", "chat.messages.tool_calls")
+def fields(kind: Any, rules: Rules, bound: int = 0) -> Iterator[tuple[Any, Rule, int]]:
+    """The descriptor of every field of a request, its rule, and the limit in bytes of a message around it."""
+    for field in kind.fields:
+        rule = rules.fields[field.number]
+        yield field, rule, bound
+        if rule.inside is not None:
+            yield from fields(field.message_type, rule.inside, rule.bytes or bound)
 
 
-def paths(descriptor: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The path of every field of a request, with its descriptor, except inside lists of bounded entries."""
-    for field in descriptor.fields:
-        path = above + field.name
-        yield path, field
-        if field.message_type is not None and (not field.is_repeated or path in LISTS_WITH_FIELDS):
-            yield from paths(field.message_type, f"{path}.")
+def fields_of(method: Any) -> list[tuple[Any, Rule, int]]:
+    return list(fields(method.input_type, rules_of(method.input_type)))
 
 
-def test_every_field_of_every_request_has_a_limit() -> None:
-    found = {method.input_type.full_name: {path for path, _ in paths(method.input_type)} for method in METHODS}
-    assert found == {name: set(limits) for name, limits in LIMITS.items()}
+# Fields in the messages of lists. Only lists and texts are checked there, each counted over all messages.
+LISTED = {
+    inner.path
+    for method in METHODS
+    for _, rule, _ in fields_of(method)
+    if rule.is_list and rule.inside is not None
+    for inner in rule.inside.walk()
+}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_each_limit_fits_the_type_of_its_field(method: Any) -> None:
-    for path, field in paths(method.input_type):
-        limit = LIMITS[method.input_type.full_name][path]
-        if field.is_repeated:
-            assert limit.of == Of.ENTRIES, path
-            is_number = field.message_type is None and field.type not in (field.TYPE_STRING, field.TYPE_BYTES)
-            assert (limit.each_bytes == 0) == (is_number or path in LISTS_WITH_FIELDS), path
-            if field.message_type is not None and path not in LISTS_WITH_FIELDS:
-                assert max_bytes(field.message_type) <= limit.each_bytes, path
-        elif field.type in (field.TYPE_STRING, field.TYPE_BYTES):
-            assert limit.of == (Of.BYTES if field.type == field.TYPE_BYTES else Of.CHARACTERS), path
-        elif field.message_type is not None or field.type in (field.TYPE_BOOL, field.TYPE_ENUM):
-            assert limit.of == Of.NOTHING, path
-        else:
-            assert limit.of == Of.VALUE or path == "sampling.seed", path
-        if limit.of != Of.NOTHING:
-            resolve(limit.checked_by)
+def test_every_field_of_a_request_has_a_limit_or_a_reason_to_have_none() -> None:
+    without = {
+        f"{method.input_type.name}.{rule.path}"
+        for method in METHODS
+        for field, rule, bound in fields_of(method)
+        if field.type not in (field.TYPE_BOOL, field.TYPE_MESSAGE)
+        and not (bound or rule.bytes or rule.chars)
+        and rule.most is None
+        and (rule.entries is None or field.type == field.TYPE_STRING)
+    }
+    assert without == WITHOUT.keys()
 
 
-def max_bytes(descriptor: Any) -> int:
-    """The size of a message of numbers: a tag and at most 10 bytes each."""
-    assert all(field.message_type is None and not field.is_repeated for field in descriptor.fields)
-    return 11 * len(descriptor.fields)
+def test_no_limit_is_one_of_another_type() -> None:
+    for method in METHODS:
+        for field, rule, _ in fields_of(method):
+            is_text, is_float = field.type == field.TYPE_STRING, field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE)
+            assert is_text or not rule.chars, rule.path
+            assert field.type in (field.TYPE_BYTES, field.TYPE_MESSAGE) or not rule.bytes, rule.path
+            assert rule.most is None or is_float or not rule.has_bytes or rule.is_list, rule.path
+            assert rule.path not in LISTED or rule.is_list or (rule.most is None and isinstance(rule.chars, str)), (
+                rule.path
+            )
+            assert field.enum_type is None or [each.number for each in field.enum_type.values] == [
+                *range(len(field.enum_type.values))
+            ], rule.path
+            # 0 stands for an unset number, which nobody refuses.
+            assert field.has_presence or rule.is_list or (not rule.is_above and rule.least <= 0), rule.path
 
 
-def resolve(name: str) -> Any:
-    """The function below scheduler_svc.frontend that a limit names."""
-    module, parts = "scheduler_svc.frontend", name.split(".")
-    while parts:
-        try:
-            found = importlib.import_module(f"{module}.{parts[0]}")
-        except ModuleNotFoundError:
-            break
-        module, parts = found.__name__, parts[1:]
-    return functools.reduce(getattr, parts, importlib.import_module(module))
+def test_what_the_service_knows_besides_agrees_with_the_limits() -> None:
+    longest = limit_at(control_pb2.ListRequestsRequest, "tenant").chars + len(names.TENANT_END)
+    longest += max(map(len, names.PREFIXES)) + limit_at(pb.GenerateRequest, "request_id").chars
+    ids = (
+        (pb.ResumeRequest, "request_id"),
+        (control_pb2.AbortRequest, "request_ids"),
+        (control_pb2.ListRequestsRequest, "id_prefix"),
+    )
+    assert {limit_at(*each).chars for each in ids} == {longest}
+    # The core reads no protos; what it takes from a front end has bounds of its own.
+    assert limit_at(pb.ResumeRequest, "offsets").entries == config.MAX_NUM_SAMPLES
+    update = control_pb2.UpdateWeightsRequest
+    assert limit_at(update, "version").chars == operators.MAX_VERSION_CHARS
+    assert limit_at(update, "folder").chars == operators.MAX_FOLDER_CHARS
+    assert limit_at(control_pb2.DrainRequest, "worker").chars == operators.MAX_WORKER_NAME_CHARS
+    assert limit_at(control_pb2.ListRequestsRequest, "page_size").most == operators.MAX_PAGE_SIZE
+    assert limit_at(pb.GenerateRequest, "stop.max_new_tokens").most == 2**31 - 1
+    # RequestLimits has one number for these.
+    lists = {
+        limit_at(pb.SamplingParams, name).entries for name in ("logit_bias", "allowed_token_ids", "banned_token_ids")
+    }
+    assert len(lists) == 1
+    # One check for all.
+    kinds = pb.GenerateRequest, pb.TokenizeRequest, pb.DetokenizeRequest, pb.RenderChatRequest
+    assert len({limit_at(kind, "model").chars for kind in kinds}) == 1
+    times = {limit_at(kind, "max_seconds").most for kind in (control_pb2.DrainRequest, update)}
+    assert times == {operators.MAX_OPERATION_SECONDS}
 
 
-def most(limit: Limit) -> Any:
-    return getattr(SIZES, limit.most) if isinstance(limit.most, str) else limit.most
-
-
-def beyond(field: Any, limit: Limit) -> list[Any]:
-    """Values of a field just beyond its limit."""
-    top = most(limit)
-    if limit.of == Of.CHARACTERS:
-        return ["x" * (top + 1)]
-    if limit.of == Of.BYTES:
-        return [b"x" * (top + 1)]
-    if limit.of == Of.ENTRIES:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            return [dict.fromkeys(range(top + 1), 1.0)]
-        one = message_factory.GetMessageClass(field.message_type)() if field.message_type is not None else None
-        one = "x" * 64 if field.type == field.TYPE_STRING else 1 if one is None else one
-        return [[one] * (top + 1)]
-    if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
-        kind = np.float32 if field.type == field.TYPE_FLOAT else np.float64
-        low = limit.least if limit.is_above else float(np.nextafter(kind(limit.least), kind(-np.inf)))
-        return [low, float(np.nextafter(kind(top), kind(np.inf))), float("inf"), float("-inf"), float("nan")]
-    values = [int(limit.least) - 1, top + 1]
-    unsigned = field.type in (field.TYPE_UINT32, field.TYPE_UINT64)
-    return [value for value in values if (0 if unsigned else -(2**31)) <= value <= (2**32 - 1 if unsigned else 2**31)]
-
-
-def put(message: Any, path: str, value: Any) -> None:
-    *above, name = path.split(".")
+def made(method: Any, rule: Rule, value: Any) -> Any:
+    """A request that has this value, and besides what it needs to be accepted."""
+    message: Any = message_factory.GetMessageClass(method.input_type)()
+    if method.name in ("Generate", "Tokenize"):
+        message.text = "the"
+    if method.name == "Detokenize":
+        message.token_ids.append(1)
+    if method.name == "Resume":
+        message.request_id, message.resume_secret = "r", b"s"
+    if rule.path == "token_ids.ids":
+        message.ClearField("text")
+    if method.name == "RenderChat" or rule.path.startswith("chat."):
+        message.chat.messages.add(role="user", content=["the"])
+    *above, name = rule.path.split(".")
     owner = functools.reduce(getattr, above, message)
     if isinstance(value, dict):
         getattr(owner, name).update(value)
     elif isinstance(value, list):
+        owner.ClearField(name)
         getattr(owner, name).extend(value)
     else:
         setattr(owner, name, value)
+    return message
 
 
-def sent_to(method: Any) -> list[tuple[str, bytes, Limit]]:
-    """Requests with one field beyond its limit."""
-    found: list[tuple[str, bytes, Limit]] = []
-    for path, field in paths(method.input_type):
-        limit = LIMITS[method.input_type.full_name][path]
-        # Fields inside lists are bounded by the scan; its tests have them.
-        is_inside_list = any(path.startswith(f"{each}.") for each in LISTS_WITH_FIELDS)
-        for value in beyond(field, limit) if limit.of != Of.NOTHING and not is_inside_list else ():
-            message: Any = message_factory.GetMessageClass(method.input_type)()
-            if method.name in ("Generate", "Tokenize"):
-                message.text = "the"
-            if method.name == "Detokenize":
-                message.token_ids.append(1)
-            if method.name == "Resume":
-                message.request_id, message.resume_secret = "r", b"s"
-            if path == "token_ids.ids":
-                message.ClearField("text")
-            if method.name == "RenderChat" or path.startswith("chat."):
-                message.chat.messages.add(role="user", content=["the"])
-            put(message, path, value)
-            found.append((path, message.SerializeToString(), limit))
-    return found
+def edges(field: Any, rule: Rule, bound: int) -> Iterator[tuple[Any, Any, str]]:
+    """A value at a limit of the field, one just beyond it, and what the second is refused with, behind `path is`."""
+    entries, chars = SIZES.number(rule.entries), SIZES.number(rule.chars)
+    if rule.is_list:
+        words = f"{entries + 1} long; the limit is {entries}"
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            yield dict.fromkeys(range(entries), 1.0), dict.fromkeys(range(entries + 1), 1.0), words
+            return
+        message = message_factory.GetMessageClass(field.message_type)() if field.message_type is not None else None
+        one = "x" if field.type == field.TYPE_STRING else 1 if message is None else message
+        yield [one] * entries, [one] * (entries + 1), words
+        if isinstance(rule.chars, int):
+            yield ["é" * chars], ["é" * (chars + 1)], f"{chars + 1} characters long; the limit is {chars}"
+    elif field.type == field.TYPE_STRING:
+        most = chars or bound
+        yield "x" * (most - 5 * (not chars)), "x" * (most + 1), f"{most + 1} characters long; the limit is {most}"
+    elif field.type == field.TYPE_BYTES:
+        yield b"x" * rule.bytes, b"x" * (rule.bytes + 1), f"{rule.bytes + 1} bytes long; the limit is {rule.bytes}"
+    elif rule.most is not None:
+        low, high = rule.least, SIZES.number(rule.most)
+        words = (
+            f"; it must be above {low:g}, and at most {high}"
+            if rule.is_above
+            else f"; it must be between {low:.7g} and {high}"
+        )
+        if field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
+            kind: Any = np.float32 if field.type == field.TYPE_FLOAT else np.float64
+            under, over = (float(np.nextafter(kind(at), kind(to))) for at, to in ((low, -np.inf), (high, np.inf)))
+            least = float(np.nextafter(kind(low), kind(np.inf))) if rule.is_above else low
+            outside = [low if rule.is_above else under, over, float("inf"), float("-inf"), float("nan")]
+            yield from ((least if value == outside[0] else high, value, words) for value in outside)
+        else:
+            smallest = 0 if field.type in (field.TYPE_UINT32, field.TYPE_UINT64) else -(2**31)
+            yield from ((low, low - 1, words) for _ in range(low - 1 >= smallest))
+            yield high, high + 1, words
 
 
-def test_a_value_beyond_each_limit_is_refused_by_name(run: Run) -> None:
+CASES = [
+    pytest.param(method, rule, *edge, id=f"{method.name}-{rule.path}-{number}")
+    for method in METHODS
+    for field, rule, bound in fields_of(method)
+    if rule.path not in LISTED
+    for number, edge in enumerate(edges(field, rule, bound))
+]
+
+
+@pytest.mark.parametrize(("method", "rule", "within", "beyond", "words"), CASES)
+def test_a_value_at_a_limit_passes_and_one_beyond_it_is_refused(
+    method: Any, rule: Rule, within: Any, beyond: Any, words: str
+) -> None:
+    check = Check(message_factory.GetMessageClass(method.input_type))
+    scan = Scan(method.input_type)
+    good = made(method, rule, within)
+    check(good, SIZES)
+    scan.check(good.SerializeToString(), SIZES)
+    bad = made(method, rule, beyond)
+    if rule.path in COUNTED_TOGETHER and rule.path != "token_ids.ids":
+        check(bad, SIZES)
+        return
+    with pytest.raises(Refusal) as caught:
+        check(bad, SIZES)
+    entry = "[0]" if "characters long" in words and rule.is_list else ""
+    assert caught.value.message.startswith(f"{rule.path}{entry} is ")
+    assert caught.value.message.endswith(words)
+
+
+def test_the_scan_refuses_what_a_limit_cannot_hold() -> None:
+    """Texts, bytes and lists that are too long for their limit in any encoding."""
+    for method in METHODS:
+        for field, rule, bound in fields_of(method):
+            if field.type not in (field.TYPE_STRING, field.TYPE_BYTES) or rule.path in LISTED:
+                continue
+            most = rule.bytes or bound or MAX_CHAR_BYTES * SIZES.number(rule.chars)
+            value: Any = b"x" * (most + 1) if field.type == field.TYPE_BYTES else "x" * (most + 1)
+            data = made(method, rule, [value] if rule.is_list else value).SerializeToString()
+            with pytest.raises(Refusal) as caught:
+                Scan(method.input_type).check(data, SIZES)
+            assert caught.value.message.startswith(rule.path if not bound else "constraint has")
+
+
+def test_a_front_end_refuses_what_is_beyond_each_limit(run: Run) -> None:
     """Requests of all methods with one field just beyond its limit; the core gets none of them."""
-    named = 0
 
     async def scenario(s: Service) -> None:
-        nonlocal named
-        for method in METHODS:
+        for case in CASES:
+            method, rule, _, beyond, words = cast(Any, case.values)
             full = f"/{method.containing_service.full_name}/{method.name}"
-            for path, data, limit in sent_to(method):
-                stub = cast(Any, s.channel.stream_stream)(full)
-                call = stub(iter([data]), timeout=TIMEOUT_SECONDS)
-                status, details = await call.code(), await call.details()
-                assert status == grpc.StatusCode.INVALID_ARGUMENT, (full, path, details)
-                # The prompt's length is the same for a text and for token ids, and all text of a chat counts together.
-                other = {"token_ids.ids": "prompt", "chat.template_args_json": "chat has"}.get(path, path)
-                other = "constraint: it has" if path.startswith("constraint.") else other
-                assert path in details or details.startswith(other), (full, path, details)
-                number = f"{most(limit):g}" if limit.of == Of.VALUE else str(most(limit))
-                low = f"{limit.least:.7g}"
-                assert any(each in details.replace(",", "") for each in (number, low, str(most(limit)))), details
-                named += 1
+            data = made(method, rule, beyond).SerializeToString()
+            call = cast(Any, s.channel.stream_stream)(full)(iter([data]), timeout=TIMEOUT_SECONDS)
+            status, details = await call.code(), await call.details()
+            assert status == grpc.StatusCode.INVALID_ARGUMENT, (full, rule.path, details)
+            if rule.path in COUNTED_TOGETHER:
+                assert details.startswith(COUNTED_TOGETHER[rule.path]), (full, rule.path, details)
+                continue
+            # A message of more than 4 KiB is refused by the scan.
+            assert rule.path in details, (full, rule.path, details)
+            limit = words.rpartition("; ")[2]
+            shown = details.replace(",", "")
+            assert shown.endswith(limit.replace(",", "")) or f"between 1 and {rule.entries}" in shown, (full, details)
         assert await s.core.is_silent()
 
     run(scenario, state=STATE)
-    assert named > 60
+    assert len(CASES) > 90
 
 
 def test_the_model_info_tells_the_limits(run: Run) -> None:
     async def scenario(s: Service) -> None:
         info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        limits = LIMITS["tandem.v1.GenerateRequest"]
         told = info.limits
-        assert all(value for _, value in told.ListFields())
-        assert {field.name for field, _ in told.ListFields()} == {
-            field.name for field in told.DESCRIPTOR.fields if field.name != "max_new_tokens"
+        every = {field.name: field.GetOptions().Extensions[limits_pb2.tells] for field in told.DESCRIPTOR.fields}
+        # Those of the server's settings, and the caller's own.
+        assert {name for name, tells in every.items() if not tells} == {
+            *("max_message_bytes", "max_metadata_bytes", "max_new_tokens"),
         }
+        assert {field.name for field, value in told.ListFields() if value} == every.keys() - {"max_new_tokens"}
         assert told.max_message_bytes == 1 << 20
         assert (told.max_prompt_tokens, told.max_text_chars) == (SIZES.prompt_tokens, SIZES.text_chars)
-        assert (told.min_priority, told.max_priority) == (limits["priority"].least, limits["priority"].most)
-        assert told.max_stop_strings == limits["stop.stop_strings"].most
-        assert told.max_stop_token_ids == limits["stop.stop_token_ids"].most
-        assert told.max_salt_chars == limits["cache.salt"].most
-        assert told.max_request_id_chars == limits["request_id"].most
-        assert told.max_listed_tokens == limits["sampling.logit_bias"].most
-        assert told.max_time_seconds == limits["stop.max_time_seconds"].most
-        assert told.max_linger_seconds == limits["resume.linger_seconds"].most
-        assert told.max_chat_messages == limits["chat.messages"].most
-        assert told.max_chat_tools == limits["chat.tools_json"].most
-        assert told.max_abort_ids == LIMITS["tandem.v1.AbortRequest"]["request_ids"].most
+        assert (told.min_priority, told.max_priority) == (-1000, 1000)
+        assert (told.max_stop_strings, told.max_stop_string_chars, told.max_stop_token_ids) == (16, 256, 256)
+        assert (told.max_salt_chars, told.max_request_id_chars, told.max_listed_tokens) == (256, 128, 4096)
+        assert (told.max_time_seconds, told.max_linger_seconds, told.max_queue_seconds) == (604_800, 600, 86_400)
+        assert (told.max_chat_messages, told.max_chat_tools, told.max_abort_ids) == (1024, 128, 1024)
         # A request at these limits is admitted.
         stop = pb.StopParams(
             stop_strings=[f"{i:02}".ljust(told.max_stop_string_chars, "x") for i in range(told.max_stop_strings)],

@@ -95,7 +95,6 @@ def test_a_chat_without_tools_has_no_calls() -> None:
     [
         (pb.ToolChoice(name="never"), "chat.tool_choice.name is 'never', which is not a name of a tool; tools: none"),
         (pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED), "mode is required, and chat.tools_json is empty"),
-        (pb.ToolChoice(mode=9), "chat.tool_choice.mode is 9; the limit is 3"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_a_choice_that_cannot_be_kept_is_refused(choice: pb.ToolChoice, says: str) -> None:
