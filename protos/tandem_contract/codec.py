@@ -201,7 +201,7 @@ class Codec(Generic[_M, _T]):
             read, write = part.decode, part.encode
         if not of.is_repeated:
             return read, write
-        container = frozenset if hint.is_set else tuple
+        container: Callable[[Iterable[Any]], Any] = frozenset if hint.is_set else tuple
         return _each(read, container), _each(write, sorted if hint.is_set else list)
 
 

@@ -39,7 +39,8 @@ from scheduler_svc.journal.reader import quarantine_event
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import Codec, parsed
 from tandem_contract.writing import RecordFile
 
 _NONE = frozenset[str]()
@@ -166,6 +167,7 @@ def _name(value: object) -> str:
 
 log = logging.getLogger("tandem.core")
 
+_WEIGHTS_RESTORED = Codec(pb.WeightsRestored, ev.WeightsRestored)
 _LENGTH = struct.Struct("<I")
 _MAX_ENTRY = 1 << 28
 # Of a turn, before they are written.
@@ -285,8 +287,7 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
         case "tenants_changed":
             return tenants_wire.event_of(entry.tenants_changed)
         case "weights_restored":
-            found = entry.weights_restored
-            return ev.WeightsRestored(weights=worker_wire.weights_of(found.version, found.folder))
+            return _WEIGHTS_RESTORED.decode(entry.weights_restored)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

@@ -14,7 +14,7 @@ from pathlib import Path
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
-from scheduler_svc.wire.arrays import WireError
+from tandem_contract.bounds import WireError
 from tandem_contract.plural import numbered
 
 

@@ -23,7 +23,6 @@ from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import fields
 from tandem_contract.logs import announce
 from tandem_contract.plural import numbered
 
@@ -72,7 +71,7 @@ class ServedModel:
             return frontend_pb2.ModelState(ready=False)
         assert self._tokenizer_json is not None, "a model is served before a worker is proven"
         info = control_pb2.GetModelInfoResponse(
-            **fields(served, _SAME),
+            **{name: getattr(served, name) for name in _SAME},
             num_pages=served.usable_pages,
             sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
             default_max_new_tokens=self.default_max_new_tokens,
@@ -138,12 +137,12 @@ class EffectDispatcher:
                     self.worker_processes.joined(effect.worker, join.pid)
                     # For the worker's own line, a command; empty if that needs more, or for a worker of another host.
                     is_here = self.ready.is_plain and not self.workers.host_of(effect.worker)
-                    frame = worker_wire.joined_frame(effect, self.listen() if is_here else "")
+                    frame = worker_wire.frame_of(effect, listen=self.listen() if is_here else "")
                     self.send(self.workers, effect.worker, frame)
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self._turn_away(effect)
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case _:
                     rest.append(effect)
         return rest
@@ -153,22 +152,16 @@ class EffectDispatcher:
 
         Each front end gets one frame, because a frame costs it and the core a wake-up.
         """
-        later: dict[str, list[frontend_wire.FrontendEffect | fx.ModelServed]] = {}
+        later: dict[str, list[fx.Effect]] = {}
         reports: list[StepReport] = []
         for effect in effects:
             match effect:
-                case fx.SendPlan():
-                    self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
-                case fx.PrepareResource() | fx.DropResource():
-                    self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
+                case fx.SendPlan() | fx.PrepareResource() | fx.DropResource() | fx.LoadWeights() | fx.DismissWorker():
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self._turn_away(effect)
-                case fx.LoadWeights():
-                    self.send(self.workers, effect.worker, worker_wire.load_frame(effect))
-                case fx.DismissWorker():
-                    self.send(self.workers, effect.worker, worker_wire.frame_of(dismissed=worker_pb2.Dismissed()))
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case fx.KillWorker():
                     self.worker_processes.kill(effect.worker)
                 case fx.Note():
@@ -200,16 +193,9 @@ class EffectDispatcher:
     def _proven(self, effect: fx.WorkerProven) -> None:
         self.served_model.proven(effect.worker)
         if effect.was_standby:
-            self.send(self.workers, effect.worker, worker_wire.frame_of(seated=worker_pb2.Seated()))
+            self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
 
-    def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
-        if isinstance(effect, fx.AskRejoin):
-            frame = worker_wire.frame_of(rejoin=worker_pb2.Rejoin())
-        else:
-            frame = worker_wire.frame_of(refused=worker_pb2.Refused(reason=effect.reason, retry=effect.retry))
-        self.send(self.workers, effect.worker, frame)
-
-    def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
+    def _frontend_frame(self, effects: Sequence[fx.Effect]) -> bytes:
         if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):
             return frontend_wire.frame_of(effects[0])
         frame = frontend_pb2.CoreToFrontend()

@@ -27,7 +27,8 @@ from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import parsed
 from tandem_contract.plural import numbered
 
 log = logging.getLogger("tandem.core")
@@ -162,7 +163,9 @@ class Inbound:
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
         if self.dropped.add(f"worker {peer}", reason) or peer in self.core.lanes:
-            self.dispatcher.send(self.workers, peer, worker_wire.frame_of(refused=worker_pb2.Refused(reason=answer)))
+            self.dispatcher.send(
+                self.workers, peer, worker_wire.frame_of(fx.WorkerRefused(worker=peer, reason=answer, retry=False))
+            )
         return self._peer_lost(self.workers, peer, reason)
 
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:

@@ -23,7 +23,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
-from scheduler_svc.wire.arrays import packed
+from tandem_contract.codec import packed
 from tests.fuzz.messages import MessageMaker
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor

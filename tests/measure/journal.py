@@ -18,10 +18,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import file, records
+from scheduler_svc.journal import file
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
 from scheduler_svc.journal.reader import SavedCore, clock_after
+from scheduler_svc.journal.records import record
+from tandem_contract.codec import packed
 from tests.measure.harness import Measurement, percentiles
 
 _PROMPT_TOKENS = 512
@@ -97,7 +99,9 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
         if i >= _WARM:
             spent.append(time.perf_counter() - start)
     output = load.step()
-    written = len(file.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
+    names = {"numbers": "streams", "offsets": "offsets", "tokens": "tokens"}
+    arrays = {name: packed(getattr(output, own)) for name, own in names.items()}
+    written = len(file.frame(record(tokens=arrays)))
     start = time.perf_counter()
     for _ in load.keeper.snapshot():
         pass

@@ -11,15 +11,17 @@ from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.journal import file, reader, records
+from scheduler_svc.journal import file, reader
 from scheduler_svc.journal.file import JournalFolder
 from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.records import record
+from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 from tests.simulation.lives import FRONTEND, Lives
 
 ROOT = bytes(range(32))
-STATE = records.state_record(journal_pb2.JournalState(cache_root=ROOT, identity="model 1", next_generation=1 << 40))
+STATE = record(state=journal_pb2.JournalState(cache_root=ROOT, identity="model 1", next_generation=1 << 40))
 
 
 def saved_by(tmp_path: Path, data: bytes, mode: int = 0o600) -> SavedCore:
@@ -146,6 +148,10 @@ def numbers(*values: int) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
+def tokens_of(numbers: np.ndarray, offsets: np.ndarray, tokens: np.ndarray) -> bytes:
+    return record(tokens={"numbers": packed(numbers), "offsets": packed(offsets), "tokens": packed(tokens)})
+
+
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
@@ -155,7 +161,7 @@ def ints(*values: int) -> np.ndarray:
     [
         (b"", "it is empty"),
         (b"\xff\xff", "not a JournalRecord"),
-        (records.tokens_record(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
+        (tokens_of(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
         (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "the prompt is empty"),
     ],
 )
@@ -203,7 +209,7 @@ def test_a_scheduler_that_runs_for_a_while_was_not_crashed_by_its_journal(tmp_pa
 def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, _ = real_journal(tmp_path)
     request = saved_by(tmp_path, data).requests[-1]
-    gap = records.tokens_record(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
+    gap = tokens_of(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
     assert saved_by(tmp_path, data + file.frame(gap)).requests == []
     assert "without a gap" in caplog.text
 

@@ -21,8 +21,9 @@ from scheduler_svc.recording import event_log
 from scheduler_svc.recording.replay import replay
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
 from tandem_contract import private_file
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import parsed
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
 from tests.rigs.waiting import TIMEOUT_SECONDS
