@@ -33,8 +33,9 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored, Weights
 from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import records
-from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
+from scheduler_svc.journal.file import FORMAT, JournalFolder
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
+from scheduler_svc.wire.framing import ForeignFileError, Frames, Tail
 from tandem_contract.bounds import WireError
 from tandem_contract.codec import array, parsed
 from tandem_contract.plural import numbered
@@ -98,7 +99,7 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
         return _nothing(folder, "is empty")
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
         try:
-            is_whole = check_first_line(data)
+            is_whole = FORMAT.begins(data)
         except ForeignFileError as error:
             raise SettingError(
                 f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
@@ -121,7 +122,7 @@ def _nothing(folder: JournalFolder, what: str) -> SavedCore:
 
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
-    frames, collected = Frames(data), _Collected()
+    frames, collected = Frames(data, FORMAT), _Collected()
     requests, why = list[SavedRequest](), ""
     try:
         for payload in frames:

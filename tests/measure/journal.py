@@ -18,11 +18,11 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import file
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
 from scheduler_svc.journal.reader import SavedCore, clock_after
 from scheduler_svc.journal.records import record
+from scheduler_svc.wire.framing import frame
 from tandem_contract.codec import packed
 from tests.measure.harness import Measurement, percentiles
 
@@ -101,7 +101,7 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
     output = load.step()
     names = {"numbers": "streams", "offsets": "offsets", "tokens": "tokens"}
     arrays = {name: packed(getattr(output, own)) for name, own in names.items()}
-    written = len(file.frame(record(tokens=arrays)))
+    written = len(frame(record(tokens=arrays)))
     start = time.perf_counter()
     for _ in load.keeper.snapshot():
         pass

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.journal import file
-from scheduler_svc.journal.file import Frames, JournalFolder, JournalWriter, Sync, Tail, check_first_line
+from scheduler_svc.journal.file import FORMAT, JournalFolder, JournalWriter, Sync
+from scheduler_svc.wire.framing import Frames, Tail
 from tandem_contract.settings import SettingError
 
 LIMIT = 20 << 20
@@ -63,8 +64,8 @@ class Bench:
 
     def read(self) -> list[bytes]:
         data = self.folder.current.read_bytes()
-        assert check_first_line(data)
-        frames = Frames(data)
+        assert FORMAT.begins(data)
+        frames = Frames(data, FORMAT)
         found = list(frames)
         assert frames.extent.tail is Tail.WHOLE
         return found
