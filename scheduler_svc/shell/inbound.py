@@ -136,7 +136,8 @@ class Inbound:
 
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
-            message = parsed(worker_pb2.WorkerToCore, _whole(frame))
+            data = _whole(frame)
+            message = parsed(worker_pb2.WorkerToCore, data)
             host = self.workers.host_of(peer)
             if host and message.HasField("join"):
                 as_guest(message.join, peer)
@@ -146,7 +147,7 @@ class Inbound:
         if self.metrics is not None and isinstance(event, ev.StepDone):
             self.metrics.step_arrived(event, self.core)
         if not message.HasField("join"):
-            return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message))
+            return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=data))
         # CURVE has authenticated a worker on another host.
         if not host and not self.credentials.is_worker_key(message.join.key):
             return self._refuse_worker(peer, self.credentials.refusal, "it sent a wrong key")
@@ -158,7 +159,7 @@ class Inbound:
         message.join.ClearField("tokenizer_json")
         message.join.ClearField("chat_template")
         message.join.ClearField("chat")
-        return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message), join)
+        return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message.SerializeToString()), join)
 
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
@@ -171,7 +172,8 @@ class Inbound:
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
         try:
-            message = parsed(frontend_pb2.FrontendToCore, _whole(frame))
+            data = _whole(frame)
+            message = parsed(frontend_pb2.FrontendToCore, data)
             self._check_frontend(peer, message)
             if message.HasField("metrics"):
                 # Neither the core nor its event log reads it.
@@ -182,6 +184,10 @@ class Inbound:
                 self._leaving.add(peer)
                 return []
             event = frontend_wire.event_of(message, peer)
+            if message.HasField("hello"):
+                # Without the secret.
+                data = message.SerializeToString()
+                self.send_tenants([peer])
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
             kind = message.WhichOneof("message")
@@ -191,9 +197,7 @@ class Inbound:
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
                 ]
             return []
-        if message.HasField("hello"):
-            self.send_tenants([peer])
-        return self.handle(event, peer=peer, frontend=message)
+        return self.handle(event, peer=peer, frontend=data)
 
     def send_tenants(self, frontends: Iterable[str]) -> None:
         """Sends the content of the token file, if there is one."""

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
+from tandem.internal.v1 import record_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -76,11 +76,11 @@ def entry_of(event: Any) -> dict[str, Any]:
 
 
 def _of_frontend(event: Any) -> tuple[str, Any]:
-    return "frontend", frontend_pb2.FrontendToCore(**frontend_wire.EVENTS.encode(event))
+    return "frontend", frontend_wire.EVENTS.frame(event)
 
 
 def _of_worker(event: Any) -> tuple[str, Any]:
-    return "worker", worker_pb2.WorkerToCore(**worker_wire.EVENTS.encode(event))
+    return "worker", worker_wire.EVENTS.frame(event)
 
 
 def _lost(event: ev.WorkerLost) -> tuple[str, Any]:
@@ -105,7 +105,7 @@ def _result(event: ev.StepDone) -> tuple[str, Any]:
         **{name: getattr(event, name) for name in names}, **told, status=status, tokens=packed(event.tokens),
         nonfinite=packed(event.nonfinite),
     )  # fmt: skip
-    return "worker", worker_pb2.WorkerToCore(result=message)
+    return "worker", worker_pb2.WorkerToCore(result=message).SerializeToString()
 
 
 _MESSAGES: dict[type[Any], Callable[[Any], tuple[str, Any]]] = {
