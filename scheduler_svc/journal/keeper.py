@@ -1,7 +1,7 @@
 """Derives the journal's records from what the core does: the requests that linger, their tokens and their ends.
 
 Owns the kept requests by id, the streams that they have now, and what was written last of suspects and quarantine. It
-sees every event and its effects (`observe`), and writes at the end of a turn (`write`), before any front end gets the
+sees every event and its effects (`handled`), and writes at the end of a turn (`sending`), before any front end gets the
 turn's tokens. Only requests that linger are kept, because nobody can resume another one.
 """
 
@@ -31,6 +31,7 @@ from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, Sync
 from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
 from scheduler_svc.journal.records import REQUEST, SampleEnd, SavedRequest, end_arguments, kept_submit, record
+from scheduler_svc.observer import Observer
 from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 
@@ -149,7 +150,7 @@ class _Kept:
     ends: list[SampleEnd | None] = field(default_factory=list[SampleEnd | None])
 
 
-class JournalKeeper:
+class JournalKeeper(Observer):
     """The kept requests. `restore` comes before everything else."""
 
     def __init__(
@@ -225,7 +226,7 @@ class JournalKeeper:
         self._writer = self._make_writer(self.snapshot)
         return effects
 
-    def observe(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         """Notes what an event did to the kept requests."""
         if isinstance(event, ev.FrontendLost | ev.FrontendJoined):
             # Its streams are gone, and a successor may use their numbers again.
@@ -254,8 +255,8 @@ class JournalKeeper:
                 case _:
                     pass
 
-    def write(self, now: float) -> None:
-        """Writes the records of this turn."""
+    def sending(self, now: float) -> None:
+        """Writes the records of this turn: a token that a caller gets is in the journal."""
         assert self._writer is not None, "the journal was not restored"
         self._now = now
         self._payloads += self._suspicion.changes(self._number_of, now, self._clock())
@@ -287,7 +288,7 @@ class JournalKeeper:
     def close(self, now: float) -> None:
         """Leaves a journal of what can still be resumed."""
         if self._writer is not None:
-            self.write(now)
+            self.sending(now)
             self._steady()
             self._writer.close(now)
 

@@ -16,7 +16,7 @@ import json
 import logging
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -38,6 +38,7 @@ from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.journal.reader import event_of as restored_event
 from scheduler_svc.journal.reader import quarantine_event
+from scheduler_svc.observer import Observer
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -105,7 +106,7 @@ class EffectsDigest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, effects: list[fx.Effect]) -> None:
+    def add(self, effects: Iterable[fx.Effect]) -> None:
         """Adds the effects of one event."""
         for effect in effects:
             self._feed(effect)
@@ -178,7 +179,7 @@ _MAX_HELD_BYTES = 1 << 16
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 
 
-class Recorder:
+class Recorder(Observer):
     """Writes a new file. If it cannot be written any more, the recording ends and the service continues.
 
     It does not go on later: a replay needs every event.
@@ -195,17 +196,21 @@ class Recorder:
         self._held.append(FORMAT.first_line)
         self._write(header.SerializeToString())
 
-    def add_event(self, entry: pb.RecordedEvent) -> None:
-        """Writes an event that the core is about to handle; `now`, `peer` and the event are set."""
-        entry.effects_digest = self._digest.value()
-        self._write(entry.SerializeToString())
+    def arrived(self, now: float, event: ev.Event, entry: Mapping[str, Any]) -> None:
+        """Writes the event."""
+        message = pb.RecordedEvent(now=now, effects_digest=self._digest.value(), **entry)
+        self._write(message.SerializeToString())
 
-    def add_effects(self, effects: list[fx.Effect]) -> None:
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         """Adds the effects of the event written last to the digest."""
         self._digest.add(effects)
 
-    def flush(self) -> None:
+    def sending(self, now: float) -> None:
         """Passes all entries to the operating system, so that they outlive this process."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Passes all entries to the operating system."""
         entries, self._held, self._held_bytes = self._held, [], 0
         if entries and not self._file.trouble.cause:
             self._file.append(b"".join(entries), len(entries))

@@ -1,4 +1,4 @@
-"""Carries out the core's effects: sends frames to workers and front ends, writes the log and the steps file.
+"""Carries out the core's effects: sends frames to workers and front ends, and writes the log.
 
 Owns the list of peers that could not be reached until they are reported to the core, and the served model as front ends
 see it: the tokenizer, the files of chats and the root of page hashes. All workers of one core have the same identity,
@@ -19,7 +19,6 @@ from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -104,7 +103,6 @@ class EffectDispatcher:
     frontends: RouterLink
     served_model: ServedModel
     worker_processes: WorkerProcesses
-    steps: StepsFile | None
     # Returns the address that callers reach.
     listen: Callable[[], str]
     # Returns the workers that the core has accepted.
@@ -153,7 +151,6 @@ class EffectDispatcher:
         Each front end gets one frame, because a frame costs it and the core a wake-up.
         """
         later: dict[str, list[fx.Effect]] = {}
-        reports: list[StepReport] = []
         for effect in effects:
             match effect:
                 case fx.WorkerProven():
@@ -168,20 +165,14 @@ class EffectDispatcher:
                     log.warning("%s", effect.message)
                 case fx.News():
                     log.info("%s", effect.message)
-                case StepReport():
-                    reports.append(effect)
-                case fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):
-                    pass  # Only a journal reads these.
+                case StepReport() | fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):
+                    pass  # Only observers read these.
                 case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
         for frontend, of_frontend in later.items():
             self.send(self.frontends, frontend, self._frontend_frame(of_frontend))
-        if self.steps is not None:
-            for report in reports:
-                self.steps.add(report)
-            self.steps.write_due()
 
     def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""

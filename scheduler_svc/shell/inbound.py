@@ -144,8 +144,6 @@ class Inbound:
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
-        if self.metrics is not None and isinstance(event, ev.StepDone):
-            self.metrics.step_arrived(event, self.core)
         if not message.HasField("join"):
             return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=data))
         # CURVE has authenticated a worker on another host.

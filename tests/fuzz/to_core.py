@@ -99,7 +99,6 @@ class CoreUnderFire:
             worker_processes=cast(Any, NoProcesses()),
             frontends=cast(Any, self._frontends),
             served_model=model,
-            steps=None,
             ready=ReadyCommand(),
             listen=lambda: "127.0.0.1:1",
             joined=lambda: self._core.lanes,

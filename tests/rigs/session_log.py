@@ -38,12 +38,13 @@ class SessionLog:
 
     def add(self, now: float, event: ev.Event, effects: list[fx.Effect], **entry: Any) -> None:
         """Adds an event that the core has handled. `entry` has its field in record.proto, if that is known."""
-        message = record_pb2.RecordedEvent(now=now, **(entry or entry_of(event)))
+        entry = entry or entry_of(event)
+        message = record_pb2.RecordedEvent(now=now, **entry)
         parsed = event_log.event_of(record_pb2.RecordedEvent.FromString(message.SerializeToString()))
         assert _value(parsed) == _value(event), f"the log would have {parsed} in place of {event}"
         assert self._recorder is not None, "no core has started"
-        self._recorder.add_event(message)
-        self._recorder.add_effects(effects)
+        self._recorder.arrived(now, event, entry)
+        self._recorder.handled(now, event, effects)
         self._digests[-1].add(effects)
 
     def close(self) -> None:

@@ -211,13 +211,13 @@ class Lives:
         if self._session is not None:
             self._session.add(self.now, event, effects, **entry)
         audit(self.core)
-        self.keeper.observe(event, effects)
+        self.keeper.handled(self.now, event, effects)
         return effects
 
     def turn(self, event: ev.Event) -> None:
         """What the shell does for an event: the core, a Tick, the journal, the effects."""
         effects = [*self.handle(event), *self.handle(ev.Tick())]
-        self.keeper.write(self.now)
+        self.keeper.sending(self.now)
         if self.die_unsent:
             raise Died
         self.send(effects)

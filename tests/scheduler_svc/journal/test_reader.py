@@ -163,7 +163,7 @@ def ints(*values: int) -> np.ndarray:
         (b"", "it is empty"),
         (b"\xff\xff", "not a JournalRecord"),
         (tokens_of(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
-        (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "the prompt is empty"),
+        (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "prompt has 0 entries; it must have at least 1"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_damage(

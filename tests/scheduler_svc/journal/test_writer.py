@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.journal import file
 from scheduler_svc.journal.file import FORMAT, JournalFolder, JournalWriter, Sync
+from scheduler_svc.wire import framing
 from scheduler_svc.wire.framing import Frames, Tail
 from tandem_contract.settings import SettingError
 
@@ -173,7 +173,7 @@ def test_live_content_above_the_limit_suspends_until_it_fits(tmp_path: Path) -> 
 
 def test_a_record_that_no_reader_takes_is_not_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old journal would be damage to a reader from there on."""
-    monkeypatch.setattr(file, "MAX_PAYLOAD", 100)
+    monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
     bench.append(b"a" * 100)
     assert bench.read() == bench.live
     bench.append(b"b" * 101)

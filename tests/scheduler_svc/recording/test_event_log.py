@@ -14,6 +14,7 @@ import pytest
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepKind, StepReport
@@ -32,6 +33,9 @@ from tests.rigs.sampling import Settings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
+
+
+TICK = {"tick": record_pb2.Tick()}
 
 
 def join_message() -> worker_pb2.WorkerToCore:
@@ -61,10 +65,11 @@ class Session:
 
     def put(self, **event: object) -> None:
         frames = {name: event[name].SerializeToString() for name in event.keys() & {"frontend", "worker"}}  # type: ignore[attr-defined]
-        entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event | frames)  # type: ignore[arg-type]
-        self.recorder.add_event(entry)
-        effects = self.core.handle(event_log.event_of(entry), self.now)
-        self.recorder.add_effects(effects)
+        entry = {"peer": "w-1" if "worker" in event else "f-1", **event, **frames}
+        given = event_log.event_of(record_pb2.RecordedEvent(now=self.now, **entry))  # type: ignore[arg-type]
+        self.recorder.arrived(self.now, given, entry)
+        effects = self.core.handle(given, self.now)
+        self.recorder.handled(self.now, given, effects)
         for effect in effects:
             if isinstance(effect, fx.WorkerAccepted):
                 self.executor.begin(effect.generation)
@@ -295,7 +300,7 @@ def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
 def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
     path = tmp_path / "log"
     recorder = event_log.Recorder(path, CoreConfig())
-    recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+    recorder.arrived(1.0, ev.Tick(), TICK)
     recorder.flush()
     assert len(entries_of(path)) == 2
     recorder.close()
@@ -308,9 +313,9 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(
     monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
     recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
     for _ in range(3):
-        recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
-        recorder.add_effects([])
-        recorder.flush()
+        recorder.arrived(1.0, ev.Tick(), TICK)
+        recorder.handled(1.0, ev.Tick(), [])
+        recorder.sending(1.0)
     recorder.close()
     assert sum("the recording ends with the entry before" in line for line in caplog.messages) == 1
 
@@ -321,7 +326,7 @@ def test_an_entry_that_no_replay_reads_ends_the_recording(
     recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
     monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
     for length in (50, 101, 50):
-        recorder.add_event(record_pb2.RecordedEvent(now=1.0, peer="p" * length, tick=record_pb2.Tick()))
+        recorder.arrived(1.0, ev.Tick(), TICK | {"peer": "p" * length})
     recorder.close()
     assert [line for line in caplog.messages if "bytes; the limit is 100" in line] == caplog.messages
     monkeypatch.undo()
