@@ -71,6 +71,7 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.replay import replay
+from scheduler_svc.wire import framing
 core, recorder = Scheduler(CoreConfig()), event_log.Recorder(disk / "log", CoreConfig())
 def turn(number):
     for index in range(number):
@@ -87,7 +88,8 @@ recorder.close()
 count = replay(disk / "log")
 print(50 <= count < 1050)
 data = (disk / "log").read_bytes()
-print(sum(4 + len(entry) for entry in event_log._entries(disk / "log")) == len(data))
+frames = framing.Frames(data, event_log.FORMAT)
+print(len(list(frames)) == count + 1 and frames.extent.tail is framing.Tail.WHOLE)
 """,
     )
     assert lines == [

@@ -625,5 +625,8 @@ def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
     assert (bench.metrics.fronts.backlog_bytes, bench.metrics.frontend_deaths) == (64, 0)
     bench.end()
     entries = event_log.read(tmp_path / "log").entries
-    kinds = [entry.frontend.WhichOneof("message") for entry in entries if entry.HasField("frontend")]
-    assert kinds == ["hello", "flush_cache"]
+    frames = [entry.frontend for entry in entries if entry.HasField("frontend")]
+    assert [frontend_pb2.FrontendToCore.FromString(frame) for frame in frames] == [
+        frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
+        frontend_pb2.FrontendToCore(flush_cache={"query": 1}),
+    ]
