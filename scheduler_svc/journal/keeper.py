@@ -1,7 +1,7 @@
 """Derives the journal's records from what the core does: the requests that linger, their tokens and their ends.
 
 Owns the kept requests by id, the streams that they have now, and what was written last of suspects and quarantine. It
-sees every event and its effects (`observe`), and writes at the end of a turn (`write`), before any front end gets the
+sees every event and its effects (`handled`), and writes at the end of a turn (`sending`), before any front end gets the
 turn's tokens. Only requests that linger are kept, because nobody can resume another one.
 """
 
@@ -22,15 +22,17 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
+from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.requests.lingering import outputs_of, spans_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.journal import reader, records
+from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, Sync
 from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
-from scheduler_svc.journal.records import SampleEnd
-from scheduler_svc.wire.arrays import packed
+from scheduler_svc.journal.records import REQUEST, SampleEnd, SavedRequest, end_arguments, kept_submit, record
+from scheduler_svc.observer import Observer
+from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 
 _T = TypeVar("_T")
@@ -120,22 +122,16 @@ class SuspicionLog:
         if self._core.info is None:
             # Restored requests are no suspects before they are queued, when the first worker has been proven.
             numbers += sorted(self._restored)
-        suspects = journal_pb2.JournalSuspects(numbers=packed(np.array(numbers, np.uint64)))
-        return journal_pb2.JournalRecord(suspects=suspects).SerializeToString()
+        return record(suspects={"numbers": packed(np.array(numbers, np.uint64))})
 
     def _quarantine_record(self, now: float, unix_now: float) -> bytes:
         self._revision = self._core.quarantine.revision
-        record = journal_pb2.JournalRecord()
-        record.quarantine.SetInParent()
-        for entry in self._core.quarantine.entries(now):
-            record.quarantine.entries.add(
-                key=entry.key,
-                request_id=entry.request_id,
-                tenant=entry.tenant,
-                convicted_at=unix_now - (now - entry.at),
-                cause=entry.cause,
-            )
-        return record.SerializeToString()
+        names = ("key", "request_id", "tenant", "cause")
+        entries = [
+            {"convicted_at": unix_now - (now - entry.at), **{name: getattr(entry, name) for name in names}}
+            for entry in self._core.quarantine.entries(now)
+        ]
+        return record(quarantine={"entries": entries})
 
 
 log = logging.getLogger("tandem.core")
@@ -154,7 +150,7 @@ class _Kept:
     ends: list[SampleEnd | None] = field(default_factory=list[SampleEnd | None])
 
 
-class JournalKeeper:
+class JournalKeeper(Observer):
     """The kept requests. `restore` comes before everything else."""
 
     def __init__(
@@ -185,7 +181,7 @@ class JournalKeeper:
             boot_id=clock.boot_id,
             booted_at=clock.booted_at,
         )
-        records.fill_weights(self._state, saved.weights)
+        self._set_weights(saved.weights)
         self._length_of, self._outputs_of, self._spans_of = length_of, outputs_of, spans_of
         self._suspicion = suspicion
         self._make_writer, self._clock = make_writer, clock.now
@@ -215,7 +211,7 @@ class JournalKeeper:
             self._by_id[request.submit.request_id] = _Kept(
                 number=request.number,
                 accepted_at=request.accepted_at,
-                submit=records.kept_submit(request.submit, request.ends),
+                submit=kept_submit(request.submit, request.ends),
                 frontend="",
                 stream=0,
                 ends=list(request.ends),
@@ -230,7 +226,7 @@ class JournalKeeper:
         self._writer = self._make_writer(self.snapshot)
         return effects
 
-    def observe(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         """Notes what an event did to the kept requests."""
         if isinstance(event, ev.FrontendLost | ev.FrontendJoined):
             # Its streams are gone, and a successor may use their numbers again.
@@ -252,15 +248,15 @@ class JournalKeeper:
                 case fx.ModelServed():
                     if effect.info is not None and effect.info.identity != self._state.identity:
                         self._state.identity = effect.info.identity
-                        self._payloads.append(records.state_record(self._state))
+                        self._payloads.append(record(state=self._state))
                 case fx.WeightsChanged():
-                    records.fill_weights(self._state, effect.weights)
-                    self._payloads.append(records.state_record(self._state))
+                    self._set_weights(effect.weights)
+                    self._payloads.append(record(state=self._state))
                 case _:
                     pass
 
-    def write(self, now: float) -> None:
-        """Writes the records of this turn."""
+    def sending(self, now: float) -> None:
+        """Writes the records of this turn: a token that a caller gets is in the journal."""
         assert self._writer is not None, "the journal was not restored"
         self._now = now
         self._payloads += self._suspicion.changes(self._number_of, now, self._clock())
@@ -292,18 +288,30 @@ class JournalKeeper:
     def close(self, now: float) -> None:
         """Leaves a journal of what can still be resumed."""
         if self._writer is not None:
-            self.write(now)
+            self.sending(now)
             self._steady()
             self._writer.close(now)
 
     def snapshot(self) -> Iterator[bytes]:
         """Yields the records of a file that contains only what is kept now, this turn included."""
         self._payloads.clear()
-        yield records.state_record(self._state)
+        yield record(state=self._state)
         yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
         for request_id, kept in self._by_id.items():
-            outputs, weights = self._outputs_of(request_id), self._spans_of(request_id)
-            yield records.request_record(kept.number, kept.accepted_at, kept.submit, outputs, kept.ends, weights)
+            weights = self._spans_of(request_id)
+            saved = SavedRequest(
+                number=kept.number,
+                accepted_at=kept.accepted_at,
+                submit=kept.submit,
+                outputs=tuple(self._outputs_of(request_id)),
+                ends=tuple(kept.ends),
+                weights=tuple(tuple(weights.get(i, ())) for i in range(kept.submit.num_samples)),
+            )
+            yield record(request=REQUEST.encode(saved))
+
+    def _set_weights(self, weights: Weights | None) -> None:
+        if weights is not None:
+            self._state.weights_version, self._state.weights_folder = weights.version, weights.folder
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
@@ -326,7 +334,8 @@ class JournalKeeper:
         self._next_number += submit.num_samples
         self._by_id[submit.request_id] = kept
         self._of(submit.frontend).add(submit.stream, submit.num_samples, kept.number, kept)
-        self._payloads.append(records.request_record(kept.number, kept.accepted_at, submit))
+        saved = SavedRequest(number=kept.number, accepted_at=kept.accepted_at, submit=submit)
+        self._payloads.append(record(request=REQUEST.encode(saved)))
 
     def _attach(self, request_id: str, frontend: str, stream: int) -> None:
         kept = self._by_id.get(request_id)
@@ -342,7 +351,7 @@ class JournalKeeper:
             return
         self._leave(kept)
         self._drops = True
-        self._payloads.append(records.forgotten_record(kept.number))
+        self._payloads.append(record(forgotten={"number": kept.number}))
 
     def _of(self, frontend: str) -> KeptStreams[_Kept]:
         return self._streams.setdefault(frontend, KeptStreams())
@@ -361,8 +370,8 @@ class JournalKeeper:
                 kept, sample = found
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
-                kept.submit = records.kept_submit(kept.submit, kept.ends)
-                self._payloads.append(records.end_record(kept.number + sample, sample_end))
+                kept.submit = kept_submit(kept.submit, kept.ends)
+                self._payloads.append(record(end=end_arguments(kept.number + sample, sample_end)))
 
     def _tokens(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
         offsets, tokens = effect.offsets, effect.tokens
@@ -370,7 +379,8 @@ class JournalKeeper:
         if is_kept is not None:
             numbers, offsets, tokens = numbers[is_kept], offsets[is_kept], tokens[is_kept]
         if len(numbers):
-            self._payloads.append(records.tokens_record(numbers, offsets, tokens, effect.weights_version))
+            arrays = {"numbers": packed(numbers), "offsets": packed(offsets), "tokens": packed(tokens)}
+            self._payloads.append(record(tokens={**arrays, "weights_version": effect.weights_version}))
 
 
 # No scheduler resets its lanes this often, and no service starts this often: generations have 64 bits (worker.proto).

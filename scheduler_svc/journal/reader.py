@@ -33,9 +33,11 @@ from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored, Weights
 from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import records
-from scheduler_svc.journal.file import ForeignFileError, Frames, JournalFolder, Tail, check_first_line
+from scheduler_svc.journal.file import FORMAT, JournalFolder
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
-from scheduler_svc.wire.arrays import WireError, array, fields, parsed
+from scheduler_svc.wire.framing import ForeignFileError, Frames, Tail
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import array, parsed
 from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 
@@ -97,7 +99,7 @@ def _read(folder: JournalFolder, descriptor: int) -> SavedCore:
         return _nothing(folder, "is empty")
     with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as data:
         try:
-            is_whole = check_first_line(data)
+            is_whole = FORMAT.begins(data)
         except ForeignFileError as error:
             raise SettingError(
                 f"journal: {folder.current} {error}; remove it or choose another folder with --journal"
@@ -120,7 +122,7 @@ def _nothing(folder: JournalFolder, what: str) -> SavedCore:
 
 
 def _restored(folder: JournalFolder, data: mmap.mmap, written_at: float) -> SavedCore:
-    frames, collected = Frames(data), _Collected()
+    frames, collected = Frames(data, FORMAT), _Collected()
     requests, why = list[SavedRequest](), ""
     try:
         for payload in frames:
@@ -172,10 +174,12 @@ class _Collected:
                 state = record.state
                 weights = Weights(version=state.weights_version, folder=state.weights_folder)
                 self.saved = replace(
-                    self.saved, **fields(state, _STATE), weights=weights if state.weights_version else None
+                    self.saved,
+                    **{name: getattr(state, name) for name in _STATE},
+                    weights=weights if state.weights_version else None,
                 )
             case "request":
-                request = records.request_of(record.request)
+                request = records.REQUEST.decode(record.request)
                 self.requests[request.number] = request
                 self.saved.next_number = max(self.saved.next_number, request.numbers.stop)
             case "tokens":
@@ -189,7 +193,7 @@ class _Collected:
                 self._tokens.append(tokens)
                 self._versions.append(record.tokens.weights_version)
             case "end":
-                self._ends[record.end.number] = records.end_of(record.end)
+                self._ends[record.end.number] = records.SAMPLE_END.decode(record.end)
             case "forgotten":
                 self.requests.pop(record.forgotten.number, None)
             case "suspects":
@@ -269,7 +273,7 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
         left = request.submit.linger_seconds - max(0.0, unix_now - since)
         if left > 0:
             entry = record_pb2.RestoredRequest(
-                request=message_of(request),
+                request=records.REQUEST.to_message(request),
                 linger_seconds=left,
                 identity=saved.identity,
                 suspects=[i for i, number in enumerate(request.numbers) if number in saved.suspects],
@@ -278,18 +282,9 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
             yield request, entry
 
 
-def message_of(request: SavedRequest) -> journal_pb2.JournalRequest:
-    """Encodes the request."""
-    weights = dict(enumerate(request.weights))
-    data = records.request_record(
-        request.number, request.accepted_at, request.submit, request.outputs, request.ends, weights
-    )
-    return journal_pb2.JournalRecord.FromString(data).request
-
-
 def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
     """Returns the core's event. Raises WireError if the entry is malformed."""
-    request = records.request_of(entry.request)
+    request = records.REQUEST.decode(entry.request)
     return ev.Restored(
         submit=request.submit,
         outputs=request.outputs,

@@ -1,26 +1,20 @@
-"""Journal records as bytes: encodes what the core did, and decodes a request. Owns no state."""
+"""What the journal keeps of a request, and the records of it as bytes. Owns no state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from tandem.internal.v1 import frontend_pb2, journal_pb2
+from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.operators import Weights
-from scheduler_svc.wire import frontend as frontend_wire
-from scheduler_svc.wire.arrays import WireError, array, packed
-from scheduler_svc.wire.request import end_of as decoded_end
-from scheduler_svc.wire.request import fill_end, fill_spans, fill_submit, spans_of
+from scheduler_svc.wire.frontend import END, SPAN, SUBMIT
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import Codec, array, packed
 from tandem_contract.plural import numbered
-
-_NO_TOKENS = np.zeros(0, np.int32)
-_NO_SPANS: Mapping[int, Sequence[WeightsSpan]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,11 +34,11 @@ class SavedRequest:
     """By the journal's clock."""
     submit: ev.Submit
     """Without front end and page hashes."""
-    outputs: tuple[Int32Array, ...]
-    """The output of each sample."""
-    ends: tuple[SampleEnd | None, ...]
+    outputs: tuple[Int32Array, ...] = ()
+    """The output of each sample; empty, like the next two, in the record of a request that is accepted."""
+    ends: tuple[SampleEnd | None, ...] = ()
     """The end of each sample, None if it lives."""
-    weights: tuple[tuple[WeightsSpan, ...], ...]
+    weights: tuple[tuple[WeightsSpan, ...], ...] = ()
     """The spans by weights of each sample's output."""
 
     @property
@@ -60,85 +54,63 @@ def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submi
     return replace(submit, resources=())
 
 
-def fill_weights(state: journal_pb2.JournalState, weights: Weights | None) -> None:
-    """Fills in the newest weights, if there are some."""
-    if weights is not None:
-        state.weights_version, state.weights_folder = weights.version, weights.folder
+def _submit(request: SavedRequest) -> dict[str, Any]:
+    """Page hashes can be computed again, and a stream means nothing after the front end."""
+    return {name: one for name, one in SUBMIT.encode(request.submit).items() if name not in ("stream", "page_hashes")}
 
 
-def state_record(state: journal_pb2.JournalState) -> bytes:
-    """Encodes a JournalState."""
-    return journal_pb2.JournalRecord(state=state).SerializeToString()
+def _samples(request: SavedRequest) -> list[dict[str, Any]]:
+    samples = zip(request.outputs, request.ends, request.weights, strict=True)
+    return [
+        {
+            "tokens": packed(tokens),
+            "end": None if end is None else end_arguments(request.number + i, end),
+            "weights": list(map(SPAN.encode, spans)),
+        }
+        for i, (tokens, end, spans) in enumerate(samples)
+    ]
 
 
-def request_record(
-    number: int,
-    accepted_at: float,
-    submit: ev.Submit,
-    outputs: Sequence[Int32Array] = (),
-    ends: Sequence[SampleEnd | None] = (),
-    weights: Mapping[int, Sequence[WeightsSpan]] = _NO_SPANS,
-) -> bytes:
-    """Encodes a JournalRequest. `outputs` and `ends` are empty when it is accepted. `weights` has those of samples."""
-    record = journal_pb2.JournalRecord()
-    request = record.request
-    request.number, request.accepted_at = number, accepted_at
-    fill_submit(request.submit, submit)
-    for i, (tokens, end) in enumerate(zip(outputs, ends, strict=True)):
-        sample = request.samples.add(tokens=packed(tokens))
-        if end is not None:
-            _fill_end(sample.end, number + i, end)
-        fill_spans(sample.weights, weights.get(i, ()))
-    return record.SerializeToString()
+def end_arguments(number: int, end: SampleEnd) -> dict[str, Any]:
+    """Returns the arguments of the JournalEnd of the sample with this number."""
+    return SAMPLE_END.encode(end) | {"number": number}
 
 
-def tokens_record(
-    numbers: npt.NDArray[np.uint64], offsets: Int32Array, tokens: Int32Array, weights_version: str = ""
-) -> bytes:
-    """Encodes a JournalTokens."""
-    arrays = journal_pb2.JournalTokens(
-        numbers=packed(numbers), offsets=packed(offsets), tokens=packed(tokens), weights_version=weights_version
-    )
-    return journal_pb2.JournalRecord(tokens=arrays).SerializeToString()
+def _check_samples(request: SavedRequest) -> None:
+    if len(request.outputs) != request.submit.num_samples:
+        samples = numbered(request.submit.num_samples, "sample")
+        raise WireError(f"a request has {samples}, but {len(request.outputs)} in the record")
 
 
-def end_record(number: int, end: SampleEnd) -> bytes:
-    """Encodes a JournalEnd of the sample with this number."""
-    record = journal_pb2.JournalRecord()
-    _fill_end(record.end, number, end)
-    return record.SerializeToString()
+def _none(request: journal_pb2.JournalRequest, nothing: Any) -> tuple[Any, ...]:
+    """What is known of samples of which the record says nothing."""
+    return () if request.samples else (nothing,) * request.submit.num_samples
 
 
-def forgotten_record(number: int) -> bytes:
-    """Encodes a JournalForgotten of the request whose first sample has this number."""
-    return journal_pb2.JournalRecord(forgotten=journal_pb2.JournalForgotten(number=number)).SerializeToString()
+SAMPLE_END = Codec(journal_pb2.JournalEnd, SampleEnd, names={"at": "ended_at"}, parts=(END,), other=("number",))
+REQUEST = Codec(
+    journal_pb2.JournalRequest,
+    SavedRequest,
+    made={
+        "submit": lambda request: SUBMIT.decode(request.submit, frontend=""),
+        "outputs": lambda request: (
+            *(array(sample.tokens, np.int32, "tokens") for sample in request.samples),
+            *_none(request, NO_IDS),
+        ),
+        "ends": lambda request: (
+            *(SAMPLE_END.decode(each.end) if each.HasField("end") else None for each in request.samples),
+            *_none(request, None),
+        ),
+        "weights": lambda request: (
+            *(tuple(map(SPAN.decode, sample.weights)) for sample in request.samples),
+            *_none(request, ()),
+        ),
+    },
+    sent={"submit": _submit, "samples": _samples},
+    check=_check_samples,
+)
 
 
-def _fill_end(out: journal_pb2.JournalEnd, number: int, end: SampleEnd) -> None:
-    out.number, out.ended_at = number, end.at
-    fill_end(out.end, end.end)
-
-
-def end_of(record: journal_pb2.JournalEnd) -> SampleEnd:
-    """Decodes a JournalEnd. Raises WireError."""
-    return SampleEnd(end=decoded_end(record.end), at=record.ended_at)
-
-
-def request_of(record: journal_pb2.JournalRequest) -> SavedRequest:
-    """Decodes a JournalRequest. Raises WireError."""
-    message = frontend_pb2.FrontendToCore(submit=record.submit)
-    submit = frontend_wire.event_of(message, "")
-    assert isinstance(submit, ev.Submit)
-    samples = record.samples
-    if samples and len(samples) != submit.num_samples:
-        raise WireError(f"a request has {numbered(submit.num_samples, 'sample')}, but {len(samples)} in the record")
-    none: tuple[Any, ...] = (None,) * submit.num_samples
-    return SavedRequest(
-        number=record.number,
-        accepted_at=record.accepted_at,
-        submit=submit,
-        outputs=tuple(array(sample.tokens, np.int32, "tokens") for sample in samples)
-        or (_NO_TOKENS,) * submit.num_samples,
-        ends=tuple(end_of(sample.end) if sample.HasField("end") else None for sample in samples) or none,
-        weights=tuple(spans_of(sample.weights) for sample in samples) or ((),) * submit.num_samples,
-    )
+def record(**one: Any) -> bytes:
+    """Encodes a JournalRecord that has this message, by its name there."""
+    return journal_pb2.JournalRecord(**one).SerializeToString()

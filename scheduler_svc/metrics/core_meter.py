@@ -21,7 +21,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.status import state_of
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Histogram, Metric, Samples
-from scheduler_svc.wire.arrays import WireError
+from tandem_contract.bounds import WireError
 from tandem_contract.plural import numbered
 
 # Processes whose last report is kept. Reports of older ones, which are gone, are one sum.

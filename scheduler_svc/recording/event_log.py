@@ -2,30 +2,32 @@
 
 Owns the file. An event is written before the core handles it, so the log contains the event that breaks the core. Each
 entry carries a digest of all effects before it, so a replay proves that the same events give the same effects. A log
-that was closed in order ends with an entry that has only the digest. Events are stored as the protobuf messages that
-they came from. The header has the core's settings as JSON, all of them: their fields are read from `CoreConfig`, its
-nested policy included, so a new setting needs no change here.
+that was closed in order ends with an entry that has only the digest. The frames of peers are stored as they came. The
+header has the core's settings as JSON, all of them: their fields are read from `CoreConfig`, its nested policy
+included, so a new setting needs no change here.
 
 Owns also the tags that stand for the classes of effects in a digest, so that classes, enums and modules may be renamed
 and moved. A field that comes (except those in `LATER`), goes or changes its place, and another value or order of
 effects, give another digest. Digests of different versions of the record are not comparable.
 """
 
-import errno
 import hashlib
 import json
 import logging
+import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from tandem.internal.v1 import record_pb2 as pb
+from tandem.internal.v1.frontend_pb2 import FrontendToCore
+from tandem.internal.v1.worker_pb2 import WorkerToCore
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
@@ -36,15 +38,20 @@ from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.journal.reader import event_of as restored_event
 from scheduler_svc.journal.reader import quarantine_event
+from scheduler_svc.observer import Observer
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
+from scheduler_svc.wire.framing import MAX_PAYLOAD, ForeignFileError, Format, Frames, Tail, frame
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import Codec, parsed
 from tandem_contract.writing import RecordFile
 
 _NONE = frozenset[str]()
 VERSION = 6
 """Of the record. Versions differ in their digests."""
+FORMAT = Format("record", VERSION)
+_OLD_LENGTH = struct.Struct("<I")
 
 TAGS: dict[type[Any], bytes] = {
     fx.Admitted: b"admitted",
@@ -99,7 +106,7 @@ class EffectsDigest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, effects: list[fx.Effect]) -> None:
+    def add(self, effects: Iterable[fx.Effect]) -> None:
         """Adds the effects of one event."""
         for effect in effects:
             self._feed(effect)
@@ -166,14 +173,13 @@ def _name(value: object) -> str:
 
 log = logging.getLogger("tandem.core")
 
-_LENGTH = struct.Struct("<I")
-_MAX_ENTRY = 1 << 28
+_WEIGHTS_RESTORED = Codec(pb.WeightsRestored, ev.WeightsRestored)
 # Of a turn, before they are written.
 _MAX_HELD_BYTES = 1 << 16
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 
 
-class Recorder:
+class Recorder(Observer):
     """Writes a new file. If it cannot be written any more, the recording ends and the service continues.
 
     It does not go on later: a replay needs every event.
@@ -187,19 +193,24 @@ class Recorder:
         self._held_bytes = 0
         self._digest = EffectsDigest()
         header = pb.RecordedHeader(version=VERSION, core_config=encode_config(config))
+        self._held.append(FORMAT.first_line)
         self._write(header.SerializeToString())
 
-    def add_event(self, entry: pb.RecordedEvent) -> None:
-        """Writes an event that the core is about to handle; `now`, `peer` and the event are set."""
-        entry.effects_digest = self._digest.value()
-        self._write(entry.SerializeToString())
+    def arrived(self, now: float, event: ev.Event, entry: Mapping[str, Any]) -> None:
+        """Writes the event."""
+        message = pb.RecordedEvent(now=now, effects_digest=self._digest.value(), **entry)
+        self._write(message.SerializeToString())
 
-    def add_effects(self, effects: list[fx.Effect]) -> None:
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         """Adds the effects of the event written last to the digest."""
         self._digest.add(effects)
 
-    def flush(self) -> None:
+    def sending(self, now: float) -> None:
         """Passes all entries to the operating system, so that they outlive this process."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Passes all entries to the operating system."""
         entries, self._held, self._held_bytes = self._held, [], 0
         if entries and not self._file.trouble.cause:
             self._file.append(b"".join(entries), len(entries))
@@ -214,7 +225,7 @@ class Recorder:
         if self._file.trouble.cause:
             return
         try:
-            self._held += _prefix(len(data)), data
+            self._held.append(frame(data))
         except OSError as error:
             self.flush()
             self._file.trouble.failed(error)
@@ -222,13 +233,6 @@ class Recorder:
         self._held_bytes += len(data)
         if self._held_bytes > _MAX_HELD_BYTES:
             self.flush()
-
-
-def _prefix(length: int) -> bytes:
-    """What comes before an entry. Raises OSError if the entry is longer than `read` takes."""
-    if length > _MAX_ENTRY:
-        raise OSError(errno.EFBIG, f"an entry has {length:,} bytes; the limit is {_MAX_ENTRY:,}")
-    return _LENGTH.pack(length)
 
 
 class EventLog(NamedTuple):
@@ -255,23 +259,40 @@ def read(path: Path) -> EventLog:
 
 def _entries(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
-            (length,) = _LENGTH.unpack(prefix)
-            if length > _MAX_ENTRY:
-                raise WireError(f"an entry has {length:,} bytes; the limit is {_MAX_ENTRY:,}")
-            data = file.read(length)
-            if len(data) < length:
-                return
-            yield data
+        start = file.read(64)
+        file.seek(0)
+        if not start.startswith(b"tandem "):
+            yield from _old_entries(file)
+            return
+        try:
+            FORMAT.begins(start)
+        except ForeignFileError as error:
+            raise WireError(f"it {error}") from None
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            yield from (frames := Frames(data, FORMAT))
+            if frames.extent.tail is Tail.DAMAGED:
+                raise WireError(f"the entry at byte {frames.extent.end:,} does not fit its checksum")
+
+
+def _old_entries(file: BinaryIO) -> Iterator[bytes]:
+    """Of a file without a first line."""
+    while len(prefix := file.read(_OLD_LENGTH.size)) == _OLD_LENGTH.size:
+        (length,) = _OLD_LENGTH.unpack(prefix)
+        if length > MAX_PAYLOAD:
+            raise WireError(f"an entry has {length:,} bytes; the limit is {MAX_PAYLOAD:,}")
+        data = file.read(length)
+        if len(data) < length:
+            return
+        yield data
 
 
 def event_of(entry: pb.RecordedEvent) -> ev.Event:
     """Returns the core's event for an entry. Raises WireError if the entry has none."""
     match entry.WhichOneof("event"):
         case "frontend":
-            return frontend_wire.event_of(entry.frontend, entry.peer)
+            return frontend_wire.event_of(parsed(FrontendToCore, entry.frontend), entry.peer)
         case "worker":
-            return worker_wire.event_of(entry.worker, entry.peer)
+            return worker_wire.event_of(parsed(WorkerToCore, entry.worker), entry.peer)
         case "frontend_lost":
             return ev.FrontendLost(frontend=entry.peer)
         case "worker_lost":
@@ -285,8 +306,7 @@ def event_of(entry: pb.RecordedEvent) -> ev.Event:
         case "tenants_changed":
             return tenants_wire.event_of(entry.tenants_changed)
         case "weights_restored":
-            found = entry.weights_restored
-            return ev.WeightsRestored(weights=worker_wire.weights_of(found.version, found.folder))
+            return _WEIGHTS_RESTORED.decode(entry.weights_restored)
         case "tick" | "drain_started" | "drain_ended" as kind:
             return _WITHOUT_FIELDS[kind]
         case _:

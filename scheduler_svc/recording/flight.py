@@ -25,6 +25,7 @@ from typing import Any
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.observer import Observer
 from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight_ring import Entry, Ring, members
 from tandem_contract.logs import escaped
@@ -46,7 +47,7 @@ _NAMED_CAUSES = 3
 _AT_ONCE = 32
 
 
-class FlightRecorder:
+class FlightRecorder(Observer):
     """Writes to `path`, a folder. It never raises: the service goes on without a recorder that fails."""
 
     def __init__(self, path: Path, *, keep_tokens: bool = False) -> None:
@@ -61,8 +62,8 @@ class FlightRecorder:
         self._trouble = Trouble(log, "the flight recorder's folder", path, "the service continues without its files")
         self._is_broken = self._is_stopping = False
 
-    def observe(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        """Adds an event that the core has handled at `now`, and its effects."""
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+        """Adds an event and its effects."""
         # Most ticks have none.
         if self._is_broken or (not effects and isinstance(event, ev.Tick)):
             return
@@ -77,8 +78,8 @@ class FlightRecorder:
             # Front ends and workers end in order from now on.
             self._is_stopping = True
 
-    def check(self, now: float) -> None:
-        """Writes a file if one is due. Call it about once a second."""
+    def checked(self, now: float) -> None:
+        """Writes a file if one is due."""
         if self._due_at is None:
             return
         flight_files.collect_crashes(self._path)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 from scheduler_svc.core.messages.config import CoreConfig
+from scheduler_svc.observer import Observer
 from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.recording.flight import FlightRecorder
 from scheduler_svc.recording.steps_file import StepsFile
@@ -21,28 +22,29 @@ def flight_dir(settings: SchedulerSettings) -> Path | None:
 
 
 class Recordings:
-    """Each is None if it is not asked for. `stack` closes them."""
+    """What records the service, as the settings ask for it. `stack` closes it."""
 
     def __init__(self, settings: SchedulerSettings, config: CoreConfig, stack: ExitStack) -> None:
         """Raises SettingError if a file cannot be created."""
-        self.events: Recorder | None = None
-        self.steps: StepsFile | None = None
-        self.flight: FlightRecorder | None = None
+        self.observers: list[Observer] = []
+        self._flight: FlightRecorder | None = None
         if settings.record is not None:
             with _creating("record", settings.record):
-                self.events = Recorder(settings.record, config)
-            stack.callback(self.events.close)
+                self._add(stack, Recorder(settings.record, config))
         if settings.steps is not None:
             with _creating("steps", settings.steps):
-                self.steps = StepsFile(settings.steps)
-            stack.callback(self.steps.close)
+                self._add(stack, StepsFile(settings.steps))
         if (path := flight_dir(settings)) is not None:
-            self.flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
-            stack.callback(self.flight.close)
+            self._flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
+            self._add(stack, self._flight)
 
     def guarding(self, *expected: type[Exception]) -> AbstractContextManager[None]:
         """Writes the last events if the body raises an exception that is not expected, or meets a fatal signal."""
-        return nullcontext() if self.flight is None else self.flight.guarding(*expected)
+        return nullcontext() if self._flight is None else self._flight.guarding(*expected)
+
+    def _add(self, stack: ExitStack, one: Recorder | StepsFile | FlightRecorder) -> None:
+        stack.callback(one.close)
+        self.observers.append(one)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
-from scheduler_svc.wire.arrays import WireError
+from tandem_contract.bounds import WireError
 from tandem_contract.plural import numbered
 
 
@@ -36,11 +36,12 @@ def replay(path: Path, *, audited: bool = False, converted: Path | None = None) 
             if before is None:
                 break
             count += 1
-            effects = core.handle(event_log.event_of(entry), entry.now)
+            event = event_log.event_of(entry)
+            effects = core.handle(event, entry.now)
             digest.add(effects)
             if recorder is not None:
-                recorder.add_event(entry)
-                recorder.add_effects(effects)
+                recorder.arrived(entry.now, event, {"peer": entry.peer, before: getattr(entry, before)})
+                recorder.handled(entry.now, event, effects)
             if audited:
                 audit(core)
     return count

@@ -7,10 +7,13 @@ logged, and the service continues. Knows nothing of how the core runs a step.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import StepReport
+from scheduler_svc.observer import Observer
 from tandem_contract.writing import RecordFile
 
 log = logging.getLogger("tandem.core")
@@ -46,7 +49,7 @@ def line_of(report: StepReport, origin: float) -> str:
     )
 
 
-class StepsFile:
+class StepsFile(Observer):
     """Writes a new file, as the event log does."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,8 +71,14 @@ class StepsFile:
         if len(self._held) >= _MAX_HELD:
             self._write()
 
-    def write_due(self) -> None:
-        """Writes the held lines if a second has passed since the last write. The service loop calls it every turn."""
+    def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
+        """Adds the reports among the effects."""
+        for effect in effects:
+            if isinstance(effect, StepReport):
+                self.add(effect)
+
+    def turned(self, began: float) -> None:
+        """Writes the held lines if a second has passed since the last write."""
         if self._held and self._clock() - self._written_at >= _WRITE_EVERY_SECONDS:
             self._write()
 

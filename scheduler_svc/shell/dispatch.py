@@ -1,4 +1,4 @@
-"""Carries out the core's effects: sends frames to workers and front ends, writes the log and the steps file.
+"""Carries out the core's effects: sends frames to workers and front ends, and writes the log.
 
 Owns the list of peers that could not be reached until they are reported to the core, and the served model as front ends
 see it: the tokenizer, the files of chats and the root of page hashes. All workers of one core have the same identity,
@@ -19,11 +19,9 @@ from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import fields
 from tandem_contract.logs import announce
 from tandem_contract.plural import numbered
 
@@ -72,7 +70,7 @@ class ServedModel:
             return frontend_pb2.ModelState(ready=False)
         assert self._tokenizer_json is not None, "a model is served before a worker is proven"
         info = control_pb2.GetModelInfoResponse(
-            **fields(served, _SAME),
+            **{name: getattr(served, name) for name in _SAME},
             num_pages=served.usable_pages,
             sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
             default_max_new_tokens=self.default_max_new_tokens,
@@ -105,7 +103,6 @@ class EffectDispatcher:
     frontends: RouterLink
     served_model: ServedModel
     worker_processes: WorkerProcesses
-    steps: StepsFile | None
     # Returns the address that callers reach.
     listen: Callable[[], str]
     # Returns the workers that the core has accepted.
@@ -138,12 +135,12 @@ class EffectDispatcher:
                     self.worker_processes.joined(effect.worker, join.pid)
                     # For the worker's own line, a command; empty if that needs more, or for a worker of another host.
                     is_here = self.ready.is_plain and not self.workers.host_of(effect.worker)
-                    frame = worker_wire.joined_frame(effect, self.listen() if is_here else "")
+                    frame = worker_wire.frame_of(effect, listen=self.listen() if is_here else "")
                     self.send(self.workers, effect.worker, frame)
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self._turn_away(effect)
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case _:
                     rest.append(effect)
         return rest
@@ -153,42 +150,29 @@ class EffectDispatcher:
 
         Each front end gets one frame, because a frame costs it and the core a wake-up.
         """
-        later: dict[str, list[frontend_wire.FrontendEffect | fx.ModelServed]] = {}
-        reports: list[StepReport] = []
+        later: dict[str, list[fx.Effect]] = {}
         for effect in effects:
             match effect:
-                case fx.SendPlan():
-                    self.send(self.workers, effect.worker, worker_wire.plan_frame(effect.plan))
-                case fx.PrepareResource() | fx.DropResource():
-                    self.send(self.workers, effect.worker, worker_wire.order_frame(effect))
                 case fx.WorkerProven():
                     self._proven(effect)
+                case fx.SendPlan() | fx.PrepareResource() | fx.DropResource() | fx.LoadWeights() | fx.DismissWorker():
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self._turn_away(effect)
-                case fx.LoadWeights():
-                    self.send(self.workers, effect.worker, worker_wire.load_frame(effect))
-                case fx.DismissWorker():
-                    self.send(self.workers, effect.worker, worker_wire.frame_of(dismissed=worker_pb2.Dismissed()))
+                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
                 case fx.KillWorker():
                     self.worker_processes.kill(effect.worker)
                 case fx.Note():
                     log.warning("%s", effect.message)
                 case fx.News():
                     log.info("%s", effect.message)
-                case StepReport():
-                    reports.append(effect)
-                case fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):
-                    pass  # Only a journal reads these.
+                case StepReport() | fx.Detached() | fx.Forgotten() | fx.WeightsChanged() | fx.StepOutput(frontend=""):
+                    pass  # Only observers read these.
                 case fx.WorkerAccepted():
                     raise AssertionError(f"{effect} does not answer a worker's message")
                 case _:
                     later.setdefault(effect.frontend, []).append(effect)
         for frontend, of_frontend in later.items():
             self.send(self.frontends, frontend, self._frontend_frame(of_frontend))
-        if self.steps is not None:
-            for report in reports:
-                self.steps.add(report)
-            self.steps.write_due()
 
     def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
@@ -200,16 +184,9 @@ class EffectDispatcher:
     def _proven(self, effect: fx.WorkerProven) -> None:
         self.served_model.proven(effect.worker)
         if effect.was_standby:
-            self.send(self.workers, effect.worker, worker_wire.frame_of(seated=worker_pb2.Seated()))
+            self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
 
-    def _turn_away(self, effect: fx.WorkerRefused | fx.AskRejoin) -> None:
-        if isinstance(effect, fx.AskRejoin):
-            frame = worker_wire.frame_of(rejoin=worker_pb2.Rejoin())
-        else:
-            frame = worker_wire.frame_of(refused=worker_pb2.Refused(reason=effect.reason, retry=effect.retry))
-        self.send(self.workers, effect.worker, frame)
-
-    def _frontend_frame(self, effects: Sequence[frontend_wire.FrontendEffect | fx.ModelServed]) -> bytes:
+    def _frontend_frame(self, effects: Sequence[fx.Effect]) -> bytes:
         if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):
             return frontend_wire.frame_of(effects[0])
         frame = frontend_pb2.CoreToFrontend()

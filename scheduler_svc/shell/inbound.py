@@ -27,7 +27,8 @@ from scheduler_svc.shell.links import RouterLink, WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import parsed
 from tandem_contract.plural import numbered
 
 log = logging.getLogger("tandem.core")
@@ -135,17 +136,16 @@ class Inbound:
 
     def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
-            message = parsed(worker_pb2.WorkerToCore, _whole(frame))
+            data = _whole(frame)
+            message = parsed(worker_pb2.WorkerToCore, data)
             host = self.workers.host_of(peer)
             if host and message.HasField("join"):
                 as_guest(message.join, peer)
             event = worker_wire.event_of(message, peer)
         except WireError as error:
             return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
-        if self.metrics is not None and isinstance(event, ev.StepDone):
-            self.metrics.step_arrived(event, self.core)
         if not message.HasField("join"):
-            return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message))
+            return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=data))
         # CURVE has authenticated a worker on another host.
         if not host and not self.credentials.is_worker_key(message.join.key):
             return self._refuse_worker(peer, self.credentials.refusal, "it sent a wrong key")
@@ -157,18 +157,21 @@ class Inbound:
         message.join.ClearField("tokenizer_json")
         message.join.ClearField("chat_template")
         message.join.ClearField("chat")
-        return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message), join)
+        return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message.SerializeToString()), join)
 
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
         if self.dropped.add(f"worker {peer}", reason) or peer in self.core.lanes:
-            self.dispatcher.send(self.workers, peer, worker_wire.frame_of(refused=worker_pb2.Refused(reason=answer)))
+            self.dispatcher.send(
+                self.workers, peer, worker_wire.frame_of(fx.WorkerRefused(worker=peer, reason=answer, retry=False))
+            )
         return self._peer_lost(self.workers, peer, reason)
 
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
         try:
-            message = parsed(frontend_pb2.FrontendToCore, _whole(frame))
+            data = _whole(frame)
+            message = parsed(frontend_pb2.FrontendToCore, data)
             self._check_frontend(peer, message)
             if message.HasField("metrics"):
                 # Neither the core nor its event log reads it.
@@ -179,6 +182,10 @@ class Inbound:
                 self._leaving.add(peer)
                 return []
             event = frontend_wire.event_of(message, peer)
+            if message.HasField("hello"):
+                # Without the secret.
+                data = message.SerializeToString()
+                self.send_tenants([peer])
         except WireError as error:
             self.dropped.add(f"front end {peer}", str(error))
             kind = message.WhichOneof("message")
@@ -188,9 +195,7 @@ class Inbound:
                     fx.Rejected(frontend=peer, stream=stream, code=fx.RejectCode.INVALID, message=str(error), field="")
                 ]
             return []
-        if message.HasField("hello"):
-            self.send_tenants([peer])
-        return self.handle(event, peer=peer, frontend=message)
+        return self.handle(event, peer=peer, frontend=data)
 
     def send_tenants(self, frontends: Iterable[str]) -> None:
         """Sends the content of the token file, if there is one."""

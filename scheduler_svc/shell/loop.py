@@ -9,7 +9,7 @@ import math
 import select
 import socket
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from tandem.internal.v1 import record_pb2
@@ -21,11 +21,9 @@ from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.journal.keeper import JournalKeeper
 from scheduler_svc.metrics.core_meter import CoreMeter
+from scheduler_svc.observer import Observer
 from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.recording.event_log import Recorder
-from scheduler_svc.recording.flight import FlightRecorder
-from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
 from scheduler_svc.shell.links import RouterLink, WorkersLink
@@ -93,6 +91,20 @@ _PAUSE_SECONDS = 1.0
 _RECORDED_TICK = record_pb2.Tick()
 
 
+class _Measured(Observer):
+    """Shows the metrics what they measure."""
+
+    def __init__(self, meter: CoreMeter, core: Scheduler) -> None:
+        self._meter, self._core = meter, core
+
+    def arrived(self, now: float, event: ev.Event, entry: Mapping[str, Any]) -> None:
+        if isinstance(event, ev.StepDone):
+            self._meter.step_arrived(event, self._core)
+
+    def turned(self, began: float) -> None:
+        self._meter.turned(self._core, began)
+
+
 class Loop:
     """Runs until a stop is requested and either no request is left or the grace period is over."""
 
@@ -107,9 +119,7 @@ class Loop:
         worker_processes: WorkerProcesses,
         credentials: Credentials,
         watch: Callable[[], None],
-        recorder: Recorder | None,
-        steps: StepsFile | None,
-        flight: FlightRecorder | None,
+        observers: Sequence[Observer],
         journal: JournalKeeper | None,
         tokens: TokenFile | None,
         grace_seconds: float,
@@ -118,17 +128,17 @@ class Loop:
         ready: ReadyCommand | None = None,
     ) -> None:
         """`wake` becomes readable when a signal arrives, because a signal alone does not end a poll, and when
-        `children` are to be watched. `watch` is called about once a second.
+        `children` are to be watched. `watch` is called about once a second. `journal` and `metrics` observe, too.
         """
-        self._core, self._tokens, self._metrics = core, tokens, metrics
-        self._recorder, self._flight, self._journal = recorder, flight, journal
+        self._core, self._tokens, self._metrics, self._journal = core, tokens, metrics, journal
+        measured = None if metrics is None else _Measured(metrics, core)
+        self._observers = (*observers, *(one for one in (journal, measured) if one is not None))
         self._workers, self._frontends = workers, frontends
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
             served_model=served_model,
             worker_processes=worker_processes,
-            steps=steps,
             listen=lambda: children.listen,
             joined=lambda: core.lanes,
             ready=ready or ReadyCommand(),
@@ -187,16 +197,13 @@ class Loop:
             if self._stop.is_over(with_farewell=False):
                 effects += self._handle(ev.DrainEnded(), drain_ended=record_pb2.DrainEnded())
             effects += self._handle(ev.Tick(), tick=_RECORDED_TICK)
-            if self._recorder is not None:
-                # The events so far outlive this process.
-                self._recorder.flush()
+            for observer in self._observers:
+                observer.sending(time.monotonic())
             if self._journal is not None:
-                # A token that a caller gets is in the journal.
-                self._journal.write(time.monotonic())
                 effects = self._journal.described(effects)
             self._dispatcher.dispatch(effects)
-            if self._metrics is not None:
-                self._metrics.turned(self._core, now)
+            for observer in self._observers:
+                observer.turned(now)
             has_work = len(self._core.queue) or self._dispatcher.lost_peers
             if self._stop.has_begun and not has_work and self._is_over():
                 return
@@ -207,17 +214,13 @@ class Loop:
         return self._handle(ev.DrainStarted(), drain_started=record_pb2.DrainStarted())
 
     def _handle(self, event: ev.Event, **entry: Any) -> list[fx.Effect]:
-        """Passes an event to the core now, and records it before. `entry` has the event's fields in record.proto."""
+        """Passes an event to the core now. `entry` has the event's fields in record.proto."""
         now = time.monotonic()
-        if self._recorder is not None:
-            self._recorder.add_event(record_pb2.RecordedEvent(now=now, **entry))
+        for observer in self._observers:
+            observer.arrived(now, event, entry)
         effects = self._core.handle(event, now)
-        if self._recorder is not None:
-            self._recorder.add_effects(effects)
-        if self._flight is not None:
-            self._flight.observe(now, event, effects)
-        if self._journal is not None:
-            self._journal.observe(event, effects)
+        for observer in self._observers:
+            observer.handled(now, event, effects)
         return effects
 
     def _tenants_changed(self) -> list[fx.Effect]:
@@ -273,8 +276,8 @@ class Loop:
         expelled = self._workers.check(self._core.lanes, now)
         self._dispatcher.lost_peers += [(self._workers, peer, why) for peer, why in expelled]
         self._worker_processes.keep(self._core.lanes)
-        if self._flight is not None:
-            self._flight.check(now)
+        for observer in self._observers:
+            observer.checked(now)
 
     def _frontend_lost(self, frontend: str, reason: str, is_orderly: bool) -> None:
         if is_orderly:

@@ -1,8 +1,11 @@
-"""Translates messages of frontend.proto to the core's events, and the core's effects to frames.
+"""Pairs the messages of frontend.proto with the core's events and effects, and the token file with its message.
 
 Owns no state. Front ends validate requests for their callers. This module checks only what could harm the core.
 """
 
+from collections.abc import Iterator
+from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 from tandem.internal.v1 import frontend_pb2 as pb
@@ -10,256 +13,279 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.effects import Wait
-from scheduler_svc.core.messages.names import meant
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
+from scheduler_svc.core.messages.events import SECRET_HASH_BYTES
+from scheduler_svc.core.messages.names import core_id, meant, own_id
 from scheduler_svc.core.messages.operators import (
-    MAX_OPERATION_SECONDS,
-    MAX_PAGE_SIZE,
-    MAX_WORKER_NAME_CHARS,
     ClearQuarantine,
-    QuarantineEntry,
     QuarantineQuery,
     QuarantineReply,
-    RequestsMark,
     RequestsQuery,
     RequestsReply,
-    Running,
     UpdateWeights,
     Weights,
 )
-from scheduler_svc.core.messages.reports import (
-    DrainReport,
-    HeldPoolsLoad,
-    Incidents,
-    Load,
-    RequestEntry,
-    RequestState,
-    WaitReason,
-    WeightsReport,
-    WorkerLoad,
-    WorkerState,
-)
-from scheduler_svc.wire.arrays import WireError, fields, packed
-from scheduler_svc.wire.request import fill_end, resume_of, submit_of
-from scheduler_svc.wire.worker import weights_of
-
-# The members of these enums have the same names on both sides.
-_REJECT = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in fx.RejectCode}
-_WAIT = {reason: inference_pb2.WaitReason.Value(f"WAIT_REASON_{reason.name}") for reason in WaitReason}
-_WORKER = {state: control_pb2.WorkerState.Value(f"WORKER_STATE_{state.name}") for state in WorkerState}
-_REQUEST = {state: control_pb2.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState}
-_REQUEST_OF = {number: state for state, number in _REQUEST.items()}
-_RUNNING = {control_pb2.RunningRequests.Value(f"RUNNING_REQUESTS_{each.name}"): each for each in Running}
-
-# The fields that have the same names and values on both sides.
-_LOAD = tuple(name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools"))
-_WORKER_LOAD = tuple(name for name in WorkerLoad.__slots__ if name != "state")
-_ENTRY = tuple(name for name in RequestEntry.__slots__ if name not in ("state", "wait_reason"))
-_STATUS = tuple(name for name in fx.CoreStatus.__slots__ if name not in ("frontend", "reason"))
-_WAIT_FIELDS = tuple(name for name in Wait.__slots__ if name != "reason")
+from scheduler_svc.core.messages.page_hash import HASH_BYTES
+from scheduler_svc.core.messages.reports import DrainReport, Load, RequestEntry, WeightsReport
+from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, RESOURCE_HASH_BYTES, Resource
+from scheduler_svc.wire.worker import kind_of
+from tandem_contract.bounds import Range, WireError
+from tandem_contract.codec import Codec, OneOf, packed, parsed
+from tandem_contract.plural import numbered
 
 DEFAULT_UPDATE_SECONDS = 600.0
-_QUERIES = {"load_query": ev.LoadQuery, "flush_cache": ev.FlushCache, "quarantine_query": QuarantineQuery}
+_STREAMS = Range(0, (1 << 64) - 1)
+_OF_FRONTEND = ("frontend",)
+
+
+# What a request brings -----------------------------------------------------------------------------------------------
+
+
+def _resources_of(submit: pb.Submit) -> Iterator[Resource]:
+    # A constraint has fields of its own, as in the first version of the message; the others name their kind.
+    if submit.constraint or submit.constraint_hash:
+        yield Resource(CONSTRAINT, submit.constraint_hash, submit.constraint)
+    for one in submit.other_resources:
+        yield Resource(kind_of(one.kind), one.hash, one.source)
+
+
+def _constraint(name: str, submit: ev.Submit) -> bytes | None:
+    return next((getattr(one, name) for one in submit.resources if one.kind == CONSTRAINT), None)
+
+
+def _sampling_key(submit: pb.Submit) -> bytes:
+    """Returns a hash of the serialized settings without the seed. Raises WireError if they cannot be parsed.
+
+    The core passes `sampling` to the worker unread, where bytes that are no settings fail the step of all its rows.
+    """
+    settings = parsed(inference_pb2.SamplingParams, submit.sampling)
+    settings.ClearField("seed")
+    return sha256(settings.SerializeToString(deterministic=True)).digest()
+
+
+def _check_submit(submit: ev.Submit) -> None:
+    """Raises WireError if fields contradict each other."""
+    if not own_id(submit.request_id, submit.tenant):
+        raise WireError("request_id is empty")
+    _STREAMS.checked("the last stream", submit.streams[-1])
+    num_root, num_hashes, limit = len(submit.prefix_root), len(submit.page_hashes), len(submit.prompt)
+    if num_root not in (0, HASH_BYTES):
+        raise WireError(f"prefix_root has {numbered(num_root, 'byte')}; it must have none or {HASH_BYTES}")
+    if num_hashes % HASH_BYTES:
+        raise WireError(f"page_hashes has {numbered(num_hashes, 'byte')}, which is not a multiple of {HASH_BYTES}")
+    # The core, which knows the page size, compares the hashes with the prompt's full pages.
+    if num_hashes > (limit := limit if num_root else 0) * HASH_BYTES:
+        raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
+    num_hash, expected = len(submit.secret_hash), SECRET_HASH_BYTES if submit.lingers else 0
+    if num_hash != expected:
+        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {expected}")
+    if submit.lingers and (submit.num_logprobs or submit.prompt_logprobs_from):
+        raise WireError("the request wants logprobs and lingers; logprobs are not kept")
+    _check_resources(submit)
+
+
+def _check_resources(submit: ev.Submit) -> None:
+    for one in submit.resources:
+        num_source, num_hash, limit = len(one.source), len(one.hash), KINDS[one.kind].max_bytes
+        if not 1 <= num_source <= limit:
+            raise WireError(f"{one.kind} has {numbered(num_source, 'byte')}; it must have 1 to {limit}")
+        if num_hash != RESOURCE_HASH_BYTES:
+            raise WireError(f"{one.kind}_hash has {numbered(num_hash, 'byte')}; it must have {RESOURCE_HASH_BYTES}")
+    kinds = [one.kind for one in submit.resources]
+    if len(set(kinds)) != len(kinds):
+        raise WireError("two resources of the request have the same kind; it may have one of each")
+    if submit.min_new_tokens and CONSTRAINT in kinds:
+        raise WireError(f"min_new_tokens is {submit.min_new_tokens}; with a constraint it must be 0")
+
+
+SUBMIT = Codec(
+    pb.Submit,
+    ev.Submit,
+    given=_OF_FRONTEND,
+    made={
+        "request_id": lambda submit: core_id(submit.tenant, submit.request_id),
+        "cache_read": lambda submit: not submit.bypass_read,
+        "cache_write": lambda submit: not submit.bypass_write,
+        "resources": lambda submit: tuple(_resources_of(submit)),
+        "sampling_key": _sampling_key,
+    },
+    sent={
+        "request_id": lambda submit: own_id(submit.request_id, submit.tenant),
+        "bypass_read": lambda submit: not submit.cache_read,
+        "bypass_write": lambda submit: not submit.cache_write,
+        "constraint": lambda submit: _constraint("source", submit),
+        "constraint_hash": lambda submit: _constraint("hash", submit),
+        "other_resources": lambda submit: [
+            {"kind": one.kind, "hash": one.hash, "source": one.source}
+            for one in submit.resources
+            if one.kind != CONSTRAINT
+        ],
+    },
+    check=_check_submit,
+)
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+def _meant_by_abort(abort: pb.Abort) -> list[tuple[str, ...]]:
+    return [meant(each, abort.tenant, all_tenants=abort.all_tenants) for each in abort.request_ids]
+
+
+_WEIGHTS = Codec(control_pb2.UpdateWeightsRequest, Weights, is_whole=False)
+EVENTS = OneOf(
+    pb.FrontendToCore,
+    hello=Codec(pb.Hello, ev.FrontendJoined, given=_OF_FRONTEND, other=("secret",)),
+    submit=SUBMIT,
+    cancel=Codec(pb.Cancel, ev.Cancel, given=_OF_FRONTEND),
+    resume=Codec(
+        pb.Resume,
+        ev.Resume,
+        given=_OF_FRONTEND,
+        made={
+            "request_id": lambda resume: meant(resume.request_id, resume.tenant)[0],
+            "others": lambda resume: meant(resume.request_id, resume.tenant)[1:],
+        },
+        other=("tenant",),
+        check=lambda resume: _STREAMS.checked("the last stream", resume.stream + MAX_NUM_SAMPLES - 1),
+    ),
+    finish=Codec(pb.Finish, ev.Finish, given=_OF_FRONTEND),
+    abort=Codec(
+        pb.Abort,
+        ev.Abort,
+        given=_OF_FRONTEND,
+        made={
+            "request_ids": lambda abort: tuple(first for first, *_ in _meant_by_abort(abort)),
+            "others": lambda abort: {first: tuple(more) for first, *more in _meant_by_abort(abort) if more},
+        },
+        other=("tenant", "all_tenants"),
+    ),
+    load_query=Codec(pb.LoadQuery, ev.LoadQuery, given=_OF_FRONTEND),
+    flush_cache=Codec(pb.FlushCache, ev.FlushCache, given=_OF_FRONTEND),
+    quarantine_query=Codec(pb.QuarantineQuery, QuarantineQuery, given=_OF_FRONTEND),
+    clear_quarantine=Codec(pb.ClearQuarantine, ClearQuarantine, given=_OF_FRONTEND),
+    requests_query=Codec(
+        pb.RequestsQuery,
+        RequestsQuery,
+        given=_OF_FRONTEND,
+        made={"tenant": lambda query: None if query.all_tenants else query.tenant},
+        other=("all_tenants",),
+    ),
+    drain=Codec(pb.Drain, ev.Drain, given=_OF_FRONTEND, within=("request",)),
+    update_weights=Codec(
+        pb.UpdateWeights,
+        UpdateWeights,
+        given=_OF_FRONTEND,
+        within=("request",),
+        made={
+            # An operator who leaves names the query alone.
+            "weights": lambda asked: (
+                Weights(version="", folder="") if asked.stop_replies else _WEIGHTS.decode(asked.request)
+            ),
+            "max_seconds": lambda asked: asked.request.max_seconds or DEFAULT_UPDATE_SECONDS,
+        },
+        sent={"request.version": attrgetter("weights.version"), "request.folder": attrgetter("weights.folder")},
+    ),
+)
 
 
 def event_of(message: pb.FrontendToCore, frontend: str) -> ev.Event:
     """Returns the core's event for the message. Raises WireError if a field is out of bounds."""
-    match message.WhichOneof("message"):
-        case "hello":
-            return ev.FrontendJoined(frontend=frontend)
-        case "submit":
-            return submit_of(message.submit, frontend)
-        case "cancel":
-            return ev.Cancel(frontend=frontend, stream=message.cancel.stream, detach=message.cancel.detach)
-        case "resume":
-            return resume_of(message.resume, frontend)
-        case "finish":
-            return ev.Finish(
-                frontend=frontend, stream=message.finish.stream, output_tokens=message.finish.output_tokens
-            )
-        case "abort":
-            return _abort_of(message.abort, frontend)
-        case "load_query" | "flush_cache" | "quarantine_query" as kind:
-            return _QUERIES[kind](frontend=frontend, query=getattr(message, kind).query)
-        case "requests_query":
-            return _requests_query_of(message.requests_query, frontend)
-        case "clear_quarantine":
-            clear = message.clear_quarantine
-            return ClearQuarantine(frontend=frontend, query=clear.query, keys=tuple(clear.keys))
-        case "drain" | "update_weights" as kind:
-            return _operation_of(getattr(message, kind), frontend)
-        case _:
-            raise WireError("the message is empty")
+    return EVENTS.decode(message, frontend=frontend)
 
 
-def _abort_of(abort: pb.Abort, frontend: str) -> ev.Abort:
-    ids = [meant(each, abort.tenant, all_tenants=abort.all_tenants) for each in abort.request_ids]
-    others = {first: tuple(more) for first, *more in ids if more}
-    return ev.Abort(frontend=frontend, query=abort.query, request_ids=tuple(each[0] for each in ids), others=others)
+# Effects -------------------------------------------------------------------------------------------------------------
 
 
-def _requests_query_of(query: pb.RequestsQuery, frontend: str) -> RequestsQuery:
-    if not 1 <= query.page_size <= MAX_PAGE_SIZE:
-        raise WireError(f"page_size is {query.page_size}; it must be between 1 and {MAX_PAGE_SIZE}")
-    if unknown := [state for state in query.states if state not in _REQUEST_OF]:
-        raise WireError(f"a state is {unknown[0]}, which is unknown")
-    after = query.after if query.HasField("after") else None
-    return RequestsQuery(
-        frontend=frontend,
-        query=query.query,
-        page_size=query.page_size,
-        tenant=None if query.all_tenants else query.tenant,
-        states=frozenset(_REQUEST_OF[state] for state in query.states),
-        id_prefix=query.id_prefix,
-        after=None if after is None else RequestsMark(number=after.number, epoch=after.epoch),
-    )
+def _check_end(end: fx.End) -> None:
+    if (end.reason is None) == (end.failure is None):
+        raise WireError(f"an End has the reason {end.reason} and the failure {end.failure}; it must have one of them")
 
 
-def _operation_of(asked: pb.Drain | pb.UpdateWeights, frontend: str) -> ev.Drain | UpdateWeights:
-    request = asked.request
-    # Also false for NaN.
-    if not 0 <= request.max_seconds <= MAX_OPERATION_SECONDS:
-        raise WireError(f"max_seconds is {request.max_seconds:g}; it must be between 0 and {MAX_OPERATION_SECONDS}")
-    whose: dict[str, Any] = {"frontend": frontend, **fields(asked, ("query", "stop_replies"))}
-    if isinstance(request, control_pb2.DrainRequest):
-        worker = request.worker[:MAX_WORKER_NAME_CHARS]
-        return ev.Drain(worker=worker, max_seconds=request.max_seconds, force=request.force, **whose)
-    running = _RUNNING.get(request.running or control_pb2.RUNNING_REQUESTS_RECOMPUTE)
-    if running is None:
-        raise WireError(f"running is {request.running}, which is unknown")
-    is_empty = asked.stop_replies
-    return UpdateWeights(
-        weights=Weights(version="", folder="") if is_empty else weights_of(request.version, request.folder),
-        running=running,
-        in_turn=request.in_turn,
-        max_seconds=request.max_seconds or DEFAULT_UPDATE_SECONDS,
-        **whose,
-    )
+# A caller of several samples is told which one a span belongs to.
+SPAN = Codec(inference_pb2.WeightsSpan, fx.WeightsSpan, other=("sample_idx",))
+END = Codec(
+    pb.End,
+    fx.End,
+    made={"stop_token_id": lambda end: end.stop_token_id if end.reason in _BY_TOKEN else None},
+    parts=(Codec(pb.End, fx.Stats, within=("usage", "timing"), parts=(SPAN,), is_whole=False),),
+    check=_check_end,
+)
+_BY_TOKEN = (inference_pb2.FINISH_REASON_EOS, inference_pb2.FINISH_REASON_STOP_TOKEN)
+_OUTCOMES = (control_pb2.ABORT_OUTCOME_NOT_FOUND, control_pb2.ABORT_OUTCOME_ABORTED)
 
 
-FrontendEffect = (
-    fx.Admitted
-    | fx.Rejected
-    | fx.StepOutput
-    | fx.Waits
-    | fx.AbortReply
-    | fx.LoadReply
-    | fx.FlushReply
-    | QuarantineReply
-    | RequestsReply
-    | fx.CoreStatus
-    | fx.AnnounceDrain
-    | DrainReport
-    | fx.DrainRefused
-    | WeightsReport
-    | fx.UpdateRefused
-    | fx.Resumed
-    | fx.Replaced
+def _outcomes(reply: fx.AbortReply) -> list[dict[str, Any]]:
+    return [{"request_id": request_id, "outcome": _OUTCOMES[live]} for request_id, live in reply.outcomes]
+
+
+def _samples(resumed: fx.Resumed) -> list[dict[str, Any]]:
+    pairs = zip(resumed.outputs, resumed.ends, strict=True)
+    return [{"tokens": packed(tokens), "end": None if end is None else END.encode(end)} for tokens, end in pairs]
+
+
+_PROGRESS: dict[str, Any] = {
+    "given": _OF_FRONTEND,
+    "within": ("progress",),
+    "sent": {"is_last": attrgetter("state.is_final")},
+    "other": ("refusal", "message", "field"),
+}
+_REFUSAL: dict[str, Any] = {
+    "given": (*_OF_FRONTEND, "field"),
+    "names": {"code": "refusal"},
+    # A class may have the same field at fault for all refusals.
+    "sent": {"field": attrgetter("field")},
+    "other": ("progress", "is_last"),
+}
+_ENTRY = Codec(control_pb2.RequestEntry, RequestEntry, other=("abort_id",))
+# The front end adds these.
+_LOAD = Codec(control_pb2.GetLoadResponse, Load, other=("not_serving", "not_serving_since", "not_serving_reason"))
+_EFFECTS = OneOf(
+    pb.CoreToFrontend,
+    admitted=Codec(pb.Admitted, fx.Admitted, given=_OF_FRONTEND),
+    rejected=Codec(pb.Rejected, fx.Rejected, given=_OF_FRONTEND),
+    abort_reply=Codec(pb.AbortReply, fx.AbortReply, given=(*_OF_FRONTEND, "outcomes"), sent={"results": _outcomes}),
+    load_reply=Codec(pb.LoadReply, fx.LoadReply, given=_OF_FRONTEND, parts=(_LOAD,)),
+    flush_reply=Codec(pb.FlushReply, fx.FlushReply, given=_OF_FRONTEND),
+    quarantine_reply=Codec(pb.QuarantineReply, QuarantineReply, given=_OF_FRONTEND, names={"entries": "requests"}),
+    requests_reply=Codec(pb.RequestsReply, RequestsReply, given=_OF_FRONTEND, parts=(_ENTRY,)),
+    core_status=Codec(pb.CoreStatus, fx.CoreStatus, given=_OF_FRONTEND),
+    waits=Codec(pb.Waits, fx.Waits, given=_OF_FRONTEND),
+    draining=Codec(pb.Draining, fx.AnnounceDrain, given=_OF_FRONTEND),
+    drain_reply=(
+        Codec(pb.DrainReply, DrainReport, **_PROGRESS),
+        Codec(pb.DrainReply, fx.DrainRefused, **_REFUSAL),
+    ),
+    update_weights_reply=(
+        Codec(pb.UpdateWeightsReply, WeightsReport, **_PROGRESS),
+        Codec(pb.UpdateWeightsReply, fx.UpdateRefused, **_REFUSAL),
+    ),
+    resumed=Codec(
+        pb.Resumed,
+        fx.Resumed,
+        given=(*_OF_FRONTEND, "request_id", "outputs", "ends"),
+        sent={"samples": _samples},
+    ),
+    replaced=Codec(pb.Replaced, fx.Replaced, given=_OF_FRONTEND),
 )
 
 
-def frame_of(effect: FrontendEffect) -> bytes:
+def frame_of(effect: fx.Effect) -> bytes:
     """Encodes the effect as a CoreToFrontend frame."""
     message = pb.CoreToFrontend()
     fill(message, effect)
     return message.SerializeToString()
 
 
-def fill(message: pb.CoreToFrontend, effect: FrontendEffect) -> None:
+def fill(message: pb.CoreToFrontend, effect: fx.Effect) -> None:
     """Fills an empty message with the effect."""
-    match effect:
-        case fx.StepOutput():
-            _fill_output(message.step_output, effect)
-        case fx.Admitted():
-            message.admitted.stream = effect.stream
-            message.admitted.requests_ahead = effect.requests_ahead
-        case fx.Rejected():
-            message.rejected.stream = effect.stream
-            message.rejected.code = _REJECT[effect.code]
-            message.rejected.message = effect.message
-            message.rejected.field = effect.field
-            message.rejected.retry_seconds = effect.retry_seconds
-            message.rejected.tenant_is_full = effect.tenant_is_full
-        case fx.AbortReply():
-            message.abort_reply.query = effect.query
-            for request_id, live in effect.outcomes:
-                outcome = control_pb2.ABORT_OUTCOME_ABORTED if live else control_pb2.ABORT_OUTCOME_NOT_FOUND
-                message.abort_reply.results.add(request_id=request_id, outcome=outcome)
-        case fx.LoadReply():
-            message.load_reply.query = effect.query
-            message.load_reply.load.CopyFrom(_load_of(effect.load))
-        case fx.FlushReply():
-            message.flush_reply.query = effect.query
-            message.flush_reply.pages = effect.pages
-        case QuarantineReply():
-            message.quarantine_reply.query = effect.query
-            message.quarantine_reply.removed = effect.removed
-            for entry in effect.entries:
-                message.quarantine_reply.requests.add(**fields(entry, QuarantineEntry.__slots__))
-        case RequestsReply():
-            _fill_requests(message.requests_reply, effect)
-        case fx.CoreStatus():
-            message.core_status.CopyFrom(pb.CoreStatus(**fields(effect, _STATUS)))
-            if effect.reason is not None:
-                message.core_status.reason = _WAIT[effect.reason]
-        case fx.Waits():
-            for wait in effect.waits:
-                message.waits.waits.add(reason=_WAIT[wait.reason], **fields(wait, _WAIT_FIELDS))
-        case fx.AnnounceDrain():
-            message.draining.SetInParent()
-        case DrainReport():
-            _fill_progress(message.drain_reply, effect, "DRAIN")
-        case WeightsReport():
-            _fill_progress(message.update_weights_reply, effect, "UPDATE")
-        case fx.DrainRefused():
-            _fill_refusal(message.drain_reply, effect)
-        case fx.UpdateRefused():
-            _fill_refusal(message.update_weights_reply, effect)
-        case fx.Resumed():
-            _fill_resumed(message.resumed, effect)
-        case fx.Replaced():
-            message.replaced.stream = effect.stream
+    if isinstance(effect, fx.StepOutput):
+        _fill_output(message.step_output, effect)
+    else:
+        message.MergeFrom(pb.CoreToFrontend(**_EFFECTS.encode(effect)))
 
 
-def _fill_progress(out: Any, effect: DrainReport | WeightsReport, prefix: str) -> None:
-    out.query, out.is_last = effect.query, effect.state.is_final
-    names = [name for name in out.progress.DESCRIPTOR.fields_by_name if name != "state"]
-    state = f"{prefix}_STATE_{effect.state.name}"
-    out.progress.MergeFrom(type(out.progress)(state=state, **fields(effect, names)))
-
-
-def _fill_refusal(out: Any, effect: fx.DrainRefused | fx.UpdateRefused) -> None:
-    out.query, out.refusal, out.message, out.field = effect.query, _REJECT[effect.code], effect.message, effect.field
-
-
-def _load_of(given: Load) -> control_pb2.GetLoadResponse:
-    # A worker_lost_seconds of None stays unset.
-    load = control_pb2.GetLoadResponse(**fields(given, _LOAD))
-    for worker in given.per_worker:
-        load.per_worker.add(state=_WORKER[worker.state], **fields(worker, _WORKER_LOAD))
-    load.incidents.CopyFrom(control_pb2.Incidents(**fields(given.incidents, Incidents.__slots__)))
-    load.held_pools.CopyFrom(control_pb2.HeldPools(**fields(given.held_pools, HeldPoolsLoad.__slots__)))
-    return load
-
-
-def _fill_requests(out: pb.RequestsReply, effect: RequestsReply) -> None:
-    out.query, out.is_stale = effect.query, effect.is_stale
-    for entry in effect.requests:
-        # A seconds_left of None stays unset.
-        added = out.requests.add(state=_REQUEST[entry.state], **fields(entry, _ENTRY))
-        if entry.wait_reason is not None:
-            added.wait_reason = _WAIT[entry.wait_reason]
-    if effect.next is not None:
-        out.next.number, out.next.epoch = effect.next.number, effect.next.epoch
-
-
-def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
-    out.logprobs = packed(values.logprobs)
-    out.top_k = values.top_token_ids.shape[1]
-    out.top_token_ids = packed(values.top_token_ids)
-    out.top_logprobs = packed(values.top_logprobs)
-
-
+# By hand, because one comes with each step.
 def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
     out.streams = packed(effect.streams)
     out.offsets = packed(effect.offsets)
@@ -271,12 +297,11 @@ def _fill_output(out: pb.StepOutput, effect: fx.StepOutput) -> None:
         item = out.prompt_logprobs.add(stream=piece.stream, start=piece.start)
         _fill_logprobs(item, piece.values)
     for end in effect.ends:
-        fill_end(out.ends.add(), end)
+        out.ends.add(**END.encode(end))
 
 
-def _fill_resumed(out: pb.Resumed, effect: fx.Resumed) -> None:
-    out.stream, out.description = effect.stream, effect.description
-    for tokens, end in zip(effect.outputs, effect.ends, strict=True):
-        sample = out.samples.add(tokens=packed(tokens))
-        if end is not None:
-            fill_end(sample.end, end)
+def _fill_logprobs(out: pb.TokenLogprobs | pb.PromptLogprobs, values: fx.Logprobs) -> None:
+    out.logprobs = packed(values.logprobs)
+    out.top_k = values.top_token_ids.shape[1]
+    out.top_token_ids = packed(values.top_token_ids)
+    out.top_logprobs = packed(values.top_logprobs)

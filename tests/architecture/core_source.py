@@ -302,6 +302,8 @@ class Program:
                     return ARRAY
                 if name == "Callable":
                     return Type("callable", of=read(items[-1]))
+                if name == "Annotated":
+                    return read(items[0])
                 if name in ("type", "Literal", "Generic", "Protocol"):
                     return PLAIN
                 args = tuple(read(item) for item in items if not _is_ellipsis(item))

@@ -23,7 +23,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
-from scheduler_svc.wire.arrays import packed
+from tandem_contract.codec import packed
 from tests.fuzz.messages import MessageMaker
 from tests.rigs import checking_worker
 from tests.rigs.executor import Executor
@@ -99,7 +99,6 @@ class CoreUnderFire:
             worker_processes=cast(Any, NoProcesses()),
             frontends=cast(Any, self._frontends),
             served_model=model,
-            steps=None,
             ready=ReadyCommand(),
             listen=lambda: "127.0.0.1:1",
             joined=lambda: self._core.lanes,

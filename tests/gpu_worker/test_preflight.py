@@ -13,8 +13,8 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.__main__ import check_before_imports, check_threads
 from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
-from scheduler_svc.wire.arrays import WireError
 from scheduler_svc.wire.worker import event_of
+from tandem_contract.bounds import WireError
 from tandem_contract.files import KEY_NAME
 from tandem_contract.settings import SettingError
 from tests.architecture.source import ROOT
@@ -124,8 +124,9 @@ def test_numbers_that_cannot_work_are_refused_by_name(
 @pytest.mark.parametrize("name", ["page_size", "num_pages", "max_rows", "max_length", "token_budget"])
 def test_what_the_scheduler_refuses_in_a_join_is_refused_before_torch(name: str, tmp_path: Path) -> None:
     join = pb.Join(
-        protocol=pb.PROTOCOL_CURRENT, vocab_size=9, num_pages=9, max_rows=3, max_length=32, page_size=16, chunk_align=2
-    )
+        protocol=pb.PROTOCOL_CURRENT, identity="i", model="m", vocab_size=9, num_pages=9, max_rows=3, max_length=32,
+        page_size=16, chunk_align=2, max_frame_bytes=1 << 20,
+    )  # fmt: skip
     join.token_budget = join.logit_rows = 1 << 20
     setattr(join, name, (1 << 32) - 1)
     with pytest.raises(WireError) as refused:

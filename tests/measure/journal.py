@@ -18,10 +18,12 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal import file, records
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
 from scheduler_svc.journal.reader import SavedCore, clock_after
+from scheduler_svc.journal.records import record
+from scheduler_svc.wire.framing import frame
+from tandem_contract.codec import packed
 from tests.measure.harness import Measurement, percentiles
 
 _PROMPT_TOKENS = 512
@@ -52,7 +54,7 @@ class Load:
         self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):
             self._admit(stream)
-        self.keeper.write(time.monotonic())
+        self.keeper.sending(time.monotonic())
         self._streams = np.arange(rows, dtype=np.uint64)
         self._random = np.random.default_rng(7)
         self._offset = num_tokens
@@ -64,7 +66,7 @@ class Load:
             min_new_tokens=0, stop_token_ids=(), ignore_eos=True, priority=0, max_time_seconds=0.0,
             deadline_seconds=0.0, linger_seconds=60.0, secret_hash=bytes(32), description=bytes(200),
         )  # fmt: skip
-        self.keeper.observe(submit, [fx.Admitted(frontend="f", stream=stream, requests_ahead=0)])
+        self.keeper.handled(0.0, submit, [fx.Admitted(frontend="f", stream=stream, requests_ahead=0)])
 
     def step(self) -> fx.StepOutput:
         """The next step's output, one token per row."""
@@ -92,12 +94,14 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
     for i in range(_WARM + steps):
         output = load.step()
         start = time.perf_counter()
-        load.keeper.observe(tick, [output])
-        load.keeper.write(time.monotonic())
+        load.keeper.handled(0.0, tick, [output])
+        load.keeper.sending(time.monotonic())
         if i >= _WARM:
             spent.append(time.perf_counter() - start)
     output = load.step()
-    written = len(file.frame(records.tokens_record(output.streams, output.offsets, output.tokens)))
+    names = {"numbers": "streams", "offsets": "offsets", "tokens": "tokens"}
+    arrays = {name: packed(getattr(output, own)) for name, own in names.items()}
+    written = len(frame(record(tokens=arrays)))
     start = time.perf_counter()
     for _ in load.keeper.snapshot():
         pass

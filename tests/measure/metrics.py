@@ -52,7 +52,7 @@ class MeasuredCore(LoadedCore):
             self.step_us.append((time.perf_counter_ns() - begun) / 1e3)
         effects = super()._handle(event)
         begun = time.perf_counter_ns()
-        self._flight.observe(self._now, event, effects)
+        self._flight.handled(self._now, event, effects)
         self._flight_ns += time.perf_counter_ns() - begun
         if isinstance(event, ev.Tick):
             self.flight_us.append(self._flight_ns / 1e3)

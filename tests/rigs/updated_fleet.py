@@ -88,9 +88,9 @@ class UpdatedFleet:
                 self._send(effect.worker, worker_wire.plan_frame(effect.plan))
             case fx.LoadWeights():
                 assert not self.core.lanes[effect.worker].in_flight, "weights are loaded while a plan is in flight"
-                self._send(effect.worker, worker_wire.load_frame(effect))
+                self._send(effect.worker, worker_wire.frame_of(effect))
             case fx.WorkerAccepted():
-                self._send(effect.worker, worker_wire.joined_frame(effect, ""))
+                self._send(effect.worker, worker_wire.frame_of(effect))
             case fx.StepOutput():
                 self._output(effect)
             case fx.UpdateRefused():

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from scheduler_svc.recording.replay import replay
-from scheduler_svc.wire.arrays import WireError
+from tandem_contract.bounds import WireError
 from tests.sessions.digests import DIGESTS, read, write
 from tests.sessions.kinds import KINDS, make
 

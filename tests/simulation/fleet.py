@@ -15,7 +15,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, Weights
 from scheduler_svc.core.messages.plan import Plan, TakeOver
 from scheduler_svc.core.messages.resources import CONSTRAINT, takes
-from scheduler_svc.wire.worker import load_frame
+from scheduler_svc.wire.worker import frame_of
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
@@ -327,7 +327,7 @@ class Fleet:
                 self._seen[f"{effect.kind} dropped"] += isinstance(effect, fx.DropResource)
                 worker.inbox.append(effect)
             case fx.LoadWeights():
-                worker.inbox.append(pb.CoreToWorker.FromString(load_frame(effect)).load_weights)
+                worker.inbox.append(pb.CoreToWorker.FromString(frame_of(effect)).load_weights)
             case fx.WorkerRefused():
                 assert effect.retry
                 worker.wants_to_join = True

@@ -28,7 +28,6 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.worker import load_frame, order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.resources import resources_of, source_of
@@ -212,13 +211,13 @@ class Lives:
         if self._session is not None:
             self._session.add(self.now, event, effects, **entry)
         audit(self.core)
-        self.keeper.observe(event, effects)
+        self.keeper.handled(self.now, event, effects)
         return effects
 
     def turn(self, event: ev.Event) -> None:
         """What the shell does for an event: the core, a Tick, the journal, the effects."""
         effects = [*self.handle(event), *self.handle(ev.Tick())]
-        self.keeper.write(self.now)
+        self.keeper.sending(self.now)
         if self.die_unsent:
             raise Died
         self.send(effects)
@@ -232,10 +231,13 @@ class Lives:
                     frame = pb.CoreToWorker.FromString(worker_wire.plan_frame(effect.plan))
                     self.workers[effect.worker].plans.append(frame.plan)
                 case fx.LoadWeights():
-                    order = pb.CoreToWorker.FromString(load_frame(effect)).load_weights
+                    order = pb.CoreToWorker.FromString(worker_wire.frame_of(effect)).load_weights
                     self.workers[effect.worker].loads.append(order)
                 case fx.PrepareResource() | fx.DropResource():
-                    order, worker = pb.CoreToWorker.FromString(order_frame(effect)), self.workers[effect.worker]
+                    order, worker = (
+                        pb.CoreToWorker.FromString(worker_wire.frame_of(effect)),
+                        self.workers[effect.worker],
+                    )
                     if isinstance(effect, fx.DropResource):
                         worker.executor.drop(order.drop_constraint)
                     else:
@@ -245,7 +247,7 @@ class Lives:
                     self.generations.append(effect.generation)
                     reported = len(self.workers[effect.worker].executor.labels.by_page)
                     self.pages_kept.append(reported if effect.keeps_pages else 0)
-                    joined = pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined
+                    joined = pb.CoreToWorker.FromString(worker_wire.frame_of(effect)).joined
                     self.workers[effect.worker].executor.joined(joined)
                 case fx.Admitted():
                     next(c for c in self.callers if c.stream == effect.stream).accepted = True

@@ -13,7 +13,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import KeptPages, Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.worker import kept_pages_of, order_frame
+from scheduler_svc.wire.worker import kept_pages_of
 from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
@@ -38,7 +38,7 @@ class Joined:
     @property
     def message(self) -> pb.Joined:
         """The message, encoded and parsed."""
-        return pb.CoreToWorker.FromString(worker_wire.joined_frame(self.effect, "")).joined
+        return pb.CoreToWorker.FromString(worker_wire.frame_of(self.effect)).joined
 
 
 Message = Plan | Joined | pb.LoadWeights | fx.PrepareResource | fx.DropResource
@@ -125,7 +125,7 @@ class Worker:
             self.answers.append(self.executor.load_weights(message, refusal=self.refusal))
             return True
         if isinstance(message, fx.PrepareResource | fx.DropResource):
-            order = pb.CoreToWorker.FromString(order_frame(message))
+            order = pb.CoreToWorker.FromString(worker_wire.frame_of(message))
             if isinstance(message, fx.PrepareResource):
                 self.executor.prepare(order.prepare_constraint)
                 self.preparing.append(order.prepare_constraint)

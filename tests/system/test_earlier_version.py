@@ -19,8 +19,10 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from grpc_tools import protoc
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
+from tandem_client import Client
 from tests.rigs.processes import REPOSITORY, Child, Rig
 from tests.system.asks import Ask, random_asks
+from tests.system.featured import Reading
 
 # The commit from which on the internal protos only gain fields.
 COMMIT = "633a2f63"
@@ -77,6 +79,33 @@ def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -
     assert load.lane_resets == 1
     # The streams that the killed worker served went on with the other one.
     assert all(stream.result().summary.timing.worker_changes == 1 for stream in streams[:6])
+
+
+@pytest.mark.parametrize("is_earlier", ["first", "second"])
+def test_a_journal_goes_on_under_the_other_version(rig: Rig, earlier: Path, is_earlier: str) -> None:
+    """An upgrade, and the way back: streams that resume miss and repeat nothing, and the worker's pages are used."""
+    there, here = inside(earlier), ()
+    first, second = (there, here) if is_earlier == "first" else (here, there)
+    flags = ("--journal", str(rig.runtime_dir / "journal"))
+    rig.worker(*SHAPE, "--step-ms", "2")
+    scheduler = rig.scheduler(*flags, within=first)
+    caller = rig.caller(scheduler)
+    caller.wait_serving()
+    asks = [
+        Ask(prompt=ask.prompt, max_new_tokens=200, num_samples=1 + i % 2, request_id=f"r-{i}", seed=i, temperature=0.9)
+        for i, ask in enumerate(random_asks(4, seed=7, prompts=(20, 60), outputs=(200, 200)))
+    ]
+    with Client(scheduler.address) as client:
+        reading = Reading(client, asks, resume=True)
+        reading.wait_more(100)
+        address = scheduler.address
+        scheduler.kill_with_frontends()
+        scheduler = rig.scheduler(*flags, listen=address, within=second)
+        folder = str(earlier) if second else str(REPOSITORY)
+        assert psutil.Process(scheduler.pid).cwd() == folder, "it runs other code"
+        reading.check()
+    load = rig.caller(scheduler).wait_idle()
+    assert load.cached_prompt_tokens > 0, "the pages that the worker has kept were computed again"
 
 
 def test_internal_messages_only_gain_fields(earlier: Path, tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ all fields before it makes an event. The core checks what depends on its state: 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
+from scheduler_svc.core.messages.config import MAX_LOGPROBS
 from scheduler_svc.core.messages.effects import End, WeightsSpan
 from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.operators import (
+    MAX_DETAIL_CHARS,
     ClearQuarantine,
     Drain,
     DrainEnded,
@@ -26,14 +29,19 @@ from scheduler_svc.core.messages.operators import (
 )
 from scheduler_svc.core.messages.plan import KeptPages
 from scheduler_svc.core.messages.reports import Exchange
-from scheduler_svc.core.messages.resources import CONSTRAINT, Resource
-from scheduler_svc.core.messages.worker_info import WorkerInfo
+from scheduler_svc.core.messages.resources import CONSTRAINT, RESOURCE_HASH_BYTES, Resource
+from scheduler_svc.core.messages.worker_info import MAX_POOL_BYTES, WorkerInfo
+from tandem_contract.bounds import Cut, Length, Range
 
 # The largest `Submit.sampling`: the lists of tokens that a front end takes make 94 kB at most.
 MAX_SAMPLING_BYTES = 96 << 10
 # The largest `Submit.description`: stop strings and stop tokens make 20 kB at most.
 MAX_DESCRIPTION_BYTES = 32 << 10
 SECRET_HASH_BYTES = 32
+# No number of a prompt or an output is larger, so that sums of them fit in 32 bits.
+MAX_TOKENS = (1 << 30) - 1
+Seconds = Annotated[float, Range(0, 1e12)]
+Detail = Annotated[str, Cut(MAX_DETAIL_CHARS)]
 
 # Sampling, stop tokens in any order, limits.
 Options = tuple[bytes, tuple[int, ...], tuple[int, ...]]
@@ -46,26 +54,26 @@ class Submit:
     frontend: str
     stream: int
     request_id: str
-    prompt: Int32Array
+    prompt: Annotated[Int32Array, Length(1)]
     """int32[n], n at least 1."""
-    sampling: bytes
+    sampling: Annotated[bytes, Length(0, MAX_SAMPLING_BYTES)]
     """A serialized SamplingParams. The core passes it to the worker and does not parse it."""
-    max_new_tokens: int
-    min_new_tokens: int
-    stop_token_ids: tuple[int, ...]
+    max_new_tokens: Annotated[int, Range(1, MAX_TOKENS)]
+    min_new_tokens: Annotated[int, Range(0, MAX_TOKENS)]
+    stop_token_ids: Annotated[tuple[int, ...], Length(0, 1024)]
     ignore_eos: bool
     priority: int
     """Requests of a higher priority go first (`queue/turns.queue_key`)."""
-    max_time_seconds: float
+    max_time_seconds: Seconds
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
-    deadline_seconds: float
+    deadline_seconds: Seconds
     """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
-    max_queue_seconds: float = 0.0
+    max_queue_seconds: Seconds = 0.0
     """Time from this event after which the request fails with DEADLINE if it has had no row. 0 for no limit."""
-    num_samples: int = 1
-    num_logprobs: int = 0
+    num_samples: Annotated[int, Range(1, 1024)] = 1
+    num_logprobs: Annotated[int, Range(0, 1 + MAX_LOGPROBS)] = 0
     """0 for none, otherwise 1 + the number of alternatives for each output token."""
-    prompt_logprobs_from: int = 0
+    prompt_logprobs_from: Annotated[int, Range(0, MAX_TOKENS)] = 0
     """The first stream gets prompt logprobs from this position on. 0 for none."""
     prefix_root: bytes = b""
     """32 bytes: the start of the request's page hashes (`page_hash`), which also identifies the tenant. If it is empty,
@@ -76,16 +84,16 @@ class Submit:
     """Whether the request may use cached pages."""
     cache_write: bool = True
     """Whether the request's pages enter the prefix cache."""
-    linger_seconds: float = 0.0
+    linger_seconds: Seconds = 0.0
     """How long the request goes on without a reader, and its answer is kept after its end. 0: it ends with its
     reader."""
     secret_hash: bytes = b""
     """SHA-256 of the secret that resumes the request: 32 bytes. Empty if `linger_seconds` is 0."""
-    description: bytes = b""
+    description: Annotated[bytes, Length(0, MAX_DESCRIPTION_BYTES)] = b""
     """Bytes that the core keeps unread for the front end that resumes the request."""
     tenant: str = ""
     """Who pays; empty without a token file."""
-    traceparent: str = ""
+    traceparent: Annotated[str, Length(0, 55)] = ""
     """The caller's trace, for the flight recorder; the core does not read it."""
     resources: tuple[Resource, ...] = ()
     """What a worker must prepare for the request, at most one of each kind."""
@@ -134,7 +142,7 @@ class Resume:
     frontend: str
     stream: int
     request_id: str
-    secret_hash: bytes
+    secret_hash: Annotated[bytes, Length(SECRET_HASH_BYTES, SECRET_HASH_BYTES)]
     others: tuple[str, ...] = ()
     """Other ids that the caller may mean (`names.meant`), the likeliest first."""
 
@@ -316,7 +324,7 @@ class StepDone:
     """One entry per row that samples and wants logprobs, in the order of `tokens`."""
     prompt_logprobs: RawLogprobs = NO_LOGPROBS
     """One entry per wanted prompt position, in the order of `SentPlan.wanted_prompt_logprobs`."""
-    pool_id: bytes = b""
+    pool_id: Annotated[bytes, Length(0, MAX_POOL_BYTES)] = b""
     """If the plan had a `take_over`: the pool that the worker uses now."""
     damaged_pages: int = 0
     """Pages of a pool that was taken over that the step found damaged."""
@@ -329,8 +337,8 @@ class ResourceReady:
     """A worker has prepared a resource, or cannot."""
 
     worker: str
-    hash: bytes
-    error: str = ""
+    hash: Annotated[bytes, Length(RESOURCE_HASH_BYTES, RESOURCE_HASH_BYTES)]
+    error: Detail = ""
     """Why the resource cannot be used, in one sentence; empty if it can."""
     kind: str = CONSTRAINT
 

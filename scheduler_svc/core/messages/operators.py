@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from scheduler_svc.core.messages.reports import Exchange, RequestEntry, RequestState
+from tandem_contract.bounds import Cut, Length, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,10 @@ MAX_OPERATION_SECONDS = 86_400
 """The longest time that an operator gives a drain, or an update of weights."""
 MAX_WORKER_NAME_CHARS = 256
 MAX_VERSION_CHARS, MAX_FOLDER_CHARS = 128, 4096
+"""Of weights."""
+MAX_DETAIL_CHARS = 2000
+"""Of a sentence for people that another program wrote."""
+Duration = Annotated[float, Range(0, MAX_OPERATION_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +51,9 @@ class StartOperation(Exchange):
 class Drain(StartOperation):
     """An operator drains a worker, or the service if `worker` is empty."""
 
-    worker: str
+    worker: Annotated[str, Cut(MAX_WORKER_NAME_CHARS)]
     """The name of a worker, or its process id."""
-    max_seconds: float
+    max_seconds: Duration
     """0 means no limit for a worker, and that of the shell for the service."""
     force: bool = False
     """Also the last worker that serves."""
@@ -80,8 +86,8 @@ class Running(StrEnum):
 class Weights:
     """Weights of the served model. Versions are never used twice, so equal versions are equal weights."""
 
-    version: str
-    folder: str
+    version: Annotated[str, Length(1, MAX_VERSION_CHARS)]
+    folder: Annotated[str, Length(1, MAX_FOLDER_CHARS)]
     """Absolute path on the workers' hosts."""
 
 
@@ -93,7 +99,7 @@ class UpdateWeights(StartOperation):
     running: Running = Running.RECOMPUTE
     in_turn: bool = False
     """One worker after the other."""
-    max_seconds: float = 600.0
+    max_seconds: Duration = 600.0
     """Workers that have not begun to load by then keep their weights."""
 
 
@@ -102,9 +108,9 @@ class WeightsLoaded:
     """A worker has loaded the weights that it was told to load, or, if `ok` is False, changed nothing."""
 
     worker: str
-    version: str
+    version: Annotated[str, Cut(MAX_VERSION_CHARS)]
     ok: bool
-    detail: str = ""
+    detail: Annotated[str, Cut(MAX_DETAIL_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +181,7 @@ class RequestsMark:
 class RequestsQuery(Exchange):
     """A caller asks for a page of the list of requests. `query` identifies the RequestsReply."""
 
-    page_size: int
+    page_size: Annotated[int, Range(1, MAX_PAGE_SIZE)]
     tenant: str | None = None
     """None: those of all tenants."""
     states: frozenset[RequestState] = frozenset()

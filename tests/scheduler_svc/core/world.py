@@ -25,7 +25,6 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import ORGANS, CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.worker import order_frame
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs
@@ -231,14 +230,14 @@ class World:
                 self.plans.append(effect.plan)
                 self.sent.append(effect.plan)
             case fx.PrepareResource() | fx.DropResource():
-                message = pb.CoreToWorker.FromString(order_frame(effect))
+                message = pb.CoreToWorker.FromString(worker_wire.frame_of(effect))
                 if isinstance(effect, fx.DropResource):
                     self.executor.drop(message.drop_constraint)
                 else:
                     self.executor.prepare(message.prepare_constraint)
                     self.preparing.append(message.prepare_constraint)
             case fx.WorkerAccepted():
-                self.executor.joined(pb.CoreToWorker.FromString(worker_wire.joined_frame(effect, "")).joined)
+                self.executor.joined(pb.CoreToWorker.FromString(worker_wire.frame_of(effect)).joined)
             case fx.Admitted():
                 for number in self.streams[effect.stream].submit.streams:
                     self.streams[number].admitted = True

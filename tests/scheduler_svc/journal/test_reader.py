@@ -11,15 +11,18 @@ from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.journal import file, reader, records
-from scheduler_svc.journal.file import JournalFolder
+from scheduler_svc.journal import reader
+from scheduler_svc.journal.file import FORMAT, JournalFolder
 from scheduler_svc.journal.reader import SavedCore
+from scheduler_svc.journal.records import record
+from scheduler_svc.wire import framing
+from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 from tests.simulation.lives import FRONTEND, Lives
 
 ROOT = bytes(range(32))
-STATE = records.state_record(journal_pb2.JournalState(cache_root=ROOT, identity="model 1", next_generation=1 << 40))
+STATE = record(state=journal_pb2.JournalState(cache_root=ROOT, identity="model 1", next_generation=1 << 40))
 
 
 def saved_by(tmp_path: Path, data: bytes, mode: int = 0o600) -> SavedCore:
@@ -52,7 +55,7 @@ def test_no_journal_is_an_empty_one(tmp_path: Path) -> None:
     assert reader.read(folder) == SavedCore()
     folder.close()
     assert saved_by(tmp_path, b"") == SavedCore()
-    assert saved_by(tmp_path, file.FIRST_LINE[:5]) == SavedCore()
+    assert saved_by(tmp_path, FORMAT.first_line[:5]) == SavedCore()
 
 
 def test_everything_that_callers_got_is_read(tmp_path: Path) -> None:
@@ -75,10 +78,10 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, _ = real_journal(tmp_path)
-    frames = file.Frames(data)
-    ends = [len(file.FIRST_LINE)]
+    frames = framing.Frames(data, FORMAT)
+    ends = [len(FORMAT.first_line)]
     for payload in frames:
-        ends.append(ends[-1] + file.HEADER_BYTES + len(payload))
+        ends.append(ends[-1] + framing.HEADER_BYTES + len(payload))
     whole = saved_by(tmp_path, data)
     for size in range(ends[-8], len(data)):
         caplog.clear()
@@ -100,7 +103,7 @@ def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, _ = real_journal(tmp_path)
-    after_state = len(file.FIRST_LINE + file.frame(next(iter(file.Frames(data)))))
+    after_state = len(FORMAT.first_line + framing.frame(next(iter(framing.Frames(data, FORMAT)))))
     for at in range(after_state, len(data), 7):
         changed = bytearray(data)
         changed[at] ^= 0x10
@@ -134,7 +137,7 @@ def test_foreign_files_end_the_start(tmp_path: Path, data: bytes, what: str) -> 
 
 def test_a_file_that_others_can_read_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"must be a file of user \d+ with mode 0600; it .* has mode 0644"):
-        saved_by(tmp_path, file.FIRST_LINE, mode=0o644)
+        saved_by(tmp_path, FORMAT.first_line, mode=0o644)
     folder = JournalFolder(tmp_path / "link")
     os.symlink(tmp_path / "journal" / "journal", folder.current)
     with pytest.raises(SettingError, match="cannot be read: Too many levels of symbolic links"):
@@ -146,6 +149,10 @@ def numbers(*values: int) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
+def tokens_of(numbers: np.ndarray, offsets: np.ndarray, tokens: np.ndarray) -> bytes:
+    return record(tokens={"numbers": packed(numbers), "offsets": packed(offsets), "tokens": packed(tokens)})
+
+
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
@@ -155,14 +162,14 @@ def ints(*values: int) -> np.ndarray:
     [
         (b"", "it is empty"),
         (b"\xff\xff", "not a JournalRecord"),
-        (records.tokens_record(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
-        (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "the prompt is empty"),
+        (tokens_of(numbers(1, 2), ints(0, 0), ints(5)), "differ in length"),
+        (struct.pack("<BBBB", 0x12, 2, 0x08, 1), "prompt has 0 entries; it must have at least 1"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_damage(
     tmp_path: Path, payload: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = file.FIRST_LINE + file.frame(STATE) + file.frame(payload) + file.frame(STATE)
+    data = FORMAT.first_line + framing.frame(STATE) + framing.frame(payload) + framing.frame(STATE)
     saved = saved_by(tmp_path, data)
     assert (saved.cache_root, saved.identity, saved.next_generation) == (ROOT, "model 1", 1 << 40)
     assert "is damaged: a record cannot be read: " in caplog.text
@@ -203,8 +210,8 @@ def test_a_scheduler_that_runs_for_a_while_was_not_crashed_by_its_journal(tmp_pa
 def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, _ = real_journal(tmp_path)
     request = saved_by(tmp_path, data).requests[-1]
-    gap = records.tokens_record(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
-    assert saved_by(tmp_path, data + file.frame(gap)).requests == []
+    gap = tokens_of(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
+    assert saved_by(tmp_path, data + framing.frame(gap)).requests == []
     assert "without a gap" in caplog.text
 
 

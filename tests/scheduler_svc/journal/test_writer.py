@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.journal import file
-from scheduler_svc.journal.file import Frames, JournalFolder, JournalWriter, Sync, Tail, check_first_line
+from scheduler_svc.journal.file import FORMAT, JournalFolder, JournalWriter, Sync
+from scheduler_svc.wire import framing
+from scheduler_svc.wire.framing import Frames, Tail
 from tandem_contract.settings import SettingError
 
 LIMIT = 20 << 20
@@ -63,8 +64,8 @@ class Bench:
 
     def read(self) -> list[bytes]:
         data = self.folder.current.read_bytes()
-        assert check_first_line(data)
-        frames = Frames(data)
+        assert FORMAT.begins(data)
+        frames = Frames(data, FORMAT)
         found = list(frames)
         assert frames.extent.tail is Tail.WHOLE
         return found
@@ -172,7 +173,7 @@ def test_live_content_above_the_limit_suspends_until_it_fits(tmp_path: Path) -> 
 
 def test_a_record_that_no_reader_takes_is_not_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old journal would be damage to a reader from there on."""
-    monkeypatch.setattr(file, "MAX_PAYLOAD", 100)
+    monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
     bench.append(b"a" * 100)
     assert bench.read() == bench.live
     bench.append(b"b" * 101)

@@ -11,7 +11,7 @@ from scheduler_svc.metrics import catalogue, core_meter, front_meter
 from scheduler_svc.metrics.catalogue import Kind, Metric
 from scheduler_svc.metrics.core_meter import FrontTotals
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
-from scheduler_svc.wire.arrays import WireError
+from tandem_contract.bounds import WireError
 from tests.rigs.instructions import at_every_instruction
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,21 +14,28 @@ import pytest
 from tandem.internal.v1 import frontend_pb2, record_pb2, worker_pb2
 
 from scheduler_svc.core.messages import effects as fx
+from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.page_hash import hash_pages
 from scheduler_svc.core.messages.reports import StepKind, StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.replay import replay
+from scheduler_svc.wire import framing
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, parsed
+from scheduler_svc.wire.framing import Frames, frame
 from tandem_contract import private_file
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import parsed
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.sampling import Settings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
+
+
+TICK = {"tick": record_pb2.Tick()}
 
 
 def join_message() -> worker_pb2.WorkerToCore:
@@ -56,10 +64,12 @@ class Session:
         self.reports: list[StepReport] = []
 
     def put(self, **event: object) -> None:
-        entry = record_pb2.RecordedEvent(now=self.now, peer="w-1" if "worker" in event else "f-1", **event)  # type: ignore[arg-type]
-        self.recorder.add_event(entry)
-        effects = self.core.handle(event_log.event_of(entry), self.now)
-        self.recorder.add_effects(effects)
+        frames = {name: event[name].SerializeToString() for name in event.keys() & {"frontend", "worker"}}  # type: ignore[attr-defined]
+        entry = {"peer": "w-1" if "worker" in event else "f-1", **event, **frames}
+        given = event_log.event_of(record_pb2.RecordedEvent(now=self.now, **entry))  # type: ignore[arg-type]
+        self.recorder.arrived(self.now, given, entry)
+        effects = self.core.handle(given, self.now)
+        self.recorder.handled(self.now, given, effects)
         for effect in effects:
             if isinstance(effect, fx.WorkerAccepted):
                 self.executor.begin(effect.generation)
@@ -219,12 +229,43 @@ def test_the_same_events_give_the_same_log(tmp_path: Path) -> None:
 
 
 def entries_of(path: Path) -> list[bytes]:
-    data, entries = path.read_bytes(), list[bytes]()
-    while data:
-        length = int.from_bytes(data[:4], "little")
-        entries.append(data[4 : 4 + length])
-        data = data[4 + length :]
-    return entries
+    data = path.read_bytes()
+    assert event_log.FORMAT.begins(data)
+    return list(Frames(data, event_log.FORMAT))
+
+
+def file_of(entries: list[bytes]) -> bytes:
+    return event_log.FORMAT.first_line + b"".join(map(frame, entries))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "the entry at byte .* does not fit its checksum"),
+        (lambda data: data.replace(b"record 6", b"record 7"), "it has format 7; this program reads format 6 only"),
+    ],
+)
+def test_a_damaged_or_newer_log_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], problem: str) -> None:
+    path = tmp_path / "log"
+    Session(path).run(1)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(WireError, match=problem):
+        replay(path)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_log_without_checksums_is_still_read(tmp_path: Path, version: int) -> None:
+    """Version 5, and the first logs of version 6, had messages where frames are now: the same bytes."""
+    path = tmp_path / "log"
+    Session(path).run(1)
+    header, *entries = entries_of(path)
+    old = record_pb2.RecordedHeader.FromString(header)
+    old.version = version
+    entries = [old.SerializeToString(), *entries]
+    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    assert len(list(event_log.read(path).entries)) == len(entries) - 1
+    if version == 6:
+        assert replay(path) == len(entries) - 2
 
 
 def test_replay_detects_a_changed_event(tmp_path: Path) -> None:
@@ -233,10 +274,12 @@ def test_replay_detects_a_changed_event(tmp_path: Path) -> None:
     entries = entries_of(path)
     for i, data in enumerate(entries[1:], 1):
         entry = record_pb2.RecordedEvent.FromString(data)
-        if entry.frontend.submit.stream == 4:
-            entry.frontend.submit.max_new_tokens += 1
+        message = frontend_pb2.FrontendToCore.FromString(entry.frontend)
+        if message.submit.stream == 4:
+            message.submit.max_new_tokens += 1
+            entry.frontend = message.SerializeToString()
             entries[i] = entry.SerializeToString()
-    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    path.write_bytes(file_of(entries))
     with pytest.raises(SystemExit, match="the effects differ"):
         replay(path, audited=False)
 
@@ -249,7 +292,7 @@ def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
     assert last.WhichOneof("event") is None
     last.effects_digest ^= 1
     entries[-1] = last.SerializeToString()
-    path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
+    path.write_bytes(file_of(entries))
     with pytest.raises(SystemExit, match="the effects differ"):
         replay(path, audited=False)
 
@@ -257,7 +300,7 @@ def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
 def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
     path = tmp_path / "log"
     recorder = event_log.Recorder(path, CoreConfig())
-    recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
+    recorder.arrived(1.0, ev.Tick(), TICK)
     recorder.flush()
     assert len(entries_of(path)) == 2
     recorder.close()
@@ -270,9 +313,9 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(
     monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
     recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
     for _ in range(3):
-        recorder.add_event(record_pb2.RecordedEvent(now=1.0, tick=record_pb2.Tick()))
-        recorder.add_effects([])
-        recorder.flush()
+        recorder.arrived(1.0, ev.Tick(), TICK)
+        recorder.handled(1.0, ev.Tick(), [])
+        recorder.sending(1.0)
     recorder.close()
     assert sum("the recording ends with the entry before" in line for line in caplog.messages) == 1
 
@@ -281,9 +324,9 @@ def test_an_entry_that_no_replay_reads_ends_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
-    monkeypatch.setattr(event_log, "_MAX_ENTRY", 100)
+    monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
     for length in (50, 101, 50):
-        recorder.add_event(record_pb2.RecordedEvent(now=1.0, peer="p" * length, tick=record_pb2.Tick()))
+        recorder.arrived(1.0, ev.Tick(), TICK | {"peer": "p" * length})
     recorder.close()
     assert [line for line in caplog.messages if "bytes; the limit is 100" in line] == caplog.messages
     monkeypatch.undo()
@@ -294,7 +337,7 @@ def test_an_entry_that_was_cut_short_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log"
     Session(path).run(2)
     whole = replay(path, audited=False)
-    end_mark = 4 + len(entries_of(path)[-1])
+    end_mark = framing.HEADER_BYTES + len(entries_of(path)[-1])
     path.write_bytes(path.read_bytes()[: -end_mark - 3])
     assert replay(path, audited=False) == whole - 1
 

@@ -40,7 +40,7 @@ def write(first, last):
     for step in range(first, last):
         file.add(report(step))
         now[0] += 2
-        file.write_due()
+        file.turned(0.0)
 write(0, 10)
 fill()
 write(10, 200)
@@ -71,12 +71,13 @@ from tandem.internal.v1 import record_pb2
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import event_log
 from scheduler_svc.recording.replay import replay
+from scheduler_svc.wire import framing
 core, recorder = Scheduler(CoreConfig()), event_log.Recorder(disk / "log", CoreConfig())
 def turn(number):
     for index in range(number):
         entry = record_pb2.RecordedEvent(now=float(index), tick=record_pb2.Tick())
-        recorder.add_event(entry)
-        recorder.add_effects(core.handle(event_log.event_of(entry), entry.now))
+        recorder.arrived(entry.now, ev.Tick(), {"tick": entry.tick})
+        recorder.handled(entry.now, ev.Tick(), core.handle(event_log.event_of(entry), entry.now))
         recorder.flush()
 turn(50)
 fill()
@@ -87,7 +88,8 @@ recorder.close()
 count = replay(disk / "log")
 print(50 <= count < 1050)
 data = (disk / "log").read_bytes()
-print(sum(4 + len(entry) for entry in event_log._entries(disk / "log")) == len(data))
+frames = framing.Frames(data, event_log.FORMAT)
+print(len(list(frames)) == count + 1 and frames.extent.tail is framing.Tail.WHOLE)
 """,
     )
     assert lines == [
@@ -107,8 +109,8 @@ flight = disk / "flight"
 recorder = FlightRecorder(flight)
 def die(now):
     for index in range(40):
-        recorder.observe(now, ev.WorkerLost(worker=f"w-{index}", reason="x" * 60), [])
-    recorder.check(now + 2)
+        recorder.handled(now, ev.WorkerLost(worker=f"w-{index}", reason="x" * 60), [])
+    recorder.checked(now + 2)
     recorder._writing.join()
 die(0.0)
 before = sorted(flight.iterdir())

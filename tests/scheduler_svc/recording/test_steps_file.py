@@ -52,12 +52,12 @@ def test_lines_are_written_once_a_second(tmp_path: Path) -> None:
     assert path.read_text() == HEADER
     file.add(report(1))
     clock.now += 0.9
-    file.write_due()
+    file.turned(0.0)
     assert len(path.read_text().splitlines()) == 1
     clock.now += 0.1
-    file.write_due()
+    file.turned(0.0)
     file.add(report(2))
-    file.write_due()
+    file.turned(0.0)
     assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["1"]
     file.close()
     assert [line.split(",")[0] for line in path.read_text().splitlines()[1:]] == ["1", "2"]
@@ -98,7 +98,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_service(
     for step in range(3000):
         file.add(report(step))
         clock.now += 2
-        file.write_due()
+        file.turned(0.0)
     file.close()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "steps.csv cannot be written: No space left on device; lines are lost" in caplog.messages[0]
@@ -111,7 +111,7 @@ def test_a_removed_file_ends_the_writing_and_not_the_service(tmp_path: Path, cap
     for step in range(3):
         file.add(report(step))
         clock.now += 2
-        file.write_due()
+        file.turned(0.0)
     file.close()
     [message] = caplog.messages
     assert str(path) in message

@@ -16,8 +16,7 @@ from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
-from scheduler_svc.journal import file
-from scheduler_svc.journal.file import Sync
+from scheduler_svc.journal.file import FORMAT, Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.metrics.catalogue import NUM_CELLS
 from scheduler_svc.metrics.core_meter import CoreMeter
@@ -30,6 +29,7 @@ from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
 from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
 from scheduler_svc.shell.loop import Loop
+from scheduler_svc.wire.framing import Frames
 from tandem_contract.stopping import STOP_NOW, StopRequests
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.wire.test_worker import JOIN
@@ -129,9 +129,7 @@ class Bench:
             children=self.child,
             credentials=Credentials(worker_key=KEY, key_path=Path("/run/worker.key"), frontend_secret=SECRET),
             watch=lambda: None,
-            recorder=self.recorder,
-            steps=None,
-            flight=None,
+            observers=[] if self.recorder is None else [self.recorder],
             journal=self.journal,
             tokens=None,
             grace_seconds=5.0,
@@ -373,7 +371,7 @@ def _has(frame: bytes, kind: str) -> bool:
 
 
 def records_in(journal: bytes) -> list[journal_pb2.JournalRecord]:
-    return [journal_pb2.JournalRecord.FromString(payload) for payload in file.Frames(journal)]
+    return [journal_pb2.JournalRecord.FromString(payload) for payload in Frames(journal, FORMAT)]
 
 
 def test_a_flush_is_answered(bench: Bench) -> None:
@@ -627,5 +625,8 @@ def test_a_report_of_metrics_is_neither_an_event_nor_recorded(
     assert (bench.metrics.fronts.backlog_bytes, bench.metrics.frontend_deaths) == (64, 0)
     bench.end()
     entries = event_log.read(tmp_path / "log").entries
-    kinds = [entry.frontend.WhichOneof("message") for entry in entries if entry.HasField("frontend")]
-    assert kinds == ["hello", "flush_cache"]
+    frames = [entry.frontend for entry in entries if entry.HasField("frontend")]
+    assert [frontend_pb2.FrontendToCore.FromString(frame) for frame in frames] == [
+        frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello()),
+        frontend_pb2.FrontendToCore(flush_cache={"query": 1}),
+    ]

@@ -11,8 +11,8 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, UpdateState, WeightsReport
-from scheduler_svc.wire.arrays import WireError
 from scheduler_svc.wire.frontend import event_of, frame_of
+from tandem_contract.bounds import WireError
 
 WHOSE: dict[str, Any] = {"frontend": "f", "query": 7}
 
@@ -64,7 +64,7 @@ def test_an_operator_who_leaves_names_the_query_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["drain", "update_weights"])
 def test_a_time_out_of_bounds_is_no_event(name: str, seconds: float) -> None:
     request = update(max_seconds=seconds) if name == "update_weights" else control_pb2.DrainRequest(max_seconds=seconds)
-    with pytest.raises(WireError, match=r"max_seconds is .*; it must be between 0 and 86400"):
+    with pytest.raises(WireError, match=r"max_seconds is .*; it must be 0 to 86400"):
         asked(name, request)
 
 

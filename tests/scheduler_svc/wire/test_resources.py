@@ -11,10 +11,10 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import RowStart
 from scheduler_svc.core.messages.resources import CONSTRAINT, Need, Resource
-from scheduler_svc.wire.arrays import WireError, packed
-from scheduler_svc.wire.request import fill_submit, submit_of
-from scheduler_svc.wire.resources import fill_needs
-from scheduler_svc.wire.worker import event_of, order_frame
+from scheduler_svc.wire.frontend import SUBMIT
+from scheduler_svc.wire.worker import event_of, fill_needs, frame_of
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import packed
 from tests.rigs.resources import ADAPTER, adapters, resources_of
 
 SOURCE = b"some bytes"
@@ -39,17 +39,17 @@ def submitted(**wanted: object) -> frontend_pb2.Submit:
 
 
 def test_orders_and_answers_for_constraints_are_those_of_older_programs() -> None:
-    assert order_frame(fx.PrepareResource(worker="w", hash=HASH, source=SOURCE)) == OLD_PREPARE
-    assert order_frame(fx.DropResource(worker="w", hash=HASH)) == OLD_DROP
+    assert frame_of(fx.PrepareResource(worker="w", hash=HASH, source=SOURCE)) == OLD_PREPARE
+    assert frame_of(fx.DropResource(worker="w", hash=HASH)) == OLD_DROP
     ready = event_of(worker_pb2.WorkerToCore.FromString(OLD_READY), "w")
     assert ready == ev.ResourceReady(worker="w", hash=HASH, kind=CONSTRAINT)
 
 
 def test_orders_and_answers_of_another_kind_name_it() -> None:
-    prepare = order_frame(fx.PrepareResource(worker="w", hash=HASH, source=SOURCE, kind=ADAPTER))
+    prepare = frame_of(fx.PrepareResource(worker="w", hash=HASH, source=SOURCE, kind=ADAPTER))
     order = worker_pb2.CoreToWorker.FromString(prepare).prepare_constraint
     assert (order.kind, order.hash, order.source) == (ADAPTER, HASH, SOURCE)
-    drop = order_frame(fx.DropResource(worker="w", hash=HASH, kind=ADAPTER))
+    drop = frame_of(fx.DropResource(worker="w", hash=HASH, kind=ADAPTER))
     assert worker_pb2.CoreToWorker.FromString(drop).drop_constraint.kind == ADAPTER
     answer = worker_pb2.ConstraintReady(hash=HASH, kind=ADAPTER, error="no room")
     ready = event_of(worker_pb2.WorkerToCore(constraint_ready=answer), "w")
@@ -68,10 +68,10 @@ def test_a_submit_keeps_its_resources_in_the_journal(resources: tuple[Resource, 
             message.constraint, message.constraint_hash = one.source, one.hash
         else:
             message.other_resources.add(kind=one.kind, hash=one.hash, source=one.source)
-    submit, out = submit_of(message, "f"), frontend_pb2.Submit()
+    submit = SUBMIT.decode(message, frontend="f")
     assert submit.resources == resources
-    fill_submit(out, submit)
-    assert submit_of(frontend_pb2.Submit.FromString(out.SerializeToString()), "f").resources == resources
+    again = frontend_pb2.Submit.FromString(SUBMIT.to_message(submit).SerializeToString())
+    assert SUBMIT.decode(again, frontend="f").resources == resources
 
 
 ONE = frontend_pb2.Resource(kind=ADAPTER, hash=HASH, source=SOURCE)
@@ -102,7 +102,7 @@ UNKNOWN = "the kind of resource 'unheard of' is unknown; the known ones are cons
 )
 def test_a_submit_with_a_wrong_resource_is_refused(wanted: dict[str, object], error: str) -> None:
     with pytest.raises(WireError) as raised:
-        submit_of(submitted(**wanted), "f")
+        SUBMIT.decode(submitted(**wanted), frontend="f")
     assert str(raised.value) == error
 
 

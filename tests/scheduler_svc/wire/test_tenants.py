@@ -6,7 +6,7 @@ from tandem.internal.v1 import frontend_pb2 as pb
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.page_hash import prefix_root
-from scheduler_svc.wire import frontend, request, tenants
+from scheduler_svc.wire import frontend, tenants
 
 PROMPT = np.array([1, 2], "<i4").tobytes()
 
@@ -39,8 +39,8 @@ def test_an_abort_names_another_tenants_request_only_with_the_right() -> None:
 
 def test_a_saved_submit_gives_the_same_ids_when_it_is_read() -> None:
     for tenant in ("", "acme"):
-        event, message = submit(tenant, "x/y"), pb.Submit()
-        request.fill_submit(message, event)
+        event = submit(tenant, "x/y")
+        message = frontend.SUBMIT.to_message(event)
         assert (message.request_id, message.tenant) == ("x/y", tenant)
         message.stream = 1
         again = frontend.event_of(pb.FrontendToCore(submit=message), "f")

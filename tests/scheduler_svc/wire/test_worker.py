@@ -17,7 +17,8 @@ from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
-from scheduler_svc.wire.arrays import WireError, array, packed, parsed
+from tandem_contract.bounds import WireError
+from tandem_contract.codec import array, packed, parsed
 
 JOIN = worker_pb2.Join(
     protocol=9, identity="i", model="m", vocab_size=100, page_size=4, num_pages=9, max_rows=3, max_length=32,
@@ -215,10 +216,10 @@ def test_the_sampling_fields_of_a_submit_round_trip() -> None:
         ({"num_samples": 1025}, "num_samples is 1025"),
         (
             {"stream": 2**64 - 1, "num_samples": 2},
-            "num_samples is 2 and stream is 18446744073709551615; one is out of range",
+            "the last stream is 18446744073709551616; it must be 0 to 18446744073709551615",
         ),
         ({"sampling": bytes(98305)}, "sampling has 98305 bytes; the limit is 98304"),
-        ({"num_logprobs": 22}, "num_logprobs is 22; the limit is 21"),
+        ({"num_logprobs": 22}, "num_logprobs is 22; it must be 0 to 21"),
         ({"prompt_logprobs_from": 1 << 30}, "prompt_logprobs_from is 1073741824"),
         ({"prefix_root": bytes(31)}, "prefix_root has 31 bytes; it must have none or 32"),
         ({"prefix_root": bytes(33)}, "prefix_root has 33 bytes"),
@@ -362,7 +363,7 @@ def test_the_served_tokenizer_comes_from_the_first_proven_worker() -> None:
     assert state.tokenizer_json == b"w-2"
 
 
-def told(effect: frontend_wire.FrontendEffect) -> frontend_pb2.CoreToFrontend:
+def told(effect: fx.Effect) -> frontend_pb2.CoreToFrontend:
     return frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(effect))
 
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tandem.internal.v1.frontend_pb2 import Submit
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineEntry, QuarantineQuery, QuarantineReply
 from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES, Entry, Quarantine, key_of
-from scheduler_svc.wire import request as wire
+from scheduler_svc.wire import frontend as wire
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import Settings
 from tests.scheduler_svc.core.suspicion.deadly import KILLER, DeadlyFleet
@@ -101,10 +102,12 @@ def test_the_seed_does_not_count() -> None:
     """A caller that leaves the seed out gets another one each time, and the request is the same."""
     submit = convicted().streams[1].submit
     seeds = [replace(submit, sampling=Settings(temperature=1.0, seed=seed).encoded()) for seed in (1, 2)]
-    keyed = [replace(one, sampling_key=wire._sampling_key(one.sampling)) for one in seeds]
+    keyed = [replace(one, sampling_key=wire._sampling_key(Submit(sampling=one.sampling))) for one in seeds]
     assert key_of(keyed[0]) == key_of(keyed[1])
     assert key_of(seeds[0]) != key_of(seeds[1]), "without a key of the front end's wire, all bytes count"
-    warm = replace(submit, sampling_key=wire._sampling_key(Settings(temperature=0.5, seed=1).encoded()))
+    warm = replace(
+        submit, sampling_key=wire._sampling_key(Submit(sampling=Settings(temperature=0.5, seed=1).encoded()))
+    )
     assert key_of(warm) != key_of(keyed[0])
 
 

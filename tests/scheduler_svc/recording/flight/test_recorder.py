@@ -33,7 +33,7 @@ def files(path: Path) -> list[Path]:
 
 def written(recorder: FlightRecorder, now: float) -> None:
     """Checks at `now`, and waits for the thread that writes."""
-    recorder.check(now)
+    recorder.checked(now)
     if recorder._writing is not None:
         recorder._writing.join()
 
@@ -41,11 +41,11 @@ def written(recorder: FlightRecorder, now: float) -> None:
 def test_a_death_is_written_a_second_later_with_what_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "flight"
     recorder = FlightRecorder(path)
-    recorder.observe(99.0, submit(World()), [])
-    recorder.observe(100.0, LOST, [])
+    recorder.handled(99.0, submit(World()), [])
+    recorder.handled(100.0, LOST, [])
     written(recorder, 100.9)
     assert files(path) == []
-    recorder.observe(100.95, ev.Cancel(frontend="f", stream=1), [])
+    recorder.handled(100.95, ev.Cancel(frontend="f", stream=1), [])
     written(recorder, 101.0)
     [file] = files(path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -66,7 +66,7 @@ def test_a_death_is_written_a_second_later_with_what_followed(tmp_path: Path, ca
 def test_many_deaths_make_few_files(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path)
     for idx in range(1000):
-        recorder.observe(idx / 10, LOST, [])
+        recorder.handled(idx / 10, LOST, [])
         written(recorder, idx / 10)
     assert 9 <= len(files(tmp_path)) <= 11
     recorder.close()
@@ -79,7 +79,7 @@ def test_the_oldest_files_are_deleted(tmp_path: Path) -> None:
     for idx in range(flight_files.MAX_FILES + 5):
         recorder = FlightRecorder(tmp_path)
         recorder._number = 1000 + idx
-        recorder.observe(0.0, LOST, [])
+        recorder.handled(0.0, LOST, [])
         recorder.close()
     names = [file.name for file in files(tmp_path)]
     assert names.pop() == "mine.txt"
@@ -93,7 +93,7 @@ def test_a_new_file_stays_after_the_clock_was_set_back(tmp_path: Path) -> None:
         old.touch()
         os.utime(old, (4e9 + idx, 4e9 + idx))
     recorder = FlightRecorder(tmp_path)
-    recorder.observe(0.0, LOST, [])
+    recorder.handled(0.0, LOST, [])
     recorder.close()
     names = [file.name for file in files(tmp_path)]
     assert len(names) == flight_files.MAX_FILES and f"-{os.getpid()}-" in "".join(names)
@@ -102,9 +102,9 @@ def test_a_new_file_stays_after_the_clock_was_set_back(tmp_path: Path) -> None:
 
 def test_an_orderly_end_writes_nothing(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "flight")
-    recorder.observe(0.0, ev.WorkerLost(worker="w", reason="it stops", is_orderly=True), [])
-    recorder.observe(1.0, ev.DrainStarted(), [])
-    recorder.observe(2.0, ev.FrontendLost(frontend="f"), [])
+    recorder.handled(0.0, ev.WorkerLost(worker="w", reason="it stops", is_orderly=True), [])
+    recorder.handled(1.0, ev.DrainStarted(), [])
+    recorder.handled(2.0, ev.FrontendLost(frontend="f"), [])
     written(recorder, 100.0)
     recorder.close()
     assert files(tmp_path / "flight") == []
@@ -121,7 +121,7 @@ def test_an_exception_of_the_core_is_written_without_its_text(tmp_path: Path) ->
         with recorder.guarding(KeyError):
             raise KeyError
 
-    recorder.observe(0.0, ev.FrontendJoined(frontend="f"), [])
+    recorder.handled(0.0, ev.FrontendJoined(frontend="f"), [])
     with pytest.raises(KeyError):
         fail_as_expected()
     assert [file.suffix for file in files(tmp_path)] == [".open"]
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_harms_nothing(tmp_path: Path, caplog: p
     (tmp_path / "file").touch()
     recorder = FlightRecorder(tmp_path / "file" / "flight")
     with recorder.guarding():
-        recorder.observe(0.0, LOST, [])
+        recorder.handled(0.0, LOST, [])
         written(recorder, 10.0)
     assert "worker w-7 was lost; the last events are not kept" in caplog.messages
     assert f"{tmp_path}/file/flight cannot be written: File exists; the service continues without" in caplog.text
@@ -151,7 +151,7 @@ def test_a_recorder_that_fails_is_off(
     recorder = FlightRecorder(tmp_path)
     monkeypatch.setattr(recorder._ring, "add", lambda *_: 1 / 0)
     for _ in range(3):
-        recorder.observe(0.0, LOST, [])
+        recorder.handled(0.0, LOST, [])
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -186,7 +186,7 @@ fatal()
 
 def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path)
-    recorder.observe(0.0, ev.WorkerLost(worker="w-7", reason="\x1b[2J\n"), [])
+    recorder.handled(0.0, ev.WorkerLost(worker="w-7", reason="\x1b[2J\n"), [])
     recorder.close()
     [file] = files(tmp_path)
 

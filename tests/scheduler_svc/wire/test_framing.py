@@ -2,8 +2,11 @@
 
 import pytest
 
-from scheduler_svc.journal import file
-from scheduler_svc.journal.file import FIRST_LINE, ForeignFileError, Frames, Tail, check_first_line, frame
+from scheduler_svc.journal.file import FORMAT
+from scheduler_svc.wire import framing
+from scheduler_svc.wire.framing import ForeignFileError, Frames, Tail, frame
+
+FIRST_LINE = FORMAT.first_line
 
 PAYLOADS = [b"", b"one", bytes(range(70)), b"the last record"]
 
@@ -13,14 +16,14 @@ def file_of(payloads: list[bytes]) -> bytes:
 
 
 def read(data: bytes) -> tuple[list[bytes], Tail, int]:
-    frames = Frames(data)
+    frames = Frames(data, FORMAT)
     found = list(frames)
     return found, frames.extent.tail, frames.extent.end
 
 
 def test_what_is_framed_is_read() -> None:
     data = file_of(PAYLOADS)
-    assert check_first_line(data)
+    assert FORMAT.begins(data)
     assert read(data) == (PAYLOADS, Tail.WHOLE, len(data))
 
 
@@ -44,7 +47,7 @@ def test_any_changed_bit_is_damage_in_its_frame() -> None:
 
 
 def test_a_first_line_that_was_cut_is_not_complete() -> None:
-    assert [check_first_line(FIRST_LINE[:size]) for size in range(len(FIRST_LINE))] == [False] * len(FIRST_LINE)
+    assert [FORMAT.begins(FIRST_LINE[:size]) for size in range(len(FIRST_LINE))] == [False] * len(FIRST_LINE)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +61,11 @@ def test_a_first_line_that_was_cut_is_not_complete() -> None:
 )
 def test_other_files_are_named(data: bytes, what: str) -> None:
     with pytest.raises(ForeignFileError, match=what):
-        check_first_line(data)
+        FORMAT.begins(data)
 
 
 def test_a_length_above_the_limit_is_damage() -> None:
-    assert file.MAX_PAYLOAD < 1 << 32
-    sizes = file._SIZES.pack(file.MAX_PAYLOAD + 1, 0)
-    bad = sizes + file._CHECK.pack(file.crc32(sizes))
+    assert framing.MAX_PAYLOAD < 1 << 32
+    sizes = framing._SIZES.pack(framing.MAX_PAYLOAD + 1, 0)
+    bad = sizes + framing._CHECK.pack(framing.crc32(sizes))
     assert read(FIRST_LINE + frame(b"x") + bad) == ([b"x"], Tail.DAMAGED, len(FIRST_LINE + frame(b"x")))
