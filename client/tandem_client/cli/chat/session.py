@@ -120,7 +120,7 @@ class Session:
         if not is_conversation:
             return text
         try:
-            self.restore(saved)
+            self.restore(saved)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is no saved conversation: {error}") from None
         return None
