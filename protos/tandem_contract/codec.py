@@ -115,11 +115,13 @@ class Codec(Generic[_M, _T]):
         self._reads: dict[str, Callable[[_M], Any]] = {}
         self._writes: list[Callable[[_T, _Arguments], None]] = [_adding(path, make) for path, make in sent.items()]
         hints = get_type_hints(kind, include_extras=True)
-        for field in cast("tuple[Field[Any], ...]", fields(cast("Any", kind))):
+        for field in fields(cast("Any", kind)):
             hint = _Hint(hints[field.name])
             if field.name in made:
                 self._reads[field.name] = hint.bounded(field.name, made[field.name])
-            found = _found(message.DESCRIPTOR, names.get(field.name, field.name), within, (*sent, *other))
+            found = _found(
+                cast("Descriptor", message.DESCRIPTOR), names.get(field.name, field.name), within, (*sent, *other)
+            )
             if found is not None:
                 self._pair(field, hint, *found)
             elif hint.dataclass is not None and not {field.name} & {*made, *given}:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 from tandem.internal.v1 import frontend_pb2, record_pb2
 
@@ -19,17 +18,21 @@ def _rights(*names: str) -> Rights:
     return frozenset(right for right in Right if right in names)
 
 
-_RIGHTS: dict[str, Any] = {
-    "made": {"rights": lambda one: _rights(*one.rights)},
-    "sent": {"rights": lambda one: sorted(one.rights)},
-}
+def _read(message: frontend_pb2.Token | frontend_pb2.Certificate) -> Rights:
+    return _rights(*message.rights)
+
+
+def _sorted(holder: Token | Certificate) -> list[str]:
+    return sorted(holder.rights)
+
+
 _TOKEN = Codec(
     frontend_pb2.Token,
     Token,
-    made={**_RIGHTS["made"], "expires": lambda token: token.expires or math.inf},
-    sent={**_RIGHTS["sent"], "expires": lambda token: 0.0 if math.isinf(token.expires) else token.expires},
+    made={"rights": _read, "expires": lambda token: token.expires or math.inf},
+    sent={"rights": _sorted, "expires": lambda token: 0.0 if math.isinf(token.expires) else token.expires},
 )
-_CERTIFICATE = Codec(frontend_pb2.Certificate, Certificate, **_RIGHTS)
+_CERTIFICATE = Codec(frontend_pb2.Certificate, Certificate, made={"rights": _read}, sent={"rights": _sorted})
 # Without the limits that only the core enforces.
 _TENANT = Codec(frontend_pb2.Tenant, Tenant, given=("limits",), parts=(_TOKEN, _CERTIFICATE))
 _LIMITS = Codec(record_pb2.TenantLimits, TenantLimits, other=("name",))
