@@ -197,7 +197,9 @@ def write_last_line() -> None:
     def follow(phase: str) -> None:
         for number, hint in HINTS.items():
             cause = f'native code was ended by {number.name} in the phase "{phase}", or right after it; {hint}'
-            library.functions.tandem_set_crash_line(number.value, logs.closing_line("gpu_worker", cause).encode())
+            # Faulthandler may have met its fault in the middle of a line.
+            line = "\n" + logs.closing_line("gpu_worker", cause)
+            library.functions.tandem_set_crash_line(number.value, line.encode())
 
     on_phase(follow)
     # Faulthandler hands a signal on to the handler before it: after its stacks, or at once if it meets a fault of its

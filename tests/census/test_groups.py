@@ -1,9 +1,12 @@
 """The census of groups finds plans that are right, and one that is wrong without an error."""
 
+from importlib.metadata import version
+
 import pytest
 
 from gpu_worker.sharding.plan import proven
 from tests.census.groups import shared_by
+from tests.rigs.processes import REPOSITORY
 
 FAMILIES = [
     "deepseek_v3", "gemma2", "gemma3_text", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3",
@@ -16,7 +19,10 @@ NARROW = {"deepseek_v3", "qwen3_moe"}
 def test_two_ranks_equal_one_process() -> None:
     results = list(shared_by(["gpt_oss", "qwen3"], 2))
     assert [shared.result for shared in results] == ["equal", "equal"], results
-    assert {shared.plan for shared in results} <= set(proven().values())
+    # Those of another version of Transformers are compared at the start of a group.
+    pinned = (REPOSITORY / ".ci/constraints.txt").read_text().split()
+    if f"transformers=={version('transformers')}" in pinned:
+        assert {shared.plan for shared in results} <= set(proven().values())
 
 
 @pytest.mark.long

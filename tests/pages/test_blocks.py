@@ -2,8 +2,11 @@
 
 import re
 import shutil
+import ssl
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,21 @@ def test_each_page_has_links_to_what_is_there() -> None:
             if "://" not in target and not (path.parent / target).exists():
                 missing.append(f"{path.relative_to(ROOT)}: {target}")
     assert missing == []
+
+
+def test_a_strict_client_takes_the_handbooks_certificate(tmp_path: Path) -> None:
+    (text,) = [block.text for block in blocks("scheduler_svc/deploy/README.md") if "openssl req" in block.text]
+    (command,) = re.findall(r"^openssl req .*?[^\\]$", text, re.M | re.S)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True)
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    theirs = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    # The default from Python 3.13 on.
+    theirs.verify_flags |= ssl.VERIFY_X509_STRICT
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = ours.wrap_bio(to_server, to_client, server_side=True)
+    client = theirs.wrap_bio(to_client, to_server, server_hostname="localhost")
+    for end in (client, server, client, server):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert client.version() == "TLSv1.3"
