@@ -120,12 +120,13 @@ def test_the_service_computes_with_new_weights_and_so_does_its_next_worker(
     # The folder is gone, and so is the worker: nothing can be computed, and everybody says so.
     away = changed.rename(changed.with_name("away"))
     again.kill()
-    service.start_worker()
     waiting = service.client.generate(PROMPTS[0], max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     heard = list[Waiting]()
 
     def told(why: Waiting) -> None:
         heard.append(why)
+        if len(heard) == 1:
+            service.start_worker()
         if why.reason is WaitReason.WEIGHTS_REFUSED:
             load = service.client.load()
             assert (load.workers, load.not_serving, load.not_serving_reason) == (0, why.message, why.reason)

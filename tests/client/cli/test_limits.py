@@ -27,7 +27,7 @@ NAMED = {
 
 
 def test_the_help_of_generate_names_the_limits_of_the_protos() -> None:
-    texts = {name: each.help for each in get_command(app).commands["generate"].loaded.params for name in each.opts}
+    texts = {name: each.help for each in get_command(app).commands["generate"].params for name in each.opts}
     named = set[str]()
     for path, flag in FLAGS.items():
         text = texts.get(flag, "") or ""

@@ -6,7 +6,7 @@ Owns the choice of both. A sweep is an experiment with the core's value as its f
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler_svc.core.queue import order
+from scheduler_svc.core.queue import turns
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
 from scheduler_svc.core.state import lane_schedule
@@ -71,7 +71,7 @@ SWEEPS = {
         figures=MIXED.figures,
     ),
     "WINDOW": Sweep(
-        standing=order.WINDOW,
+        standing=turns.WINDOW,
         values=(8, 16, 64, 128),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",
@@ -85,7 +85,7 @@ SWEEPS = {
         is_cost=False,
     ),
     "AGEING_TOKENS": Sweep(
-        standing=order.AGEING_TOKENS,
+        standing=turns.AGEING_TOKENS,
         values=(0, 1024, 16_384, 262_144, 1_048_576),
         scenarios=FAIR.scenarios,
         figure="small_ttft_p99",
