@@ -52,6 +52,26 @@ def test_each_page_has_links_to_what_is_there() -> None:
     assert missing == []
 
 
+def test_each_page_names_modules_and_folders_that_are_there() -> None:
+    found = [path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.*"), *ROOT.glob("[!.]*/**/*.*"))]
+    ends = {path[start:] for path in found for start in _starts(path)}
+    folders = {end for path in found for end in map(str, Path(path).parents) if end != "."}
+    ends |= {f"{folder[start:]}/" for folder in folders for start in _starts(folder)}
+    missing = []
+    for path in [path for path in found if path.endswith("README.md")]:
+        text = (ROOT / path).read_text()
+        named = re.findall(r"`([\w/]+(?:\.py|\.cpp|\.proto|/))`", text)
+        for shown in re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S):
+            named += re.findall(r"[\w/]+\.py\b", shown)
+        missing += [f"{path}: {name}" for name in named if name not in ends and not name.startswith("google/")]
+    assert missing == []
+
+
+def _starts(path: str) -> list[int]:
+    """Where each name in a path begins."""
+    return [0, *(match.end() for match in re.finditer("/", path))]
+
+
 def test_a_strict_client_takes_the_handbooks_certificate(tmp_path: Path) -> None:
     (text,) = [block.text for block in blocks("scheduler_svc/deploy/README.md") if "openssl req" in block.text]
     (command,) = re.findall(r"^openssl req .*?[^\\]$", text, re.M | re.S)
