@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
+# What a strict client asks of an authority (RFC 5280, 4.2.1.3), as Python 3.13's is. Some are a server's own, too.
+_USAGE = "keyUsage=critical,digitalSignature,keyCertSign,cRLSign"
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -25,8 +27,7 @@ class Authority:
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
         self._pair = Pair(folder / f"{name}.pem", folder / f"{name}.key")
-        # What a strict client asks of an authority, as Python 3.13's is (RFC 5280, 4.2.1.3).
-        self._request(self._pair, name, "-x509", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        self._request(self._pair, name, "-x509", "-days", "2", "-addext", _USAGE)
 
     @property
     def certificate(self) -> Path:
