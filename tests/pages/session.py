@@ -19,7 +19,7 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 _SERVERS = {
     r"make serve|tandem serve": "ready: ",
     r"make run-scheduler": "frontend listening on ",
-    r"make run-worker": "the worker serves|joined",
+    r"make run-worker": "joined the scheduler",
 }
 _FUNCTIONS = """
 set -eu -o pipefail
