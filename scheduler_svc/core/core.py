@@ -1,7 +1,7 @@
 """The state that all organs of the scheduler share, and what an organ is.
 
 `Core` owns what more than one organ reads or changes, and it alone removes and ends requests. An `Organ` is one part of
-the scheduler's work, and keeps to itself what nobody else needs.
+the scheduler's work, and keeps to itself what only this part needs.
 """
 
 from collections.abc import Callable

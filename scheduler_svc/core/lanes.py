@@ -297,7 +297,7 @@ class Lanes(dict[str, Lane]):
         return [] if due is None or now < due else self.seat_next(now)
 
     def seat_next(self, now: float) -> list[fx.Effect]:
-        """Seats the standby worker that was proven first, if there is one whose model still matches."""
+        """Seats the standby worker that was proven first, if the model of one still matches."""
         effects: list[fx.Effect] = []
         while (lane := self.first_proven()) is not None:
             if not (difference := self._model_refusal(lane.info, lane.worker)):
@@ -332,7 +332,7 @@ class Lanes(dict[str, Lane]):
     ) -> list[fx.Effect]:
         """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop.
 
-        `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
+        `is_orderly`: the worker ends by its own decision or was drained, which logs no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
         lane = self.pop(worker)

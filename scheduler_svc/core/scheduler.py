@@ -72,7 +72,7 @@ class Scheduler(Core):
         return [effect for organ in self.organs for effect in organ.tick(now)]
 
     def _workers_changed(self, now: float) -> list[fx.Effect]:
-        """Updates the waits of all requests, and tells front ends of the model if callers see a difference."""
+        """Updates the waits of all requests, and sends front ends the model again if callers see a difference."""
         infos = self.lanes.worker_infos
         self._seen_revision, served = infos.revision, infos.served
         if served is not None:

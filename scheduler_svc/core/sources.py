@@ -16,7 +16,7 @@ from tandem_contract.plural import numbered
 class _Source:
     content: bytes
     tenant: str
-    """Who brought it."""
+    """The tenant that brought it."""
     users: int = 0
     """Live requests with it."""
 
@@ -52,10 +52,10 @@ class Sources:
         return found is not None and found.content != resource.source
 
     def refusal(self, resource: Resource, tenant: str) -> str:
-        """Returns why there is no room for a resource, in one sentence; empty if there is.
+        """Returns why a resource has no room, in one sentence; empty if it has.
 
         A tenant may bring as much as is free, so one with the most leaves room for others. Without a token file all
-        callers are one tenant, "", who may fill it all.
+        callers are one tenant, "", and may fill it all.
         """
         if resource.need in self._sources:
             return ""

@@ -1,7 +1,7 @@
 """What requests are called: the core's ids, and the forms in which a caller may name a request.
 
 A request has the id that its caller chose or was given. The gateway's answers put a prefix before it, an operator the
-tenant, and people who copy an id change its case. `meant` knows all forms, for every method that takes an id.
+tenant, and an id may lose its case when a person copies it. `meant` knows all forms, for every method that takes an id.
 """
 
 TENANT_END = "/"

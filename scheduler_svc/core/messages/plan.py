@@ -34,7 +34,7 @@ class KeptPages:
     page_root: str
     """Names the root of the hashes (`page_hash.root_name`)."""
     generation: int
-    """The newest generation whose plans may have changed the pages."""
+    """The newest generation with plans that may have changed the pages."""
     labels: PageLabels
 
 

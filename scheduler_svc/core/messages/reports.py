@@ -32,7 +32,7 @@ class WaitReason(StrEnum):
     QUEUE = "queue"
     SLOW_STEP = "slow step"
     COMPUTING = "computing"
-    """The request has a row again, and no token since it was told to wait."""
+    """The request has a row again, and no token since its caller heard that it waits."""
 
 
 SERVICE_REASONS = tuple(WaitReason)[:9]
@@ -47,7 +47,7 @@ class NotServing:
     message: str
     """One sentence without numbers that change with time."""
     since: float
-    """Since when no request can be computed, whatever the reasons were, on the core's clock."""
+    """Time on the core's clock [s] since when no request can be computed, for any reason."""
 
 
 class WorkerState(StrEnum):
@@ -98,7 +98,7 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPoolsLoad:
-    """The page pools whose memory outlives their workers (`held_pools`)."""
+    """The page pools with memory that outlives their workers (`held_pools`)."""
 
     pools: int = 0
     """Those of lost workers that no lane has taken over yet."""

@@ -1,4 +1,4 @@
-"""All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
+"""All drains: begins them, moves the rows of drained workers, reports progress to operators, and finds when drains end.
 
 `Drains` owns the drains, and remembers nothing of one after its end.
 """
@@ -23,7 +23,7 @@ from scheduler_svc.core.state.request import Move, Phase, Request
 from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
-"""A worker that was told to end ends within this time, or its lane is closed."""
+"""The seconds within which a dismissed worker ends; after them its lane is closed."""
 STAY_SECONDS = 2.0
 """How long the rows of a worker that was asked to stop go on there if no other worker takes them."""
 
@@ -168,7 +168,7 @@ class Drains(Organ):
         return drain
 
     def _put_wishes_off(self) -> None:
-        """Lets workers that were asked to stop serve again, except those that were told to end."""
+        """Lets workers that were asked to stop serve again, except those that were dismissed."""
         for drain in list(self._drains.values()):
             if drain.is_wished and drain.state is DrainState.DRAINING:
                 del self._drains[drain.worker]

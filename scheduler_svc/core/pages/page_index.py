@@ -26,7 +26,7 @@ class Place:
         self._masks[page_hash] = self._masks.get(page_hash, 0) | self._bit
 
     def remove(self, page_hash: bytes) -> None:
-        """Records that the page, which was added, is no longer cached here."""
+        """Records that the page, which was added, is not cached here any more."""
         left = self._masks[page_hash] & ~self._bit
         if left:
             self._masks[page_hash] = left
@@ -54,7 +54,7 @@ class PageIndex:
         return bit
 
     def close(self, bit: int) -> None:
-        """Frees the bit of a lane whose places are empty."""
+        """Frees the bit of a lane that has only empty places."""
         self._used_slots &= ~bit
 
     def places(self, bit: int) -> tuple[Place, Place]:

@@ -189,7 +189,7 @@ class PagePool:
         return list(self._page_by_hash)
 
     def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:
-        """Caches pages of a new pool, whose values are finite. All others are unverified from now on.
+        """Caches pages of a new pool; their values are finite. All others are unverified from now on.
 
         The pages are evicted in the order from the last one to the first one, after those that are not cached.
         """

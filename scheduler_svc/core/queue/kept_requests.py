@@ -61,7 +61,7 @@ class KeptRequests:
         """Returns the entry with an id, or None."""
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
         self.by_reader = self._by_reader.get
-        """Returns the entry whose reader has this front end and first stream, or None."""
+        """Returns the entry with a reader of this front end and first stream, or None."""
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
         self.ended_bytes = 0

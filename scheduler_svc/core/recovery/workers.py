@@ -3,8 +3,8 @@
 **Hung workers.** A worker is given up if a step takes too long, or if it is silent between steps
 (`state/step_clock.py`). Loading and compiling happen before a worker joins, so no deadline applies to them.
 
-**Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that nobody
-is told, and then neither side knows that frames are missing. A worker's heartbeats say which plan it answered last;
+**Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that neither
+side is notified, and then neither knows that frames are missing. A worker's heartbeats say which plan it answered last;
 without them the lane would wait until the deadline of the step.
 
 **Out of memory.** `MemoryLimit` of the lane decides what follows: a smaller step, then fewer rows, then one request

@@ -27,7 +27,7 @@ class Lingering(Organ):
         self._kept = core.kept
 
     def tick(self, now: float) -> list[fx.Effect]:
-        """Drops entries whose time is over, with their live samples, and those that exceed the bounds."""
+        """Drops entries after their time, with their live samples, and those that exceed the bounds."""
         effects: list[fx.Effect] = []
         if self._kept.next_expiry() is None:
             return effects  # every ended entry expires, so the bounds hold as well

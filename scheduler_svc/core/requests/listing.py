@@ -1,6 +1,6 @@
 """The list of requests: those that wait or run, and the answers that are kept, one page for each query.
 
-They are listed in the order of acceptance. A page costs the same whatever the number of requests is: it
+They are listed in the order of acceptance. A page costs the same for any number of requests: it
 looks at no more than `MAX_EXAMINED` of them. Changes no request.
 """
 
@@ -102,7 +102,7 @@ class Listing(Organ):
         }
 
     def _restored(self, kept: KeptRequest, idx: int) -> dict[str, Any]:
-        """Of a sample from the journal that is not queued yet."""
+        """Returns the entry of a sample from the journal that is not queued yet."""
         blocked, event = self._core.availability.blocked, kept.restored
         assert event is not None, "a sample that is neither live nor ended waits for a worker"
         return {
@@ -133,7 +133,7 @@ def _state(request: Request | None) -> RequestState:
 
 
 def _answer(kept: KeptRequest, idx: int) -> dict[str, Any]:
-    """Of a sample that has ended."""
+    """Returns the entry of a sample that has ended."""
     tokens, end = kept.answers[idx]
     stats = end.stats
     own = {"state": RequestState.KEPT, "prompt_tokens": stats.prompt_tokens, "output_tokens": len(tokens)}

@@ -21,7 +21,7 @@ Refusal = tuple[RejectCode, str, str]
 def total_tokens(worker_infos: WorkerInfos, prompt: int, maximum: Maximum) -> int:
     """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
-    Each known worker gives a length: prompt and maximum, cut at its max_length. Workers whose pool cannot hold that
+    Each known worker gives a length: prompt and maximum, cut at its max_length. Workers with a pool too small for that
     length are left out, unless the maximum is unset: then a full pool ends the request (`rows`). The result is the
     largest of the rest.
     """

@@ -34,7 +34,7 @@ class Ending:
 
     @staticmethod
     def not_finite(request: Request) -> "Ending":
-        """Returns the ending of a request whose logits contain NaN or infinite values."""
+        """Returns the ending of a request with logits that contain NaN or infinite values."""
         what = f"request {request.submit.request_id}: the model's output was not finite; the request was ended"
         return Ending.failed(request, what)
 
@@ -61,7 +61,7 @@ class Outcomes:
             self._of_constraint[idx] = found.detail if i == 0 else "the constraint failed"
 
     def failure(self, idx: int, request: Request) -> Ending:
-        """Returns the ending of the request whose row has this index among the sampled ones and no good token."""
+        """Returns the ending of a request that got no good token; `index` is that of its row among the sampled ones."""
         detail = self._of_constraint.get(idx)
         if detail is None:
             return Ending.not_finite(request)

@@ -80,7 +80,7 @@ def _forked(
 
 
 def cached_limit(request: Request, page_size: int) -> int:
-    """Returns how many of its pages a request, whose hashes are known, may take from a cache."""
+    """Returns how many of its pages a request with known hashes may take from a cache."""
     if not request.submit.cache_read:
         return 0
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
@@ -105,7 +105,7 @@ def _cached(lane: Lane, request: Request) -> PrefixMatch:
 
 
 def _cached_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
-    """Returns the match up to the last page edge whose window and sink pages are all cached."""
+    """Returns the match up to the last page edge with all window and sink pages cached."""
     page_size = lane.info.page_size
     found = [find(lane, request, page_idx) for page_idx in range(limit)]
     missing_sinks = [i for i in range(min(lane.sink_pages, limit)) if found[i] is None]

@@ -1,4 +1,4 @@
-"""Checks the result of a step, applies it, and collects what front ends are told: tokens, and one end for each request.
+"""Checks the result of a step, applies it, and collects the output for front ends: tokens, and one end per request.
 
 The stored record of the plan says which request each row had. If the row still has that request, its token is appended
 there. If the request was preempted meanwhile, the token is appended to the waiting request as a pending token. If the
@@ -28,7 +28,7 @@ from scheduler_svc.core.state.request import Request
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
 
-    Values of rows with logits that are not finite, and tokens of rows whose constraint failed, are not checked.
+    Values of rows with logits that are not finite, and tokens of rows with a failed constraint, are not checked.
     """
     if event.pool_id != record.takes_over:
         return False
@@ -209,7 +209,7 @@ def _pending(
 ) -> tuple[list[tuple[int, int, int, int, int]], list[Ending]]:
     """Applies pending tokens of preempted requests.
 
-    Returns for each its front end, stream, offset, token and index among the sampled rows; and who ends with them.
+    Returns for each its front end, stream, offset, token and index among the sampled rows; and the requests that end.
     """
     found: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []
@@ -243,7 +243,7 @@ def _pending(
 def _prompt_logprobs(
     queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """Counts the prompt logprobs of live requests as sent, and returns them; and those whose values are not finite."""
+    """Counts the prompt logprobs of live requests as sent, and returns them, and those with values not finite."""
     pieces: list[PromptLogprobs] = []
     not_finite: list[Request] = []
     line = 0
@@ -278,7 +278,7 @@ def _joined(
 
 
 def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
-    """Returns logprobs for the entries whose requests asked for them, None if none did.
+    """Returns logprobs for the entries of requests that asked for them, None without such a request.
 
     `sampled` int64[entries] has the index of each entry among the plan's sampled rows.
     """

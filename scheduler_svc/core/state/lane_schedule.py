@@ -1,7 +1,7 @@
-"""What planning knows of one lane between plans, and what its worker was told to load.
+"""What planning knows of one lane between plans, and which weights its worker was asked to load.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py`, which decides what loads,
-has told.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py` last
+ordered.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class LaneSchedule:
 
 @dataclass(slots=True)
 class LaneWeights:
-    """What the worker was told to load last. The phase of the lane says whether it has answered."""
+    """The weights that the worker was last asked to load. The phase of the lane says whether it has answered."""
 
     told: Weights = _NOTHING
     running: Running = Running.RECOMPUTE

@@ -60,7 +60,7 @@ class OutputWeights:
         self.spans: list[WeightsSpan] = []
         """Empty: those that the workers were started with."""
         self.keeps_pages = False
-        """Whether some of the row's pages were computed by older weights. They are shared with nobody."""
+        """Whether some of the row's pages were computed by older weights. No other request shares them."""
 
     def restore(self, spans: Iterable[WeightsSpan]) -> None:
         """Takes the spans of an output that an earlier process began."""

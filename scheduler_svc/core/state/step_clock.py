@@ -142,7 +142,7 @@ class StepClock:
         self._paused_seconds = 0.0
 
     def confirmed(self, record: SentPlan) -> None:
-        """Learns from the plan whose result has just arrived and is valid."""
+        """Learns from a plan with a valid result that has just arrived."""
         work = self._work if self._oldest is record else self._times.work(record)
         self._times.learn(record, work, self._last_step_seconds)
 
