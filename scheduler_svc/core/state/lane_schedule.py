@@ -1,7 +1,7 @@
 """What planning knows of one lane between plans, and which weights its worker was asked to load.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py` last
-ordered.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py` ordered
+last.
 """
 
 from dataclasses import dataclass

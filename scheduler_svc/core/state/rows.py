@@ -28,7 +28,7 @@ list still contains them, and so does the worker's table.
 
 **Checksum.** It is updated with every change and sent with every plan, so that the worker can check its own tables
 (worker.proto has the formula). The worker does not learn that a row became free and keeps its entry. So `planned` and
-the the page sum of a free row stay until the row is seated again.
+the page sum of a free row stay until the row is seated again.
 """
 
 import numpy as np
