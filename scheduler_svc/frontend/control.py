@@ -112,7 +112,7 @@ class CoreQueries:
 
     @contextmanager
     def _asked(self, message: frontend_pb2.FrontendToCore, who: Caller | None = None) -> Generator[_Query]:
-        """Sends the query in `message`. `who` watches what it starts."""
+        """Sends the query in `message`. Caller `who` watches what it starts."""
         if len(self._waiting) >= MAX_QUERIES:
             raise status.overloaded(f"{len(self._waiting)} queries wait for the core; the limit is {MAX_QUERIES}")
         query = next(self._ids)

@@ -1,7 +1,7 @@
-"""Owns who makes a call, and the refusal of a call without the right.
+"""Owns the identity of a call's caller, and the refusal of a call without the right.
 
 A call proves its caller by a bearer token in its metadata, or by the client's certificate if it has no token. All
-failed proofs get the same answer, so that nobody learns whether a token was ever valid.
+failed proofs get the same answer, so that no caller learns whether a token was ever valid.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _caller: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """Returns who makes the call that the running task serves. Raises LookupError outside a call."""
+    """Returns the caller of the call that the running task serves. Raises LookupError outside a call."""
     return _caller.get()
 
 
@@ -36,7 +36,7 @@ def caller_name() -> str:
 
 
 class Entrance:
-    """Lets calls in. `table` is None until the core has sent the tokens, and always without a token file."""
+    """Identifies callers. `table` is None until the core has sent the tokens, and always without a token file."""
 
     def __init__(self, *, needs_tokens: bool) -> None:
         self._needs_tokens = needs_tokens

@@ -1,7 +1,7 @@
 """Translates ListRequests: checks a call, asks the core for one page, and says what the caller may see.
 
 Owns the form of page tokens, and how many calls may wait: the core answers one at a time for each front end, so that
-callers who list without a pause cost it little.
+callers that list without a pause cost it little.
 """
 
 import base64

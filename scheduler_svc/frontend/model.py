@@ -28,7 +28,7 @@ _MAX_NAME_CHARS = limit_at(inference_pb2.GenerateRequest, "model").chars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model. `tokenizer` is None if the worker did not send one."""
+    """The served model. `tokenizer` is None if the worker sent none."""
 
     info: control_pb2.GetModelInfoResponse
     # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end

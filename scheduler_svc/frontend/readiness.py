@@ -149,7 +149,7 @@ class Readiness:
         self.not_serving: NotServing | None = NO_WORKER
         """Why a request that arrives now is not computed; None while it is."""
         self.since = time.time()
-        """Since when that is so, whatever the reasons were: Unix time."""
+        """Unix time [s] since when that is so, for any reason."""
         # Closed while no new request is admitted, or none of a tenant. It bounds nothing.
         self.requests = Gate()
         self._publish()

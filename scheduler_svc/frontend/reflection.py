@@ -1,4 +1,4 @@
-"""Owns what gRPC reflection tells: the public services, their messages and the details of errors, nothing internal.
+"""Owns what gRPC reflection shows: the public services, their messages and the details of errors, nothing internal.
 
 Knows nothing of calls. A caller sends several requests in one call; `rpc/calls.py` reads each as that of any other
 call. The answers are made by gRPC's own package. Callers ask under the name of v1alpha or of v1, which differ in
@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 Request = reflection_pb2.ServerReflectionRequest
 NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 METHOD = "ServerReflectionInfo"
-# A request is a name. So many bytes are parsed without a look at them.
+# A request is a name. Up to this many bytes are parsed without a look at them.
 MAX_BYTES = 4096
 
 

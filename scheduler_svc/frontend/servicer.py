@@ -162,7 +162,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Resume(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.ResumeRequest, context: Any
     ) -> None:
-        """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
+        """Streams the rest of a completion after its stream was lost. A full queue and a drain do not refuse it."""
         record = current()
         record.named(request.request_id)
         with measured(self.meter, is_resumed=True) as meter:

@@ -1,8 +1,8 @@
 """Owns the limits of every field of a request, read from the options in the protos, and what a refusal says.
 
 `rules_of` makes a tree of a request's descriptor: the rule of each field. `scan.py` walks a message's bytes with it
-before the message is parsed, `Check` walks the parsed message, and `told` tells callers. What needs more than one field
-is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
+before the message is parsed, `Check` walks the parsed message, and `told` makes the reply for callers. What needs more
+than one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
 """
 
 import struct
@@ -45,10 +45,10 @@ class Sizes:
     """Tokens of the longest sequence."""
     prompt_tokens: int = 0
     text_chars: int = 0
-    """Of a text that may fit the longest sequence; 0 without a tokenizer."""
+    """The longest text that may fit the longest sequence; 0 without a tokenizer."""
     top_k: int = 0
     samples: int = 0
-    """Of one request."""
+    """The most samples of one request."""
     logprobs: int = 0
     """Alternatives beside each token."""
 
@@ -58,7 +58,7 @@ class Sizes:
 
 
 NO_MODEL = Sizes()
-# A limit: a number, or the name of one of Sizes. 0 or None: there is none.
+# A limit: a number, or the name of one of Sizes. 0 or None: without a limit.
 Number = int | float | str | None
 
 
@@ -94,7 +94,7 @@ def check_range(field: str, value: float, low: float, high: float, *, is_above: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The rule of the field at a path; a limit that is None or 0 is none. A number is `least` to `most`.
+    """The rule of the field at a path; a limit of None or 0 bounds nothing. A number is `least` to `most`.
 
     A list of messages that consist of numbers has no rules inside: `bytes` is the most of each of its entries.
     """
@@ -179,7 +179,7 @@ def _number(
 class Check:
     """The walk over parsed messages of one kind that refuses the first field beyond its rule.
 
-    Texts whose limit follows from the model are left to who counts them together, and knows why a model takes none.
+    Texts with a limit of the model are left to the code that counts them together, and knows why a model takes none.
     """
 
     def __init__(self, kind: type[Message], path: str = "", without: Collection[str] = ()) -> None:
@@ -223,7 +223,7 @@ def _check_list(rule: Rule, value: Any, sizes: Sizes) -> None:
 
 
 def _told() -> Iterator[tuple[str, Rule, str]]:
-    """Yields each field of RequestLimits that tells a limit, the rule, and the name of the number in it."""
+    """Yields each field of RequestLimits that reports a limit, the rule, and the name of the number in it."""
     for field in control_pb2.RequestLimits.DESCRIPTOR.fields:
         if told := field.GetOptions().Extensions[limits_pb2.tells]:
             request, _, path = told.partition(".")

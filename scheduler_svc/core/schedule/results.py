@@ -209,7 +209,7 @@ def _pending(
 ) -> tuple[list[tuple[int, int, int, int, int]], list[Ending]]:
     """Applies pending tokens of preempted requests.
 
-    Returns for each token its front end, stream, offset, token and index among the sampled rows; and the requests that end.
+    Returns for each token its front end, stream, offset, token and index among sampled rows; and the requests that end.
     """
     found: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []

@@ -110,7 +110,7 @@ class AnswerParser:
         self._mark = self._region = ""
         self._is_babble = False
         self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
-        # A call whose arguments are shown while they are written.
+        # A call that shows its arguments while they are written.
         self._stream: CallStream | None = None
         self._num_calls = 0
         # Characters of the prompt that the segmenter still holds, because they may begin a mark.

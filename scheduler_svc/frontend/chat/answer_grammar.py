@@ -6,7 +6,7 @@ where its trigger stands: from there on only a complete call matches.
 
 The grammar also says where JSON stands in the answer, in the words that the worker reads
 (`gpu_worker/constraints/names.py`): in calls, and in content under a schema. Reasoning, free text and values that are
-texts are not JSON, whatever braces they have.
+texts are not JSON, even with braces.
 """
 
 import json
@@ -42,7 +42,7 @@ _BARE = (
 )
 # [mark, next state, JSON that the mark has]
 Step = list[Any]
-# The names of tagged arguments whose values are JSON, and of those whose values are text, by tool.
+# By tool: the names of tagged arguments with JSON values, and of those with text values.
 Values = Mapping[str, tuple[Collection[str], Collection[str]]]
 UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
 _HEAD = "%llguidance {}\n"
@@ -117,7 +117,7 @@ class CallRules:
         self.lines = list[str]()
         # Whether an object in the arguments may have names that no schema lists.
         self.has_free_names = False
-        # Of tagged arguments: the names whose values are JSON, and those whose values are text, by tool.
+        # By tool: the names of tagged arguments with JSON values, and of those with text values.
         self.values = dict[str, tuple[set[str], set[str]]]()
         if form.quote:
             self.lines += [

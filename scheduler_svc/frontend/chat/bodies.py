@@ -7,7 +7,7 @@ A JSON object is certain letter by letter in its strings, and at their ends in n
 joined, always begin a JSON object, and are one when the object is complete.
 
 In a marked text the first character of a control token is half of a surrogate pair, which no decoded text has: so
-ordinary text that reads like the token is none. Marked and plain text are equally long.
+ordinary text that reads like the token stays text. Marked and plain text are equally long.
 """
 
 import functools
@@ -254,7 +254,7 @@ class TaggedReader:
 
     A value may have the text of `tail`. In a string of JSON it is text. Elsewhere the value ends there if only white
     space stands between it and the next `head`, or `close`, which ends the region; if not, it is text too. A text that
-    looks like both, one after the other, ends the value: nothing tells it from the end.
+    looks like both, one after the other, ends the value: it cannot be distinguished from the end.
     """
 
     def __init__(self, tag: Any, head: Any, tail: Any, close: Any) -> None:

@@ -1,7 +1,7 @@
 """Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure.
 
 Arguments that a family writes as one JSON object are shown while they are written: a call begins to be shown with the
-first brace of its arguments, when its name is known. From then on it is a call, whatever follows: what does not belong
+first brace of its arguments, when its name is known. From then on it stays a call: what does not belong
 to its arguments is content.
 """
 
@@ -67,7 +67,7 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
 def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
     """As `read_calls`, of a region that the end of the answer cuts off. The last call may be incomplete.
 
-    A call whose name is not known yet is left out.
+    A call is left out until its name is known.
     """
     field: Any = spec.fields[CALLS_FIELD]
     match, name = field.open_re.search(mark + text, partial=True), ""

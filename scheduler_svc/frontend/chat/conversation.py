@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 # Names of arguments of a template.
 MAX_TEMPLATE_ARGS = 64
 _check_counts = Check(pb.Chat, "chat.")
-# Templates build tokens of them ('<|' + role + '|>'), so there are no others.
+# Templates build tokens of them ('<|' + role + '|>'), so no other role is accepted.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What Transformers' call takes itself, what it gives the template, and what a template takes from its environment.
 RESERVED = frozenset(
@@ -222,7 +222,7 @@ class PastCall:
     # Empty if the caller has none.
     id: str
     name: str
-    # The arguments as the caller wrote them, and as a JSON object: the nearest one if they are no object.
+    # The arguments as the caller wrote them, and as a JSON object: the nearest one if they have another form.
     text: str
     arguments: dict[str, Any]
     is_object: bool

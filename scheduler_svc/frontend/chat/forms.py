@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 # In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls
-# whose mark has the name, and which enclose the arguments.
+# with the name in their mark and the arguments in between.
 _USUAL = "usual"
 _CALL = {"name": "{name}", "arguments": "{content}"}
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
@@ -150,7 +150,7 @@ class AnswerForm:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is parsed besides the content, as GetModelInfo tells it."""
+        """What is parsed besides the content, as GetModelInfo lists it."""
         fields = self.template["fields"]
         reasoning = ("reasoning",) if any(name in fields for name in REASONING_FIELDS) else ()
         return (*reasoning, *(("tool_calls",) if CALLS_FIELD in fields else ()))

@@ -116,7 +116,7 @@ class Renderer:
         """Refuses a chat with a message that the template leaves out. Content beside calls may be left out.
 
         It renders the chat once more, with a word of its own in place of each message's content: templates may change
-        content, so the text itself is no proof.
+        content, so the text itself proves nothing.
         """
         words = {
             idx: f"zqmessage{idx}zq"

@@ -2,8 +2,8 @@
 
 The rules are those of Transformers' ResponseParser: the same template gives the same regions. This one knows more. An
 end mark inside what a region encloses is text (`bodies`), if the rest of the region agrees; until then it is in doubt,
-and the text from there on is held. It says which text every mark had, so that a region that is no call after all can be
-shown as it was; it keeps no text that is divided already; and it holds text back only while that may still be a mark.
+and the text from there on is held. It says which text every mark had, so that a region that turns out to be text
+can be shown as it was; it keeps no text that is divided already; and it holds text back while that may still be a mark.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Owns what one chat template takes: its trial, the shape that the trial finds, and the messages in that shape. Pure.
 
-A template is tried when it is loaded: short chats are rendered, and their texts tell what it takes. The messages are
+A template is tried when it is loaded: short chats are rendered, and their texts show what it takes. The messages are
 dicts as in OpenAI's API, which Transformers' templates take.
 """
 
@@ -160,7 +160,7 @@ def _answered(message: Message, sent: list[_Sent]) -> _Sent:
 
 
 def probe(render: Render) -> Shape:
-    """The shape of a template. Raises jinja2's TemplateSyntaxError; other errors tell what the template refuses."""
+    """The shape of a template. Raises jinja2's TemplateSyntaxError; other errors show what the template refuses."""
     return _Probe(render).shape()
 
 

@@ -1,8 +1,8 @@
 """Owns the way of a constraint from a request to the core's Submit: limits, grammar, trial. One for the process.
 
-Of a chat, also which schemas of its tools the answer must match, and the warnings about the others. A strict tool whose
-schema cannot be enforced is refused by name. Any other tool never fails a request: then its arguments are any JSON
-object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
+For a chat, also the schemas of its tools that the answer must match, and warnings about the others. A strict tool with
+a schema that cannot be enforced is refused by name. Any other tool never fails a request: then its arguments are any
+JSON object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def why_not_held(parameters: Mapping[str, object], *, is_strict: bool) -> str:
 
 
 def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
-    # For those who do not ask for more, a format says nothing about which values are valid.
+    # For callers that do not ask for more, a format says nothing about which values are valid.
     if is_strict and "format" in schema:
         return "format"
     try:

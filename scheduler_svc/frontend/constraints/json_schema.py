@@ -50,7 +50,7 @@ def within(place: str, key: str) -> str:
 
 
 class References:
-    """The references into one schema, whose place is `field`."""
+    """The references into one schema. `field` is its place."""
 
     def __init__(self, field: str, root: object) -> None:
         self._field, self._root = field, root
@@ -138,7 +138,7 @@ _FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
-    """Reads a schema. Raises GrammarError if it is no JSON object or boolean, or no text of llguidance can hold it."""
+    """Reads a schema. Raises GrammarError if it is not a JSON object or boolean, or llguidance cannot hold it."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

@@ -34,7 +34,7 @@ _ALL_KINDS = ("null", "boolean", "number", "string", "array", "object")
 # Of properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
-# minProperties is compared with the names of a pattern that are no more than these.
+# minProperties is compared with the names of a pattern that has at most this many.
 _MOST_COUNTED = 1_024
 # Keywords with an effect on names.
 _OF_NAMES = ENFORCED | {"not"}
@@ -133,7 +133,7 @@ def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] 
     """Checks a schema, and writes it for llguidance. Refuses what that cannot keep, and sizes beyond the limits.
 
     Returns also whether an output may have an object with names that the schema does not list; llguidance takes one
-    twice. Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    twice. Raises GrammarError; its text begins with `field` and the place in the schema: `field.properties.a`.
     """
     check(field, schema)
     return _Lowering(field, schema).run()

@@ -17,7 +17,7 @@ from tandem_contract.plural import numbered
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
 _MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
-# Of numbers that are no integers; llguidance reads the part before the point as 64 bits.
+# Bounds of numbers other than integers; llguidance reads the part before the point as 64 bits.
 _MOST_NUMBER = 9 * 10**18
 # Bounds from here on need one on the other side.
 _NEEDS_OTHER = 10**18
@@ -150,7 +150,7 @@ def factor(value: int | float) -> int | float:
 
 
 def check_factors(factors: Iterable[int | float]) -> None:
-    """Refuses numbers whose common multiple llguidance cannot compute in 32 bits. Raises UnkeptError."""
+    """Refuses numbers if llguidance cannot compute their common multiple in 32 bits. Raises UnkeptError."""
     product, exact = 1, [one for one in map(_exact, set(factors)) if one is not None]
     scale = math.lcm(*(one.denominator for one in exact)) if exact else 1
     scale = next(10**digits for digits in range(400) if 10**digits % scale == 0)

@@ -8,12 +8,12 @@ out.
 call for each message, and each call wakes the reader. While TCP_CORK is set, the kernel keeps what is written; it sends
 all of it when the option is cleared. A cork works on a duplicate of the connection's socket. It closes the duplicate
 when the last call of the connection leaves, so the connection does not outlive gRPC's own socket for long. A connection
-whose socket is not found, such as one of a Unix socket, is served without a cork.
+without a known socket, such as one of a Unix socket, is served without a cork.
 
 **Barred hosts** may open no new connection for a time: the kernel drops the packets that would open one. gRPC accepts
 every connection, so the bar is a filter on its listening sockets (classic BPF, which needs no rights). It sees the
 first packet of a connection and compares its source. Connections that are open are not filtered. A caller's kernel
-repeats the packet, so whoever shares the host with the attacker is served when the time is over.
+repeats the packet, so other callers of the attacker's host are served when the time is over.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @functools.lru_cache(maxsize=4096)
 def network_of(peer: str) -> Network | None:
-    """Whom a peer belongs to, as far as one can tell: its host, or of IPv6 its network of 64 bits."""
+    """The host that a peer belongs to, as far as its address shows; for IPv6 its network of 64 bits."""
     host, _ = _split(peer)
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -116,7 +116,7 @@ MIN_CALLS = 2
 MAX_HELD = 64
 # Each takes one more file, out of `options.SPARE_FILES`.
 MAX_CORKED = 64
-# A connection's socket is looked for once, on the event loop, among so many files at most: 2 us each.
+# A connection's socket is looked for once, on the event loop, among at most this many files: 2 us each.
 MAX_CORK_FILES = 1024
 
 

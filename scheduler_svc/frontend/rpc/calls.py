@@ -96,7 +96,7 @@ RESERVED_SECONDS = 3.0
 
 
 class Room(StrEnum):
-    """Methods whose calls share bounds. Calls of one room take nothing of another.
+    """Methods that share the bounds of calls. Calls of one room take nothing of another.
 
     Tenants share the bounds of BULK, and connections those of the others: monitors and operators call most when
     everything else is taken, and without tokens all callers are one tenant.
@@ -168,7 +168,7 @@ class Method:
     takes_more: bool = False
     # Called with the status of a call that is refused before `answer` is called.
     refused: Callable[[grpc.StatusCode], None] | None = None
-    # The method's name, and who logs its calls.
+    # The method's name, and the log of its calls.
     name: str = ""
     log: CallLog | None = None
 
@@ -292,7 +292,7 @@ class Calls:
         # The calls that are sending their answer, oldest first.
         self._finished: dict[Call, None] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        # Finished calls, without those whose caller may not make them, with an answer that had been unread for
+        # Finished calls, without those that their caller may not make, with an answer that had been unread for
         # UNREAD_SECONDS at the last sweep: by tenant, and those of health by connection.
         unread = Bound(
             most=limits.max_unread,
@@ -355,7 +355,7 @@ class Calls:
         for places in (self.unread, self.unread_health):
             places.replace(Counter(key for owner, key in where if owner is places))
         overdue = {call.task for call, age in ages if age >= self._limits.answer_seconds}
-        # Whoever has no right to call must not use up the bound of the others.
+        # A caller without the right to call must not use up the bound of the others.
         overdue.update(call.task for call in unread if call.tenant is None)
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(

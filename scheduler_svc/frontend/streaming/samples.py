@@ -104,7 +104,7 @@ def _decoder_of_chat(
 ) -> tuple[Decode, re.Pattern[str] | None]:
     """Returns (the decode function, the special tokens that the caller does not see although the parser does).
 
-    `controls` are marked, so that text that reads the same is none of them.
+    `controls` are marked, so that text that reads the same is not taken for one.
     """
     special = tokenizer.special_tokens if description.skip_special_tokens else dict[int, str]()
     seen = _in_template(description.chat, special)
@@ -124,7 +124,7 @@ def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> d
 
 
 def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:
-    """Those of the tokens whose text is in the response template."""
+    """Those of the tokens with a text in the response template."""
     marks = "\n".join(_strings(json.loads(chat.response_template_json)["fields"]))
     return {idx: text for idx, text in tokens.items() if text in marks or re.escape(text) in marks}
 

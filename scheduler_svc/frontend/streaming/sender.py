@@ -5,9 +5,9 @@ one sample fails, all of them end, after their received tokens have been sent. L
 of a held token wait with it, and those of a token that is cut off are never sent.
 
 The request's task sends everything that may need several messages. Tokens of a request with one sample are usually one
-message, and the task is not woken for it: whoever brings the tokens begins the write (`StreamSender._deliver`). A write
-that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine that
-runs beside the task (`grpc_tuning/event_loop.py`).
+message, and the task is not woken for it: the code that brings the tokens begins the write (`StreamSender._deliver`). A
+write that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine
+that runs beside the task (`grpc_tuning/event_loop.py`).
 
 The Summary is the sum of a request's samples: the core's usage and timing of each, adjusted for stop strings. The
 prompt counts once; other tokens and preemptions add up. Times up to the first token are those of the sample with the

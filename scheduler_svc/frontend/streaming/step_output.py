@@ -1,6 +1,6 @@
 """Owns the reading of the core's StepOutputs: passes tokens, logprobs and ends to the samples of open streams.
 
-A stream whose tokens do not follow each other is reported as broken.
+A stream with tokens that do not follow each other is reported as broken.
 
 Owns also the time at which a stream's handler sees new tokens: at once, or together with later ones; first tokens and
 ends never wait. Below `busy_tokens_per_second` every handler is woken at once. Above, tokens of a stream wait for

@@ -115,7 +115,7 @@ class OutputPiece(NamedTuple):
     token_ids: list[int]
     text: str
     stop_string: str
-    # Of a parsed answer, whose content is `text`.
+    # The other parts of a parsed answer; `text` is its content.
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
 
@@ -150,7 +150,7 @@ class SampleOutput:
     reasoning_tokens: int = field(default=0, init=False)
     # Where tokens are sent with their pieces of text: whether that of the last of these tokens may still grow.
     may_grow: Callable[[Sequence[int]], bool] | None = field(default=None, init=False)
-    # The last token, if it may be the stop token, and one whose piece may grow. The next token or the End decides.
+    # The last token, if it may be the stop token, and one with a piece that may grow. The next one decides, or the End.
     _withheld: list[int] = field(default_factory=list[int], init=False)
 
     def push(self, tokens: Sequence[int]) -> OutputPiece:

@@ -69,7 +69,7 @@ class TextThreads:
 class Tokenizer:
     """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not a tokenizer.
 
-    `splits_special_tokens`: a text has no special tokens, whatever it says.
+    `splits_special_tokens`: a text has no special tokens, even if it spells one.
     """
 
     def __init__(self, tokenizer_json: bytes, *, vocab_size: int, splits_special_tokens: bool = False) -> None:
