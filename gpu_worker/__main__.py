@@ -205,7 +205,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
 
 @contextmanager
 def leading(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Iterator[Alone | None]":
-    """What the link tells the other ranks of a group; None if there are none."""
+    """The messages of the link to the other ranks of a group; None for a single process."""
     if not ranks.is_group:
         yield None
         return

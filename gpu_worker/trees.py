@@ -1,4 +1,4 @@
-"""Trees of arrays: frozen dataclasses whose fields are arrays, trees, tuples of these, or other values."""
+"""Trees of arrays: frozen dataclasses with fields that are arrays, trees, tuples of these, or other values."""
 
 import dataclasses
 import functools

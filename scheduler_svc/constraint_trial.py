@@ -72,7 +72,7 @@ class Trial:
         """Returns why the grammar is refused, in one sentence; empty if it is not."""
         try:
             return self._walk(grammar)
-        # llguidance's panics are no Exceptions.
+        # llguidance's panics are not Exceptions.
         except BaseException as error:
             return f"llguidance: {type(error).__name__}: {_reason(str(error))}"
 

@@ -1,7 +1,7 @@
 """Workers on other hosts: the files of their keys, which of them are admitted, and the address at which they connect.
 
 Owns what `python -m scheduler_svc.remote` makes, which is `tandem keys`; the present keys of the folder `admitted`,
-where a file that is removed, or that no longer has a key, admits nobody, and a folder that cannot be read changes
+where a file that is removed, or that no longer has a key, admits no worker, and a folder that cannot be read changes
 nothing but the log; the thread that answers libzmq whether a key is admitted (ZAP, RFC 27); and the context of the
 socket, so that encryption and connections of strangers have an I/O thread of their own.
 """
@@ -47,7 +47,7 @@ ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"
 HOW_TO_MAKE = "`tandem keys DIR` makes keys"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEYS = 1024
-# What tells that a file has changed: name, inode, size, time, mode.
+# What shows that a file has changed: name, inode, size, time, mode.
 _State = tuple[tuple[str, int, int, int, int], ...]
 # Where libzmq asks about keys, and in which version.
 _ENDPOINT, _VERSION = "inproc://zeromq.zap.01", b"1.0"
@@ -165,7 +165,7 @@ class AdmittedKeys:
                     raise KeyFileError(f"{path} is not named like a worker")
                 names[read_key(path, is_secret=False).decode("ascii")] = name
             except KeyFileError as error:
-                log.warning("workers_keys: %s; it admits nobody", error)
+                log.warning("workers_keys: %s; it admits no worker", error)
         self.names = names
         removed = sorted(name for key, name in before.items() if key not in names)
         if removed:

@@ -70,7 +70,7 @@ class SchedulerSettings(BaseModel):
     weights_folders: Annotated[str, AfterValidator(_absolute_folders)] = Field(
         "",
         title="DIR[,DIR]",
-        description="workers may be told to load new weights from here; default: updates of weights are off",
+        description="workers may load new weights from here; default: updates of weights are off",
     )
     reflection: bool | None = Field(
         None, description="serve gRPC reflection; default: where listen is a loopback address"

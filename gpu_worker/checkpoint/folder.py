@@ -1,8 +1,8 @@
 """Finds a model's folder, local or downloaded from the hub, and checks that its files are complete and may be read.
 
 Owns the refusal of files that are incomplete, and of files that links lead to outside the folders that may be read;
-`recognise` knows what a folder holds that is no model in safetensors. Imports neither torch nor Transformers, so that a
-wrong name is refused within a second.
+`recognise` knows what a folder holds other than a model in safetensors. Imports neither torch nor Transformers, so that
+a wrong name is refused within a second.
 """
 
 import errno
@@ -295,7 +295,7 @@ def _from_hub(name: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelRefused for a folder without a complete model in safetensors, or whose model is surely not served."""
+    """Raises ModelRefused for a folder without a complete model in safetensors, or with one that is surely not served."""
     if found := recognise(folder):
         raise _refused(folder, found)
     read_settings(folder)

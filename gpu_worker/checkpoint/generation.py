@@ -1,6 +1,6 @@
 """Reads what a model's files ask of sampling: generation_config.json, and the stop ids of config.json.
 
-The ranges are those of requests. A value outside them whose meaning is plain is brought into range, with a note for the
+The ranges are those of requests. A value outside them with a plain meaning is brought into range, with a note for the
 log; any other is refused with its file, field and limit. Values that sampling does not use are not judged. Imports
 neither torch nor Transformers, so that a wrong value is refused within a second.
 """

@@ -191,7 +191,7 @@ class LinearKernel:
 
 @cache
 def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
-    """The kernel of this machine for a dtype; None if there is none."""
+    """The kernel of this machine for a dtype; None without one."""
     library = native_library()
     return None if library is None else kernel_of(library, dtype)
 

@@ -103,7 +103,7 @@ _CLASSES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 # Of sentence-transformers: a pooling layer, or a head, follows the model.
 _AFTER_MODEL = "modules.json"
-# Keys, layer types and model types of models whose layers have a state.
+# Keys, layer types and model types of models with layers that have a state.
 _STATE = re.compile(
     r"state spaces|mamba|rwkv|ssm|state_size|linear_(attention|attn|num|conv)|recurrent|lstm|short_conv|conv_L"
 )
@@ -202,7 +202,7 @@ def of_refused(settings: Mapping[str, Any], why: str = "") -> Found | None:
 
 
 def senses_of(settings: Mapping[str, Any]) -> str:
-    """The sign in config.json that a model takes or makes images or sound; empty if there is none."""
+    """The sign in config.json that a model takes or makes images or sound; empty without one."""
     return _matching(_SENSES, [*settings])
 
 
@@ -240,7 +240,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _pointer(folder: Path, names: Sequence[str]) -> str:
-    """The first small file that Git LFS has not fetched; empty if there is none."""
+    """The first small file that Git LFS has not fetched; empty without one."""
     looked = [name for name in names if name.endswith((".safetensors", ".json", ".model", ".tiktoken"))]
     return next((name for name in looked if _first_bytes(folder / name, len(POINTER)) == POINTER), "")
 

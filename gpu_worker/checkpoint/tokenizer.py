@@ -59,7 +59,7 @@ def source_hashes(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_tokenizer(folder: Path, vocab_size: int, config: PreTrainedConfig | None = None) -> ModelTokenizer:
-    """Builds the tokenizer of a folder; an empty one if there is none that can be served.
+    """Builds the tokenizer of a folder; an empty one if none can be served.
 
     config: the model's, if it was read before; else Transformers reads config.json again.
     Raises ModelRefused if its files cannot be used, belong to a model with a larger vocabulary, or are too large.

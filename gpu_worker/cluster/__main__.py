@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, BaseModel]:
     if of_worker and command != "up":
         raise SettingError(f"{command} takes no flags of the worker after --")
     if command == "scale":
-        # Its number is the word that is no flag and no flag's value.
+        # Its number is the word that is neither a flag nor a flag's value.
         values = {n + 1 for n, word in enumerate(own) if word[:1] == "-" and "=" not in word}
         place = next((n for n, word in enumerate(own) if word[:1] != "-" and n not in values), len(own))
         own.insert(place, "--workers")

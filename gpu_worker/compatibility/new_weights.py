@@ -102,7 +102,7 @@ def _tied(model: nn.Module, names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _part(tensor: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
-    """Of a tensor that the ranks share, the part of this shape that is this rank's; else the tensor itself.
+    """Returns this rank's part, of this shape, of a tensor that the ranks share; else the tensor itself.
 
     Ranks share one dimension, in parts of the sizes that torch.chunk gives, as torch's DTensor lays them out.
     """
@@ -170,7 +170,7 @@ def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE
 
 
 def _local(target: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a target that Transformers shares among ranks (a DTensor), this rank's memory, and its part of the tensor."""
+    """Returns this rank's memory of a target that ranks may share (a DTensor), and its part of the tensor."""
     if not hasattr(target, "to_local"):
         return target, tensor
     from torch.distributed.tensor import distribute_tensor
@@ -224,7 +224,7 @@ class WeightsLoader:
         return pb.WeightsLoaded(version=order.version, ok=True)
 
     def _checked(self, order: pb.LoadWeights, opened: ExitStack) -> tuple[NewWeights | None, str]:
-        """The weights, whose files `opened` closes; or None and why they are refused."""
+        """The weights; `opened` closes their files; or None and why they are refused."""
         view = ""
         try:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))

@@ -60,7 +60,7 @@ class Places:
 
     @classmethod
     def of(cls, source: bytes) -> Self | None:
-        """What the front end says beside a grammar whose text is JSON; None if no object can have a name twice."""
+        """What the front end says beside a grammar of JSON text; None if no object can have a name twice."""
         if not source.startswith(b'{"grammars"'):
             return None
         states = json.loads(source)["grammars"][0].get("json_places")
@@ -122,7 +122,7 @@ class NamesOfRow:
         self._texts, self._places = texts, places
         # Outside of JSON: the state, and the last bytes, in which marks are searched.
         self._state, self._last, self._is_json = 0, b"", False
-        # A list is None.
+        # None stands for a list.
         self._open: list[_Object | None] = []
         self._is_name_next = self._is_in_string = self._is_escaped = False
         # What there is of the name that is being written.
@@ -263,7 +263,7 @@ class NamesOfRow:
                 yield self._texts.equal_to(name[len(begun) : end])
 
     def _branches(self, own: _Object, matcher: LLMatcher, begun: bytes, so_far: bytes) -> bool:
-        """Whether a name may go on from `so_far` that is none of the object's."""
+        """Whether a name that the object does not list may go on from `so_far`."""
         mask, names = self._mask_at(own, matcher, begun, so_far).copy(), [n for n in own.names if n.startswith(so_far)]
         other = mask.copy()
         _clear(other, [self._texts.beginning_with(first) for first in {(n + b'"')[len(so_far) :][:1] for n in names}])
@@ -289,7 +289,7 @@ class NamesOfRow:
                 is_way = after.consume_tokens(self._bytes_of(name[len(begun) : end]))
             elif end > len(begun):
                 is_way = is_way and after.consume_tokens(self._bytes_of(name[end - 1 : end]))
-            # A listed name is none of a pattern.
+            # A listed name does not count as one of a pattern.
             mask = np.frombuffer(after.compute_bitmask(), np.uint32)
             own.masks[name[:end]] = mask if is_way else np.zeros_like(mask)
         return own.masks[name]

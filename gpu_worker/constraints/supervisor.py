@@ -4,7 +4,7 @@
 for the server, except `wait`.
 
 A server that computes too long is killed, and one that has ended is started again; the next one takes all output
-tokens anew. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
+tokens again. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
 in a step.
 """
 
@@ -164,7 +164,7 @@ class Supervisor:
         self._refusal = ""
 
     def prepare(self, constraint: Prepared) -> None:
-        """Sends a constraint that is registered to the server, which starts if there is none."""
+        """Sends a registered constraint to the server, which starts unless it runs."""
         if self._refusal:
             self._registry.remove(constraint, self._refusal)
         elif self._is_running:

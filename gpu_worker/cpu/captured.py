@@ -74,7 +74,7 @@ class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
         return captured.result
 
     def _capture(self, backend: GraphBackend, shape: Shape, inputs: Inputs) -> Result:
-        # Nothing stays half captured, whatever happens.
+        # Nothing stays half captured, also after an error.
         self._captured[shape] = None
         self._prepare(inputs)
         try:

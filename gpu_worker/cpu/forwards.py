@@ -1,7 +1,7 @@
 """Native forwards in place of those of a model's modules, recognised by what they compute, so that no class is named.
 
 A norm is a module without children, with one parameter (a vector w) and a small positive number among its attributes,
-epsilon, whose results are x / sqrt(mean(x^2) + epsilon) times w or 1 + w.
+epsilon; its results are x / sqrt(mean(x^2) + epsilon) times w or 1 + w.
 
 A gated feed-forward module computes down(activation(gate(x)) * up(x)). Gate and up are two linear layers, or the halves
 of one. A run of the module shows what its linear layers receive and return, and so which layer is which and which
@@ -98,7 +98,7 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a call needs so many arguments by position, and no more."""
+    """Whether a call needs exactly this many arguments by position."""
     needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
     return len(needed) == count and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
 

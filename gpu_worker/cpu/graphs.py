@@ -104,7 +104,7 @@ class Arena:
 
 
 class _Chunk:
-    """Memory whose address stays."""
+    """Memory with a fixed address."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory: NDArray[np.uint8] = huge_zeros((num_bytes,), torch.uint8).numpy()
@@ -113,7 +113,7 @@ class _Chunk:
         self._free = [(0, num_bytes)]
 
     def take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The first free block that is large enough; None if there is none."""
+        """The first free block that is large enough; None without one."""
         for i, (begin, end) in enumerate(self._free):
             if end - begin >= num_bytes:
                 self._free[i : i + 1] = [(begin + num_bytes, end)] if end - begin > num_bytes else []
@@ -138,7 +138,7 @@ class Capture(TorchDispatchMode):
         super().__init__()
         self._arena = arena
         self.calls: list[Call] = []
-        # Tensors made from host data, whose memory a recorded kernel may read.
+        # Tensors made from host data; a recorded kernel may read their memory.
         self.constants: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -311,7 +311,7 @@ class CpuGraphs:
     def capture(self, run: Callable[[], Result]) -> tuple[CpuGraph, Result]:
         """Runs `run` and captures it. Its results are those of the run, and valid until the next capture or replay.
 
-        Requires inference mode. Raises NotCapturable; whatever `run` wrote before that stays written.
+        Requires inference mode. Raises NotCapturable; what `run` wrote before that stays written.
         """
         capture = Capture(self._arena)
         with recording(capture.calls.append), capture:
@@ -330,6 +330,6 @@ class CpuGraphs:
 
 
 def cpu_graphs() -> CpuGraphs | None:
-    """What captures steps on this machine's CPU; None without C++ kernels, whose calls are what a graph saves."""
+    """What captures steps on this machine's CPU; None without C++ kernels, because a graph saves their calls."""
     library = native_library()
     return None if library is None else CpuGraphs(library)

@@ -46,7 +46,7 @@ class Stream:
 
 
 class Turns:
-    """Whose turn it is among buffers that copies read: one more than plans in flight, so that no copy waits long."""
+    """Rotates the buffers that copies read: one more than plans in flight, so that no copy waits long."""
 
     def __init__(self, stream: Stream, num_buffers: int = NUM_BUFFERS) -> None:
         self._stream, self.turn = stream, 0
@@ -137,7 +137,7 @@ class Staging:
     def inputs(self, shape: StepShape, allocate: Callable[[Space], Any]) -> Any:
         """Returns the inputs of the next step in a host buffer that no copy reads any more.
 
-        allocate: returns inputs of the shape, whose arrays it takes from the space.
+        allocate: returns inputs of the shape; it takes their arrays from the space.
         """
         turn = self._turns.wait()
         placed = self._placed.get((shape, turn))
@@ -257,7 +257,7 @@ class ResultRing:
         return replace(copied, buffer=buffer)
 
     def put_back(self, output: StepOutput) -> None:
-        """Returns the buffer of collected results, whose tensors are invalid from now on."""
+        """Takes back the buffer of collected results; its tensors are invalid from now on."""
         if output.buffer is not None and output.buffer.numel() == self._num_words:
             self._free.append(output.buffer)
 

@@ -93,12 +93,12 @@ def meeting_of(settings: WorkerSettings) -> Meeting:
     host, port = matched["host"], int(matched["port"])
     address = settings.local_addr or _address_towards(host, port)
     _check_address(address, host)
-    # What follows the dash is no process's number, unlike on one host.
+    # What follows the dash is not the number of a process, unlike on one host.
     return Meeting(num_hosts=settings.nnodes, host=host, port=port, run_id=f"hosts-{settings.rdzv_id}", address=address)
 
 
 def check_keys(settings: WorkerSettings, ranks: Ranks) -> None:
-    """Raises SettingError for a rank without keys whose group is on several hosts."""
+    """Raises SettingError for a rank without keys in a group on several hosts."""
     if ranks.spans_hosts and settings.keys is None:
         raise SettingError(
             f"ranks is {ranks.size}, {ranks.local_size} of them on this host, and keys is not set; between hosts the "
@@ -134,7 +134,7 @@ def _check_address(address: str, meeting_host: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of this host's network interface whose first address this is; "" if there is none."""
+    """The name of this host's network interface with this first address; "" without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_IFREQ_BYTES}s", name.encode()[:15])
@@ -240,7 +240,7 @@ class _Ranks:
     """One start of this host's ranks, as the one process that a supervisor keeps."""
 
     def __init__(self, program: Program, wake: Callable[[], None]) -> None:
-        """Starts them, in the environment of the program, whose RANK is that of the first. Raises OSError."""
+        """Starts them, in the environment of the program, with the RANK of the first. Raises OSError."""
         self._first = int(program.environment["RANK"])
         self._children: list[Child] = []
         self._is_lost = False

@@ -29,7 +29,7 @@ _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_bud
 
 
 class Together:
-    """What ranks decide together: here what one process does, which has nobody to agree with."""
+    """What ranks decide together: here what one process does, which decides alone."""
 
     # Whether there are several.
     is_group = False

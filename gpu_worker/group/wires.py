@@ -35,7 +35,7 @@ PURPOSES = ("frames", "signs")
 # There are at most two plans in flight; a longer queue means that the rank is gone.
 HIGH_WATER_MARK = 64
 _LEADER_VARIABLE = "MASTER_ADDR"
-# A hash of so many bytes is a whole number of a tensor.
+# A hash of this many bytes is a whole number of a tensor.
 _HASH_BYTES = 6
 _MAX_FROM_FOLLOWERS = 4096
 # The name under which the keys of these sockets are checked (ZAP).

@@ -45,7 +45,7 @@ _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 
 
 class Alone:
-    """What a group's leader tells the other ranks while it serves. Here there are none."""
+    """What a group's leader sends to the other ranks while it serves. Here nothing: one process has none."""
 
     def turn(self) -> None:
         """The serving loop turns."""
@@ -177,7 +177,7 @@ class Link:
         self._last_sent = 0.0
         # Asked to stop, it computes until it is dismissed: rows that no other worker takes may need it.
         self._is_asked = self._is_dismissed = False
-        # When the scheduler, told of that, has last sent something; None: it was not told.
+        # Time on the loop's clock [s] when the scheduler, notified of that, last sent something; None: not notified.
         self._heard_at: float | None = None
         # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
@@ -216,7 +216,7 @@ class Link:
         self._is_asked = True  # by another thread
 
     def _is_over(self) -> bool:
-        """Whether the worker ends now. Tells the scheduler that it was asked to stop."""
+        """Whether the worker ends now. Notifies the scheduler that it was asked to stop."""
         if self._is_dismissed or not self._is_asked:
             return self._is_dismissed
         if not self._joined or self._connection.has_ended:

@@ -3,7 +3,7 @@
 The facts are its attention layers, its memory, its linear layers with a common input, and a hash of what it computes.
 Building and running the meta model takes half a second or more, so the facts are kept in a file. Its name is a hash of
 all that they depend on: the config, dtype, versions of torch and Transformers, the file of the model's class, and the
-worker's sources. A file that cannot be read, is not this user's, or whose contents do not match its checksum is
+worker's sources. A file that cannot be read, is not this user's, or does not match its checksum is
 ignored. Refusals are not kept.
 
 The hash of a computation covers every operator, with its numbers and the tensors that it joins, of a step and of the

@@ -5,7 +5,7 @@ out, the defaults by device, and the table of the chosen sizes in the log, plann
 argument. Knows nothing of torch, models or sockets.
 
 Standby workers run the same model on the same device. Each takes weights, a step, graphs and tables beside its pool. On
-a CPU its pool takes no memory before it is written, which is after the end of the worker whose place it takes. On a GPU
+a CPU its pool takes no memory before it is written, which is after the end of the worker that it replaces. On a GPU
 its pool is allocated at its start, unless it is shared: then it gets the memory of the other worker's pool.
 
 A KV pool of a GPU that outlives its worker takes memory beside its pages. A worker that waits to take a pool over has

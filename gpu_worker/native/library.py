@@ -1,10 +1,10 @@
 """The C++ kernels of a CPU as Python functions of addresses and sizes, and the recording of their calls.
 
 Owns the loaded library. Its callers declare the functions. A recorded call is a function and a copy of its arguments,
-which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to whoever
-recorded them. Knows nothing of attention, models or steps.
+which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to the code
+that recorded them. Knows nothing of attention, models or steps.
 
-The library also writes the last line of a worker whose own code is ended by a signal: Python's faulthandler, which
+The library also writes the last line of a worker that a signal in its own code ends: Python's faulthandler, which
 `__main__` enables, writes the stacks, and the handler of `crash.h` a line with the phase and a hint. A worker without
 the library, or one that ends before it is loaded, leaves the stacks alone.
 """

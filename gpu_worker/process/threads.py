@@ -1,6 +1,6 @@
 """The number of CPU threads of an operation: by a setting, or by a measurement of the model's linear layers.
 
-Owns the candidates, the measurement, the choice, and the file that tells standby workers. A token's bits do not depend
+Owns the candidates, the measurement, the choice, and the file for standby workers. A token's bits do not depend
 on the number. Knows nothing of models but their linear layers.
 """
 

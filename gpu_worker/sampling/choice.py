@@ -57,7 +57,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 def parts(num_rows: int, width: int, most: int) -> Iterator[slice]:
-    """Slices of rows whose scratch tensors, of `width` elements for each row, have `most` elements at most."""
+    """Slices of rows with scratch tensors, of `width` elements for each row, of `most` elements at most."""
     step = max(1, most // width)
     return (slice(first, first + step) for first in range(0, num_rows, step))
 
@@ -159,7 +159,7 @@ def threshold_within(
 def typical(logits: Tensor, typical_p: Tensor) -> Tensor:
     """Locally typical sampling (Meister et al. 2022): float32 [G, V], -inf for the tokens that are removed.
 
-    Keeps the tokens whose information, -log p, is closest to the row's entropy, until they hold typical_p [G]. Tokens
+    Keeps the tokens with information, -log p, closest to the row's entropy, until they hold typical_p [G]. Tokens
     at an equal distance stand or fall together.
     """
     logprobs = logits.log_softmax(-1)

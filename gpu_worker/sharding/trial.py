@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _HEAD_DIM, _MAX_LENGTH, _VOCAB = 32, 256, 131
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# So many layers are kept as they are: some read each other's cache.
+# This many layers are kept as they are: some read each other's cache.
 _FEW = 4
 
 
@@ -124,7 +124,7 @@ def _unknown(config: PreTrainedConfig, why: str) -> str:
 
 
 def tiny_config(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
-    """The config with small sizes, the first layer of each kind, and KV heads that `size` ranks share alike."""
+    """The config with small sizes, the first layer of each kind, and KV heads that `size` ranks share evenly."""
     fields = config.to_dict()
     heads, kv_heads = 2 * size, fields.get("num_key_value_heads")
     sizes: dict[str, Any] = {
@@ -146,7 +146,7 @@ def tiny_config(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
 def fewer_layers(fields: Mapping[str, Any], *, few: int = 2, most: int | None = None) -> dict[str, Any]:
     """The fields of a config's layers, for the first layer of each kind and at least two layers.
 
-    few: so many layers are all kept. most: the kinds that are kept. Raises StopIteration without a number of layers.
+    few: this many layers are all kept. most: the kinds that are kept. Raises StopIteration without a number of layers.
     """
     name = next(name for name in COUNTS if name in fields)
     count = fields[name]

@@ -154,7 +154,7 @@ class Driver:
         return self._found("cuMemGetAllocationGranularity", ctypes.c_size_t(), *asked)
 
     def create(self, num_bytes: int) -> int:
-        """Allocates physical memory, whose content is undefined, and returns its handle."""
+        """Allocates physical memory with undefined content, and returns its handle."""
         return self._found("cuMemCreate", Handle(), num_bytes, ctypes.byref(self._prop), 0)
 
     def release(self, handle: int) -> None:
@@ -167,7 +167,7 @@ class Driver:
 
     def import_from(self, descriptor: int) -> int:
         """Returns a handle of the memory that the descriptor stands for. The descriptor stays the caller's."""
-        # The argument is a pointer whose value is the descriptor.
+        # The argument is a pointer with the descriptor as its value.
         asked = ctypes.c_void_p(descriptor), FILE_DESCRIPTOR
         return self._found("cuMemImportFromShareableHandle", Handle(), *asked)
 

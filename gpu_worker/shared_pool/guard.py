@@ -6,10 +6,10 @@ starts with it, so that only pages that are used are read, each once.
 
 The checksum of a page is a weighted sum of its 64-bit words, modulo 2^64. Each word of K (or V) of a layer has an odd
 weight that depends on its place in a head, so that moved values change the sum as well as changed ones; heads are not
-told apart. K and V of the layers, in order, have odd weights, too. It finds damage, not malice, at the cost of reading
-the page once. In host memory the kernels of the machine compute it if they are built (`native/page_sum.h`), otherwise
-torch does; on a device it takes a few launches and no wait. The sums are equal, so that another worker can check them:
-products and sums of int64 wrap modulo 2^64 on every device.
+distinguished. K and V of the layers, in order, have odd weights, too. It finds damage, not malice, at the cost of
+reading the page once. In host memory the kernels of the machine compute it if they are built (`native/page_sum.h`),
+otherwise torch does; on a device it takes a few launches and no wait. The sums are equal, so that another worker can
+check them: products and sums of int64 wrap modulo 2^64 on every device.
 """
 
 import ctypes
@@ -170,7 +170,7 @@ def _group(pools: Sequence[Tensor], page_size: int) -> Tensor:
 
 
 def _weights(words: Sequence[Tensor]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Of each group, the weights of its pools, and those of the words of a page."""
+    """Returns for each group the weights of its pools, and those of the words of a page."""
     num_before = 0
     of_pools = odd(sum(group.shape[0] for group in words))
     for group in words:
@@ -270,7 +270,7 @@ class PageGuard:
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:
-    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that nobody reads."""
+    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that is not read."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:
         for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):

@@ -122,7 +122,7 @@ class HolderClient:
     def create(self, num_bytes: int, *, device: str = "", pages: int = 0) -> tuple[bytes, int]:
         """Returns the id and a descriptor of a new pool of zeros; the caller closes it. Raises HolderError.
 
-        device: names the GPU that has the pool's pages, whose number is `pages`; the new memory is then their header.
+        device: names the GPU that has the pool's `pages` pages; the new memory is then their header.
         """
         answer, memories = self._ask({"want": "create", "bytes": num_bytes, "device": device, "pages": pages})
         [memory] = _descriptors(answer, memories, {"bytes": num_bytes})
@@ -133,9 +133,9 @@ class HolderClient:
         self._ask({"want": "attach", "pool_id": pool_id.hex(), "bytes": num_bytes}, [memory])
 
     def take(self, pool_id: bytes, num_bytes: int, device_bytes: int = 0) -> list[int]:
-        """Returns a descriptor of a pool whose last user is dead, and waits for its end a moment. Raises HolderError.
+        """Returns a descriptor of a pool after the death of its last user, for which it waits. Raises HolderError.
 
-        device_bytes: of a pool on a GPU, whose memory is a second descriptor; the first is that of its header.
+        device_bytes: of a pool on a GPU; its memory is a second descriptor; the first is that of its header.
         """
         sizes = {"bytes": num_bytes} | ({"device_bytes": device_bytes} if device_bytes else {})
         until = time.monotonic() + (_TAKE_DEVICE_SECONDS if device_bytes else _TAKE_SECONDS)

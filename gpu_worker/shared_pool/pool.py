@@ -147,7 +147,7 @@ def layout_of(layers: LayerMap, geometry: Geometry, dtype: torch.dtype) -> bytes
 
 
 class PrivatePool:
-    """The same for a worker whose pool ends with it. It has nothing to record or to check."""
+    """The same for a worker with a pool that ends with it. It has nothing to record or to check."""
 
     pool_id = layout = b""
     num_bytes = 0

@@ -1,4 +1,4 @@
-"""The memory of a shared pool in this process: addresses whose memory can be replaced, and what it says of itself.
+"""The memory of a shared pool in this process: addresses with replaceable memory, and what it says of itself.
 
 Owns the mapping of one shared memory object. `MAP_FIXED` puts another object at the same addresses in one step, as
 CUDA's virtual memory management does with an imported handle, so tensors and recorded kernels keep pointing to it. The
@@ -120,5 +120,5 @@ class Header:
             raise PoolDiffers(f"generation {newest} has written to the pool; {generation} is the last one expected")
 
     def begin_generation(self, generation: int) -> None:
-        """Records the generation whose plans write from now on."""
+        """Records the generation of the plans that write from now on."""
         struct.pack_into("<Q", self._memory, _GENERATION_OFFSET, generation)  # type: ignore[arg-type]

@@ -164,8 +164,8 @@ class DeviceModel:
     def free_memory(self) -> None:
         """Gives back what a step that ran out of memory left behind.
 
-        The caller no longer holds the exception, whose traceback held tensors. If a frame refers to the exception, they
-        form a cycle, so garbage is collected too.
+        The caller no longer holds the exception, because its traceback held tensors. If a frame refers to the
+        exception, they form a cycle, so garbage is collected too.
         """
         self.last_logits = None
         gc.collect()

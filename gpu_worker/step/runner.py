@@ -43,7 +43,7 @@ class Runner:
         self._generation, self._step, self._failed = 0, 0, False
         self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None
-        # What a plan is answered whose step raised an exception.
+        # The answer to a plan after its step raised an exception.
         self.refusal_of = refusal_of
 
     @property

@@ -166,7 +166,7 @@ class StartedRows:
     banned: Sequence[Int32Array]
     # 0 means none; otherwise 1 + k.
     num_logprobs: Int32Array
-    # 0 means none; otherwise the first position of the prompt whose logprob is wanted.
+    # 0 means none; otherwise the first position of the prompt with a wanted logprob.
     prompt_logprobs_from: Int32Array
     # The hash of each row's constraint, empty for a row without one; or empty if no row has one.
     constraints: Sequence[bytes] = ()

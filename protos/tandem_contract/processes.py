@@ -42,7 +42,7 @@ _URGENT_SECONDS = 0.2
 class OnZero(Enum):
     """What an end with status 0 is of a process that has served."""
 
-    AGAIN = "it was drained, or somebody stopped it: another starts at once"
+    AGAIN = "it was drained, or an operator stopped it: another starts at once"
     WANTED = "it was drained: no other is started"
     CRASH = "as any other status"
 

@@ -78,7 +78,7 @@ class FollowedFiles(Generic[_T]):
     """What `make` makes of the files' content, which may change without a restart."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
-        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
+        """Reads the files. The lines of the log begin with `whose`. Raises TlsFileError, and so may `make`."""
         self._files, self._make = files, make
         self._followed = Followed(files.paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
         self._read()

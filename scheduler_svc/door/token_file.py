@@ -1,7 +1,7 @@
 """The token file: TOML with tenants, the hashes of their tokens, and their limits.
 
 Owns the format and its bounds, and the last good content: the file is read again when it has changed, and one that
-becomes wrong or unreadable changes nothing but the log, so a typing error locks nobody out. An error names the file,
+becomes wrong or unreadable changes nothing but the log, so a typing error locks no caller out. An error names the file,
 the line, the tenant, the field, the value and the limit. It never contains a hash, because people paste tokens where
 hashes belong.
 """
@@ -46,14 +46,14 @@ MAX_TENANT_CHARS = limit_at(ListRequestsRequest, "tenant").chars
 _NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_TENANT_CHARS - 1}}}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_CERTIFICATE_CHARS = 256
-# Nobody but the owner may write the file, and nobody but owner and group may read it.
+# Only the owner may write the file, and only owner and group may read it.
 _FORBIDDEN_MODE = 0o137
 _MAX_COUNT = 1 << 40
 _FIELDS = (
     "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
     "max_new_tokens",
 )  # fmt: skip
-# What tells that a file has changed: inode, size, time, mode. None: the file cannot be found.
+# What shows that a file has changed: inode, size, time, mode. None: the file cannot be found.
 _State = tuple[int, int, int, int] | None
 
 

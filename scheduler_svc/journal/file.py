@@ -76,7 +76,7 @@ class JournalFolder:
         self._note(self.num_crashes + 1)
 
     def forget_crashes(self) -> None:
-        """Begins to count anew, because a scheduler ran for a while or ended in order."""
+        """Begins to count from zero, because a scheduler ran for a while or ended in order."""
         self._note(0)
 
     def mark_requests(self, has_requests: bool) -> None:

@@ -2,7 +2,7 @@
 
 Owns the kept requests by id, the streams that they have now, and what was written last of suspects and quarantine. It
 sees every event and its effects (`handled`), and writes at the end of a turn (`sending`), before any front end gets the
-turn's tokens. Only requests that linger are kept, because nobody can resume another one.
+turn's tokens. Only requests that linger are kept, because no other one can be resumed.
 """
 
 import logging
@@ -120,7 +120,7 @@ class SuspicionLog:
         found = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
         numbers = [number for request in found if request and (number := number_of(request)) is not None]
         if self._core.info is None:
-            # Restored requests are no suspects before they are queued, when the first worker has been proven.
+            # Restored requests cannot be suspects before they are queued, when the first worker has been proven.
             numbers += sorted(self._restored)
         return record(suspects={"numbers": packed(np.array(numbers, np.uint64))})
 
@@ -318,7 +318,7 @@ class JournalKeeper(Observer):
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
-        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back. One that
+        # What workers cut is known of those that are there now: smaller ones may be the first to come back. One that
         # is cut ends where their room does, as with an unset maximum.
         most = self._length_of(submit.request_id) - len(submit.prompt)
         is_max_unset = submit.is_max_unset or most < submit.max_new_tokens

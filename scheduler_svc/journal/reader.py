@@ -69,7 +69,7 @@ class SavedCore:
     """Time of the last write by the system's clock: about when the earlier scheduler died."""
     boot_id: str = ""
     booted_at: float = 0.0
-    """Of the journal's clock."""
+    """Time on the journal's clock [s]."""
 
 
 def read(folder: JournalFolder) -> SavedCore:

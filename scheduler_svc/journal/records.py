@@ -48,7 +48,7 @@ class SavedRequest:
 
 
 def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submit:
-    """Returns what is kept of a Submit: if all samples have ended, nobody needs its resources any more."""
+    """Returns what is kept of a Submit: if all samples have ended, its resources are not needed any more."""
     if not submit.resources or not all(ends):
         return submit
     return replace(submit, resources=())

@@ -171,7 +171,7 @@ class FrontMeter:
         self.count(catalogue.TRIAL_KILLS, number=was_killed)
 
     def report(self, backlog_bytes: int) -> frontend_pb2.MetricsReport:
-        """Returns the state of all counts, and tenants whose counts have changed since the last report."""
+        """Returns the state of all counts, and tenants with counts that changed since the last report."""
         self._counts[catalogue.PROMPT_TOKENS][0] = self.prompt_tokens
         self._counts[catalogue.GENERATION_TOKENS][0] = self.generation_tokens
         values = array("d")

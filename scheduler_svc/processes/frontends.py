@@ -44,7 +44,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEndSettings:
-    """What a front end is told at its start. A pipe has it, as JSON: its secret is not for a command line."""
+    """What a front end gets at its start. A pipe has it, as JSON: its secret is not for a command line."""
 
     # The core's socket, ipc://...
     endpoint: str
@@ -140,7 +140,7 @@ class _FrontEnd:
         self._failure = ""
         content, (reading, writing) = self.settings.encoded(), os.pipe()
         with open(writing, "wb", buffering=0) as pipe:
-            # Nobody reads yet.
+            # No front end reads yet.
             os.set_blocking(writing, False)
             if pipe.write(content) != len(content):
                 os.close(reading)
@@ -180,7 +180,7 @@ class _FrontEnd:
             before = " before it listened" if was_started else ""
             raise FrontendFailed(f"{self.name} {how}{before}{cause}", ended.status)
         next_one = " and is restarted" if was_started else "; the next attempt is"
-        # Somebody asked this one alone to stop.
+        # A signal asked this one alone to stop.
         is_asked = ended.status == 0 or is_stop(ended.status)
         level = logging.INFO if was_started and is_asked else logging.WARNING
         log.log(level, "%s %s%s in %g s%s", self.name, how, next_one, ended.then, cause)
@@ -234,7 +234,7 @@ class FrontendProcesses:
         return self._children[0].settings.listen
 
     def share(self, *, is_on: bool) -> None:
-        """Lets front ends bind the addresses; off, nobody can."""
+        """Lets front ends bind the addresses; off, no process can."""
         for held in self._held:
             if is_on:
                 held.start_sharing()

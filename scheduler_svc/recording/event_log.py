@@ -49,7 +49,7 @@ from tandem_contract.writing import RecordFile
 
 _NONE = frozenset[str]()
 VERSION = 6
-"""Of the record. Versions differ in their digests."""
+"""The version of the record. Versions differ in their digests."""
 FORMAT = Format("record", VERSION)
 _OLD_LENGTH = struct.Struct("<I")
 
@@ -275,7 +275,7 @@ def _entries(path: Path) -> Iterator[bytes]:
 
 
 def _old_entries(file: BinaryIO) -> Iterator[bytes]:
-    """Of a file without a first line."""
+    """Yields the entries of a file without a first line."""
     while len(prefix := file.read(_OLD_LENGTH.size)) == _OLD_LENGTH.size:
         (length,) = _OLD_LENGTH.unpack(prefix)
         if length > MAX_PAYLOAD:

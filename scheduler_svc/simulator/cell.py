@@ -27,7 +27,7 @@ from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK, FrontEndCosts, 
 # Those of the service (scheduler_svc/frontend/streaming/stream.py).
 BUSY_TOKENS, MERGE_SECONDS = 5000.0, 0.015
 _WINDOW_SECONDS = 0.1
-# Streams whose messages are made before new ones are looked at.
+# Streams that get their messages before new ones are looked at.
 _TURN = 16
 
 

@@ -1,7 +1,7 @@
 """Files of records: a first line with the file's kind and version, then frames. Owns no file.
 
 A frame is the payload's length, the payload's CRC-32 and the CRC-32 of these 8 bytes, as little-endian uint32, then the
-payload: a message that says its kind. Two checksums tell two kinds of damage apart. A writer that was killed leaves a
+payload: a message that says its kind. Two checksums distinguish two kinds of damage. A writer that was killed leaves a
 prefix of a frame (`TORN`). Anything else that does not fit its checksums (`DAMAGED`) was written once and has changed
 since.
 """

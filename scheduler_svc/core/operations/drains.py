@@ -38,7 +38,7 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
     stay, rows = lane.phases.stay, lane.rows.num_seated
     if stay is LanePhase.DISMISSED:
-        return "the worker was told to end"
+        return "the worker was dismissed"
     if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
@@ -241,7 +241,7 @@ class Drains(Organ):
             if not drain.is_late(now):
                 return []
             # It does not end, perhaps because it hangs. It has no request.
-            drain.end(DrainState.DONE, "the worker has no request and was told to end")
+            drain.end(DrainState.DONE, "the worker has no request and was dismissed")
             return self._close(lane, "it was drained", now, is_orderly=True)
         if drain.is_late(now):
             rows = lane.rows.num_seated

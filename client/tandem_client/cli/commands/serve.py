@@ -77,7 +77,7 @@ _TABLE = (
     _row(SCHEDULER, _CALLERS, "--tls-key FILE", "Key of --tls-cert, PEM."),
     _row(SCHEDULER, _CALLERS, "--tls-client-ca FILE", "Clients need a certificate of this authority."),
     _row(SCHEDULER, _RUN, "--journal DIR", "Folder of a journal: streams with resume survive the scheduler's death."),
-    _row(SCHEDULER, _RUN, "--weights-folders DIR[,DIR]", "Workers may be told to load new weights from here."),
+    _row(SCHEDULER, _RUN, "--weights-folders DIR[,DIR]", "Workers may load new weights from here."),
     _row(
         WORKER, _RUN, "--shared-pool",
         "Keep the KV pool of a worker when it dies; auto, the default: with --standby, and on a CPU where shared memory"
