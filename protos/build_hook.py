@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def generate(root: Path) -> Path:
-    """Writes `.stubs/` under `root` anew and returns it. Raises RuntimeError where protoc refuses a file."""
+    """Writes `.stubs/` under `root` again and returns it. Raises RuntimeError where protoc refuses a file."""
     source, target = root / "protos", root / ".stubs"
     fresh = root / ".stubs.new"
     shutil.rmtree(fresh, ignore_errors=True)

@@ -185,7 +185,7 @@ def drain(
 
     `worker`: its `name` or `pid` in `load().per_worker`. `max_seconds`: the time for the drain; 0: no limit for a
     worker, `grace_seconds` for the service. `force`: also the last worker that serves. The drain goes on if the
-    iteration is left early; the same call watches it again. NotFound: there is no such worker; InvalidArgument: it is
+    iteration is left early; the same call watches it again. NotFound: no worker has this name; InvalidArgument: it is
     the last one.
     """
     request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)

@@ -45,7 +45,7 @@ class RequestLimits:
     max_queue_seconds: float
     # Of one abort.
     max_abort_ids: int
-    # Of a chat, whose text counts in max_text_chars.
+    # Limits of a chat; its text counts in max_text_chars.
     max_chat_messages: int
     max_chat_tools: int
     max_constraint_bytes: int
@@ -235,7 +235,7 @@ class RequestState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRequest:
-    """One sample of a request that waits or runs, or whose answer is kept."""
+    """One sample of a request that waits or runs, or has a kept answer."""
 
     # As its caller knows it.
     request_id: str

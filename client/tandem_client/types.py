@@ -24,7 +24,7 @@ class ToolCall:
     arguments: str
 
     def parsed_arguments(self) -> dict[str, Any]:
-        """The arguments by name. Raises ValueError if they are no JSON object, as those of a call that was cut off."""
+        """The arguments by name. Raises ValueError if they are not a JSON object, as in a call that was cut off."""
         parsed: Any = json.loads(self.arguments)
         if not isinstance(parsed, dict):
             raise ValueError(f"the arguments of {self.name} are {self.arguments[:60]!r}; they must be a JSON object")
@@ -206,7 +206,7 @@ class Delta:
     sample_idx: int = 0
     # One for each new token; empty if they were not requested.
     logprobs: tuple[TokenLogprob, ...] = ()
-    # Of a chat whose answer is parsed: new reasoning and new pieces of tool calls; `text` is then the content.
+    # Of a chat with a parsed answer: new reasoning and new pieces of tool calls; `text` is then the content.
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 

@@ -295,7 +295,7 @@ def _from_hub(name: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelRefused for a folder without a complete model in safetensors, or with one that is surely not served."""
+    """Raises ModelRefused for a folder without a complete model in safetensors, or with one that cannot be served."""
     if found := recognise(folder):
         raise _refused(folder, found)
     read_settings(folder)

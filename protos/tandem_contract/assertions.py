@@ -1,4 +1,4 @@
-"""Refuses to run a program without assertions: by them one whose state is wrong ends, instead of going on with it."""
+"""Refuses to run a program without assertions: by them a program in a wrong state ends, instead of going on with it."""
 
 import sys
 

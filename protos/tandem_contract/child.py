@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 PARENT = "_TANDEM_PARENT"
 # Of one line; the rest is dropped.
 _MAX_LINE_BYTES = 1 << 16
-# Lines that nobody has taken. Then the process waits at its pipe.
+# The most lines that were not taken. Then the process waits at its pipe.
 _MAX_WAITING = 1024
 _FULL_SECONDS = 0.5
 # The time for the last output after a process has ended.
@@ -171,7 +171,7 @@ class Child:
                 self._process.wait()
             is_ours = True
         except ChildProcessError:
-            # Somebody else has reaped it, so its number may be another's.
+            # Another part has reaped it, so its number may be another process's.
             is_ours = False
         with self._lock:
             if is_ours:
@@ -211,7 +211,7 @@ def signal_name(number: int) -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Of a child, which imports nothing from its working directory, and so do the processes that it starts."""
+    """Returns the environment of a child: it and its own children import nothing from their working directory."""
     found = {**os.environ, **more, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
     if "PYTHONPATH" in found:
         # An empty entry means the working directory.
@@ -242,7 +242,7 @@ def _reap_orphans_as_process_1() -> None:
 def reap_orphans() -> None:
     """Reaps from now on what a dead child has left that is in no group of a Child. For processes that get orphans.
 
-    Whoever else starts processes reaps them soon; so one that is still dead at the next look is an orphan.
+    Other parts that start processes reap them soon; so one that is still dead at the next look is an orphan.
     """
     threading.Thread(target=_reap_orphans, name="orphans", daemon=True).start()
 

@@ -6,7 +6,7 @@ the annotation of the dataclass and from the field of the message:
 | dataclass | message |
 |---|---|
 | number, text, bytes | the same |
-| an enum | an enum whose members have the same names, after its own name: `WaitReason.QUEUE` is `WAIT_REASON_QUEUE` |
+| an enum | an enum with members of the same names, after its own name: `WaitReason.QUEUE` is `WAIT_REASON_QUEUE` |
 | an array, or a tuple of int | bytes: the elements, little-endian |
 | a dataclass | a message, or the fields of this message that have its names |
 | a tuple or frozenset of these | a repeated field |
@@ -107,8 +107,8 @@ class Codec(Generic[_M, _T]):
         self.paired = {*sent, *other, *within}
         """The fields of the message that this codec knows."""
         self._parts = {part.kind: part for part in parts}
-        # Fields whose values are read, or written, as they are: what to read by what to set. Those to write stand under
-        # the message within that has them.
+        # Fields with values that are read, or written, as they are: what to read by what to set. Those to write stand
+        # under the message within that has them.
         self._same_reads: dict[str, str] = {}
         self._same_writes: dict[str, dict[str, str]] = {outer: {} for outer in ("", *within)}
         # Other fields, by name: what makes them of a message; and what adds them to the arguments of a message.
@@ -246,7 +246,7 @@ class _Hint:
 def _found(
     of: Descriptor, name: str, within: Iterable[str], without: Collection[str]
 ) -> tuple[str, FieldDescriptor] | None:
-    """Returns the path of the field of this name in a message, or in those `within`; None if there is none."""
+    """Returns the path of the field of this name in a message, or in those `within`; None without one."""
     if name in of.fields_by_name:
         return None if name in without else (name, of.fields_by_name[name])
     for outer in within:

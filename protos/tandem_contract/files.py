@@ -35,7 +35,7 @@ _LONGEST_NAME = max(SOCKETS, key=len)
 # Attempts to read a file that another program has created and not written yet.
 _KEY_TRIES, _KEY_PAUSE_SECONDS = 50, 0.02
 SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
-# Milliseconds. Each end asks the other for a sign of life; one whose cable is pulled is given up after 500 + 2,000.
+# Milliseconds. Each end asks the other for a sign of life; one with a pulled cable is given up after 500 + 2,000.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
@@ -54,7 +54,7 @@ def cache_dir(name: str) -> Path:
 
 
 def use_caches(environ: MutableMapping[str, str]) -> None:
-    """Tells libraries that compile or download where to keep it, if the user has not: in `cache_dir`.
+    """Lets libraries that compile or download keep it in `cache_dir`, unless the user has named a folder.
 
     By themselves they use the home folder. Without one that can be written they would end the program, write into the
     working directory, or keep nothing.
@@ -76,7 +76,7 @@ def use_caches(environ: MutableMapping[str, str]) -> None:
 
 @functools.cache
 def _cache_home(named: str, home: str | None) -> tuple[Path, Path | None]:
-    """Returns our folder of the cache, and the one that the user wants for all programs' caches; None: there is none.
+    """Returns our folder of the cache, and the one that the user wants for all programs' caches; None without one.
 
     The arguments are XDG_CACHE_HOME, which must be absolute to count, and HOME.
     """
@@ -103,7 +103,7 @@ def _cache_home(named: str, home: str | None) -> tuple[Path, Path | None]:
             *(problem, ours),
         )
         return ours, wanted
-    # Whoever writes there says what is wrong.
+    # The program that writes there says what is wrong.
     ours = Path(_temporary_folder()) / f"tandem-cache-{os.getuid()}" if wanted is None else wanted / "tandem"
     log.error(
         "%s, and no temporary folder can be written; set XDG_CACHE_HOME to a folder that this user can write", problem
@@ -185,7 +185,7 @@ def _lock_holder(status: os.stat_result) -> int | None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether this is a file or folder that only this user can have written. Raises OSError if there is none."""
+    """Whether this is a file or folder that only this user can have written. Raises OSError if it is missing."""
     found = path.lstat()
     is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
     return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022
@@ -304,7 +304,7 @@ class KeyFileError(Exception):
 
 
 def read_key(path: Path, *, is_secret: bool) -> bytes:
-    """Returns the key in the file, Z85. Raises KeyFileError if there is none, or others could have written it.
+    """Returns the key in the file, Z85. Raises KeyFileError if it is missing, or others could have written it.
 
     is_secret: others must not be able to read it either.
     """

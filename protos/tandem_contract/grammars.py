@@ -1,4 +1,4 @@
-"""What the processes of llguidance, a front end's trial and a worker's mask server, have alike: limits and tokenizer.
+"""What the processes of llguidance, a front end's trial and a worker's mask server, share: limits and tokenizer.
 
 Limits of CPU time are in seconds of the reference machine, so a machine that is busy or slow refuses nothing that a
 quiet one takes. The unit is the CPU time of one piece of work of the same kind: `_GRAMMAR` is compiled with a tokenizer
@@ -61,7 +61,7 @@ class _Ordinary:
 
     def __call__(self, text: str) -> list[int]:
         tokens = self._inner.tokenize_str(text)
-        # The longest tokens of the trie, where control tokens are no text.
+        # The longest tokens of the trie, where control tokens are not text.
         return tokens if self._control.isdisjoint(tokens) else self.whole.greedy_tokenize(text)
 
 

@@ -74,7 +74,7 @@ def refused(program: str, error: Exception) -> int:
 
 
 def without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that somebody has set for the program."""
+    """Returns the variables that are set for the program."""
     return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
 
 
@@ -281,7 +281,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 def _toml(path: Path) -> dict[str, Any]:
     """Returns the content of a TOML file, which may begin with a byte order mark.
 
-    Raises ValueError, whose message goes on after the path.
+    Raises ValueError; its message goes on after the path.
     """
     try:
         found = path.stat()

@@ -1,8 +1,8 @@
-"""Who may have how many requests: who calls is found out before anything else of a request, and its body read after.
+"""How many requests a caller may have: the caller is found before anything else of a request, and its body read after.
 
 Owns the places of requests and the room of bodies, each shared between callers. The service is asked by the token, and
-its answer kept for a moment, by a keyed hash of the token. Such an answer only decides what is read and who sees the
-metrics: the service looks at the token of each call itself.
+its answer kept for a moment, by a keyed hash of the token. Such an answer only decides what is read and which callers
+see the metrics: the service looks at the token of each call itself.
 """
 
 import asyncio
@@ -130,7 +130,7 @@ class Admission:
             return
         token = request.state.token
         if token is None:
-            # Without an answer of the service, nobody knows whether it would ask for a token.
+            # Without an answer of the service, it is unknown whether it would ask for a token.
             if self._guard.needs_tokens is None:
                 raise unavailable(f"the service at {self._settings.address} does not answer")
             raise unauthenticated("a token is needed: the header 'authorization: Bearer TOKEN'")
@@ -147,7 +147,7 @@ class Admission:
             return
         limit = self._places.limit(caller)
         if self._places.is_shared:
-            # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
+            # A caller that sends again at once, against the retry hint, would keep the process busy.
             await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
         message = (
             f"{numbered(limit, 'request')} of this key are in work, which is its share of {self._settings.max_requests}"

@@ -1,8 +1,8 @@
 """The gateway as an ASGI application of Starlette: which path is answered how, and what goes wrong.
 
-`admission` decides who may have how many requests. `generation` answers completions and chats. The endpoints that are
-one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new requests
-are refused, told when to come again, and their connections end; those in work go on.
+`admission` decides how many requests a caller may have. `generation` answers completions and chats. The endpoints that
+are one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new
+requests are refused with a time to come again, and their connections end; those in work go on.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class App(Starlette):
             generate.__name__ = read.__name__
             return generate
 
-        # Path, what it has, the endpoint's name in metrics, handler, method, and who gives its requests a place.
+        # Path, what it has, the endpoint's name in metrics, handler, method, and the owner of its requests' places.
         table: list[tuple[str, str, str, Handler, str, Admission | None]] = [
             ("/", "these paths", "other", self.index, "GET", None),
             ("/v1/chat/completions", "answers a conversation", "chat", made(chat_completion), "POST", admission),
@@ -240,7 +240,7 @@ class App(Starlette):
 
 
 def _methods(names: Collection[str]) -> str:
-    """The methods of a path. Who takes GET takes HEAD too."""
+    """The methods of a path. A path with GET takes HEAD too."""
     return " and ".join(sorted(name for name in names if name != "HEAD"))
 
 

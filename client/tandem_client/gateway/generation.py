@@ -93,7 +93,7 @@ class Generation(Response):
         except HttpError as error:
             last = b"data: " + error.body() + b"\n\n"
         except asyncio.CancelledError:
-            # The process stops, or the client has left and nobody reads this.
+            # The process stops, or the client has left and does not read this.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_WORD_SECONDS):
                     error = unavailable("the gateway ended the request, because it stops")
@@ -104,7 +104,7 @@ class Generation(Response):
         await stream.close(last)
 
     async def _pump(self, idx: int, call: ServiceCall, answer: AnswerWriter, stream: EventStream | None = None) -> None:
-        """Gives the messages of one call to the answer, to its end, and what it tells of them to its stream."""
+        """Gives the messages of one call to the answer, to its end, and what it says of them to its stream."""
         echo_due = self._wanted.is_echo
         while (message := await call.next()) is not None:
             self._meter.add("messages")

@@ -23,7 +23,7 @@ _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class Readers:
-    """The connections of one process, whose clients must take what is sent to them."""
+    """The connections of one process; their clients must take what is sent to them."""
 
     def __init__(self, *, stall_seconds: float) -> None:
         """`stall_seconds`: after which a connection ends if its client has taken nothing of what waits for it."""
@@ -31,7 +31,7 @@ class Readers:
         self.connections: dict[BoundedConnection, None] = {}
 
     async def run(self) -> NoReturn:
-        """Ends connections whose clients take nothing, for ever."""
+        """Ends connections with clients that take nothing; runs for ever."""
         while True:
             await asyncio.sleep(self._look_seconds)
             for connection in list(self.connections):
@@ -144,7 +144,7 @@ class BoundedConnection:
         self.transport.close()
 
     def _early_origin(self) -> str:
-        """The origin in the part of a head that has come; empty without one, and with h11, which tells only a whole."""
+        """The origin in the part of a head that has come; empty without one, and with h11, which shows only a whole."""
         return ""
 
 
@@ -214,7 +214,7 @@ class EagerConnection(BoundedConnection):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells the request in work; uvicorn tells only the last one that came."""
+        """Informs the request in work; uvicorn informs only the last one that came."""
         for cycle in self._unanswered:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -240,7 +240,7 @@ class EagerConnection(BoundedConnection):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         self._unanswered.append(self.cycle)
-        # What comes behind the body is no header of the request.
+        # What comes behind the body is not a header of the request.
         self.headers = list[tuple[bytes, bytes]]()
 
     def on_body(self, body: bytes) -> None:
@@ -290,7 +290,7 @@ def bounded(
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:
-    """The faster of uvicorn's parsers that is installed. `find` tells whether a module is."""
+    """The faster of uvicorn's parsers that is installed. `find` says whether a module is."""
     if find("httptools") is not None:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 

@@ -123,7 +123,7 @@ class Settings(BaseModel):
 
     @property
     def bounds_of_address(self) -> tuple[int, int]:
-        """Connections, and handshakes per second; 0 is no bound. On loopback all addresses are those of one machine."""
+        """Connections, and handshakes per second; 0: no bound. On loopback all addresses are those of one machine."""
         connections, handshakes = (100, 20) if self.is_public else (0, 0)
         return self.address_connections or connections, self.address_handshakes or handshakes
 

@@ -1,4 +1,4 @@
-"""Lines that programs print, on their way to a stream or a file: nothing here waits for whoever reads them.
+"""Lines that programs print, on their way to a stream or a file: nothing here waits for their reader.
 
 Owns the log file and its size, and which lines are repeats.
 """

@@ -1,8 +1,8 @@
 """Builds requests from keywords, and the metadata by which a proxy in front of several services finds the right one.
 
 Owns the keywords of `generate`, the field that each one sets, and the affinity of a request: a hash of the salt and of
-a prompt's beginning, by which requests that begin alike reach one service. Checks only that a message can hold the
-values; the service checks every limit.
+a prompt's beginning, by which requests with a common beginning reach one service. Checks only that a message can hold
+the values; the service checks every limit.
 """
 
 import hashlib

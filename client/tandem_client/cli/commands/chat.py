@@ -93,7 +93,7 @@ def chat(
 
 
 def _begin(session: "Session", file: Path | None, system: str | None) -> str:
-    """Reads the file. Returns the message that it is, if it is no conversation."""
+    """Reads the file. Returns it as a message unless it is a conversation."""
     if file is None:
         return ""
     try:

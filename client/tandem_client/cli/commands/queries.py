@@ -137,7 +137,7 @@ def requests(
     """List the requests that wait or run, the oldest first, with the ids that abort takes."""
     with reported(timeout), service.client() as client:
         listed = client.all_requests(tenant=tenant, states=states or (), id_prefix=id_prefix, timeout=timeout)
-        # One more than the limit tells whether there are others.
+        # One more than the limit shows whether there are others.
         shown = list(islice(listed, limit and limit + 1))
         is_cut = limit is not None and len(shown) > limit
         shown = shown[:limit]

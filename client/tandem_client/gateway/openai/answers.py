@@ -186,7 +186,7 @@ class AnswerWriter:
         self._cached = self._reasoning = 0
 
     def message(self, idx: int, response: inference_pb2.GenerateResponse) -> bytes:
-        """Takes a message of call `idx`. Returns what a stream tells of it; empty if there is nothing to tell."""
+        """Takes a message of call `idx`. Returns what a stream sends of it; may be empty."""
         first = idx * self.wanted.num_samples
         match response.WhichOneof("event"):
             case "delta":
@@ -208,7 +208,7 @@ class AnswerWriter:
         return b""
 
     def prompt(self, idx: int) -> bytes:
-        """What a stream tells of a prompt that is echoed, once its logprobs are complete."""
+        """What a stream sends of a prompt that is echoed, once its logprobs are complete."""
         return b""
 
     def closing(self) -> bytes:
@@ -223,12 +223,12 @@ class AnswerWriter:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts; each counts once, however many samples it has."""
+        """The tokens of all prompts; each counts once for all its samples."""
         return sum(self.prompt_lengths)
 
     @property
     def output_tokens(self) -> int:
-        """Of all choices."""
+        """The tokens of all choices."""
         return 0 if self.wanted.hides_output else sum(self._output)
 
     def _usage(self) -> dict[str, object]:
@@ -388,7 +388,7 @@ class Chunks(AnswerWriter):
 
 
 class Whole(AnswerWriter):
-    """One answer: its choices are told as a stream tells them, by one delta that has all."""
+    """One answer: its choices have the form of a stream's, by one delta that has all."""
 
     def closing(self) -> bytes:
         """The answer as JSON."""

@@ -92,14 +92,14 @@ def _tag(value: object) -> str | None:
 
 
 def _either(words: str, by: Callable[[Any], str | None] = _tag) -> Discriminator:
-    """Of a union of types with tags. `words`: what a value of another type is told."""
+    """The reader of a union of types with tags. `words`: the error for a value of another type."""
     return Discriminator(by, custom_error_type="either", custom_error_message=words)
 
 
 # With a bound of its length pydantic looks at the characters: JSON may have half a surrogate pair, which no text has.
 Text = Annotated[str, Field(min_length=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# JSON has one kind of numbers, so 16.0 is whole; true and "3" are no numbers.
+# JSON has one kind of numbers, so 16.0 is whole; true and "3" are not numbers.
 _WHOLE, _UINT32 = BeforeValidator(_whole), Field(ge=0, le=2**32 - 1)
 Unsigned = Annotated[int, _UINT32, _WHOLE]
 _Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), _WHOLE, AfterValidator(lambda number: number % 2**64)]

@@ -55,7 +55,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Adds the fields that are no attributes."""
+        """Adds the fields that are not attributes."""
         found = handler(schema)
         fields = handler.resolve_ref_schema(found)["properties"]
         fields |= {

@@ -1,4 +1,4 @@
-"""What a caller is told of a path that is not served: what there is instead, or how its client was set up wrongly.
+"""The answer for a path that is not served: what there is instead, or how its client was set up wrongly.
 
 Owns the paths of other servers and of the rest of OpenAI's API. Pure, and gets the paths that are served.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 _BASE = "/v1"
 # A name or address, and a port.
 _HOST = re.compile(r"[\w.-]{1,253}(:\d{1,5})?|\[[\da-fA-F:.]{2,45}\](:\d{1,5})?", re.ASCII)
-# Longer ones are no slips of one that is served.
+# Longer ones are not taken for slips of one that is served.
 _MAX_CHARS = 100
 
 # What is said, and the paths for which it is said, with all below them; those that begin with /v1 without that.
