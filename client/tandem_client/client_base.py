@@ -125,7 +125,7 @@ class StreamBase(Transcript, Generic[_Event]):
         resumption: inference_pb2.ResumeRequest | None = None,
         service: str | None = None,
     ) -> None:
-        """A lost stream is continued if `recovery` is not None.
+        """A lost stream is continued if `recovery` is not None. `timeout`: seconds for all tries.
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
@@ -308,7 +308,7 @@ class ClientBase(Generic[_Stream]):
     ) -> _Stream:
         """Starts a completion of a text or of token ids, or with `chat` an answer; iterate over the stream.
 
-        Options as in `GenerateOptions`.
+        Options as in `GenerateOptions`. `timeout`: seconds for all tries together.
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
         ids of `traceparent`, a W3C trace context.
         """
@@ -333,7 +333,7 @@ class ClientBase(Generic[_Stream]):
         is sent from its start. `service` is the first stream's, by which a proxy in front of several finds it.
         This reader replaces an earlier one, which gets Replaced. NotFound: no such request is kept, or the secret is
         wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
-        Leaving it early aborts the request, as with `generate`.
+        Leaving it early aborts the request, as with `generate`. `timeout`: seconds.
         """
         recovery = Recovery(linger_seconds) if linger_seconds > 0 else None
         resumption = resume_request(request_id, secret, offsets)

@@ -64,7 +64,7 @@ class Excess:
 
 @dataclass(slots=True)
 class _Task:
-    """One word of a thread: since when it is seen, how long a caller waited, and the thread's CPU time at its begin."""
+    """One word of a thread: seconds that a caller waited, the last look by the clock, CPU time at the word's begin."""
 
     word: int = -1
     waited: float = 0.0

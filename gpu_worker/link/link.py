@@ -129,7 +129,7 @@ class Reconnects:
 
 
 def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
-    """Milliseconds, at least 1. join_at: when a Join is due; None if it was sent. is_open: whether it can be sent."""
+    """Milliseconds, at least 1. join_at: when, on `now`'s clock, a Join is due; None: it was sent, if `is_open`."""
     until = now + HEARTBEAT_SECONDS
     if join_at is None:
         until = last_sent + HEARTBEAT_SECONDS
@@ -171,7 +171,7 @@ class Link:
         self._connection = Connection(self._context, endpoint, curve)
         self._reconnects = Reconnects(endpoint)
         self._next_look_at = 0.0
-        # When the next Join is due; None: one was sent on this connection.
+        # When, on the monotonic clock, the next Join is due; None: one was sent on this connection.
         self._join_at: float | None = 0.0
         self._joined = False
         self._last_sent = 0.0

@@ -43,7 +43,7 @@ class _Pool:
     memory: int
     num_bytes: int
     user: User | None
-    # When it lost its last user.
+    # When, on the monotonic clock, it lost its last user.
     unused_since: float
     # Of a pool on a GPU; its header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
     device: str = ""

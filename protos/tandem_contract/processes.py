@@ -138,7 +138,7 @@ class Restart:
             self._ends.clear()
 
     def _crash_loop(self, at: float) -> str | None:
-        """Notes an end; returns how many there were if they are too many."""
+        """Notes an end, by the clock of `decide`; returns how many there were if they are too many."""
         policy = self.policy
         if policy.max_ends is None:
             return None
@@ -151,7 +151,7 @@ class Restart:
         return f", {len(self._ends)} times {within}" if policy.max_ends > 1 else ""
 
     def _next_pause(self) -> float:
-        """Returns the pause, and doubles it for the next end."""
+        """Returns the pause in seconds, and doubles it for the next end."""
         seconds = self._pause_seconds or self.policy.first_pause_seconds
         self._pause_seconds = min(2 * seconds, self.policy.last_pause_seconds)
         return seconds * self.rng.uniform(0.5, 1.0) if self.policy.jitter else seconds
@@ -277,7 +277,7 @@ class Supervisor:
         self._ever_served = False
         self._started_at, self._served_at = 0.0, math.inf
         self._heard_at, self._looked_at = 0.0, -math.inf
-        # When the next process starts; when the one that runs is killed, infinity to let it run: then no other starts.
+        # By the clock: when the next process starts; when the one that runs is killed. If that is set, no other starts.
         self._start_at: float = -math.inf
         self._kill_at: float | None = None
         self._grace_seconds, self._is_overdue = 0.0, False

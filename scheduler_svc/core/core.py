@@ -47,7 +47,7 @@ class Core:
         self.is_stop_wanted = False
         """Whether an operator has drained the service, so that the shell must stop it."""
         self.stop_at: float | None = None
-        """When the requests of the service end, if an operator has set a time."""
+        """Time on the core's clock when the requests of the service end, if an operator has set one."""
 
     @property
     def info(self) -> WorkerInfo | None:
@@ -145,7 +145,7 @@ class Organ:
         return []
 
     def next_wake(self) -> float | None:
-        """Returns when the next Tick must come at the latest, None if nothing is due."""
+        """Returns the time on the core's clock when the next Tick must come at the latest, None if nothing is due."""
         return None
 
     def audit(self) -> None:

@@ -282,7 +282,7 @@ class Lanes(dict[str, Lane]):
         return min(waiting)[3] if waiting else None
 
     def next_seating(self) -> float | None:
-        """Returns when a standby worker is seated because no other worker has come; None if none is to be.
+        """Returns when, on the core's clock, a standby worker is seated because no other has come; None: never.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """

@@ -64,7 +64,7 @@ class Scheduler(Core):
         return effects + self.output.flush(self.frontends)
 
     def next_wake(self) -> float | None:
-        """Time of the next Tick if no event arrives before it; None if nothing is due."""
+        """Time on the core's clock of the next Tick if no event arrives before it; None if nothing is due."""
         times = [organ.next_wake() for organ in self.organs]
         return min((at for at in times if at is not None), default=None)
 

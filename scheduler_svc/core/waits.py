@@ -29,7 +29,7 @@ _COMPUTING: Why = WaitReason.COMPUTING, "it runs: its prompt and its output so f
 
 
 class _Known(NamedTuple):
-    """What is known of a request at the last look, and which reason its caller got."""
+    """What is known of a request at the last look, and which reason its caller got. Times are on the core's clock."""
 
     reader: tuple[str, int]
     """Its front end and its first stream: another reader has got no reason yet."""
@@ -51,6 +51,7 @@ class Waits:
     _availability: Availability
     # By the id of the request: those that wait, or got a reason within the last second.
     _known: dict[str, _Known] = field(default_factory=dict[str, _Known])
+    # On the core's clock.
     _look_at: float = float("-inf")
     _seen: NotServing | None = None
     # The reasons of most requests that wait, with the numbers of the last look.

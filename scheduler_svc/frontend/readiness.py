@@ -54,7 +54,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._of_connection = Places(own)
 
     def set(self, *, reason: str, since: float) -> None:
-        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
+        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it. `since`: Unix time."""
         self._state = State.NOT_SERVING if reason else State.SERVING
         self._metadata = ((REASON_KEY, reason), (SINCE_KEY, f"{since:.3f}")) if reason else ()
         for watch in self.watches:

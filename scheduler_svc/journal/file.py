@@ -158,7 +158,7 @@ class _File:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JournalWriter:
-    """The journal of a running scheduler. No method raises OSError."""
+    """The journal of a running scheduler. No method raises OSError. Times are on the core's clock."""
 
     folder: JournalFolder
     _: KW_ONLY

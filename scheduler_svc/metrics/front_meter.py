@@ -34,7 +34,7 @@ class SampleMeter:
     _front: "FrontMeter"
     _stream: "StreamMeter"
     _num_counted: int = 0
-    # When the last delta left; 0 before the first.
+    # When, on the meter's clock, the last delta left; 0 before the first.
     _last_at: float = 0.0
 
     def skip(self, num_tokens: int, *, num_received: int) -> None:

@@ -55,7 +55,7 @@ class FlightRecorder(Observer):
         self._ring = Ring(keep_tokens=keep_tokens)
         self._keeps_tokens = keep_tokens
         self._causes: list[str] = []
-        self._due_at: float | None = None
+        self._due_at: float | None = None  # on the core's clock
         self._not_before = 0.0
         self._number = 0
         self._writing: threading.Thread | None = None

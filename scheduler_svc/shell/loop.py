@@ -46,7 +46,7 @@ class Stop:
         self._farewell_seconds = _FAREWELL_SECONDS
         self._is_now = False
         self.deadline: float | None = None
-        """When the live requests end; None before the stop has begun."""
+        """When, on the core's clock, the live requests end; None before the stop has begun."""
 
     @property
     def has_begun(self) -> bool:

@@ -33,7 +33,7 @@ _TURN = 16
 
 @dataclass(slots=True)
 class _Waiting:
-    """Tokens of one stream that have not been sent."""
+    """Tokens of one stream that have not been sent. Times are on the simulation's clock, in seconds."""
 
     due: float
     # When the oldest of them came from the core.
@@ -83,7 +83,7 @@ class FrontEnd:
             self._num_ends += 1
 
     def next_moment(self) -> float | None:
-        """When it sends the next end, if one waits: until then nothing depends on it."""
+        """When, by the simulation's clock, it sends the next end, if one waits: until then nothing depends on it."""
         return max(self._free_at, self._urgent[0][1].due) if self._num_ends and self._urgent else None
 
     def advance(self, now: float) -> None:
@@ -153,7 +153,7 @@ class FrontEnds:
                 front_end.take(slots[mine].tolist(), firsts[mine].tolist(), ends, now)
 
     def next_moment(self) -> float | None:
-        """When one of them has to be looked at again."""
+        """When, by the simulation's clock, one of them has to be looked at again."""
         return min((at for each in self.each if (at := each.next_moment()) is not None), default=None)
 
     def advance(self, now: float) -> None:
@@ -216,7 +216,7 @@ class Cell:
         self._handle(ev.WorkerLost(worker=name, reason="killed"), now)
 
     def next_moment(self) -> float | None:
-        """The time at which its core or a front end has something to do; None if nothing is due."""
+        """When, by the simulation's clock, its core or a front end has something to do; None if nothing is due."""
         front = None if self.front_ends is None else self.front_ends.next_moment()
         core = self._core_moment()
         return core if front is None else front if core is None else min(core, front)

@@ -52,7 +52,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """One request: seconds since the start, prompt int32[n], the tokens that it will get, its tenant."""
+    """One request: seconds since the clock's start, prompt int32[n], the tokens that it will get, its tenant."""
 
     at: float
     prompt: Int32Array

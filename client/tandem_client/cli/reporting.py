@@ -104,7 +104,7 @@ def exit_code(error: errors.TandemError) -> Exit:
 
 
 def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool | None = False) -> str:
-    """Returns the error and a hint in one line. `of_generate`: None names keywords, as the settings of a chat do."""
+    """Returns error and hint in one line. `timeout`: seconds. `of_generate`: None names keywords, as a chat does."""
     from tandem_client.cli.names import client_in_flags, refusal_in_flags
 
     message = error.message if of_generate is None else refusal_in_flags(error, of_generate=of_generate)

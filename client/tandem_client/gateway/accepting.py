@@ -42,7 +42,7 @@ class Seat:
     """The place of one connection."""
 
     address: str
-    # The time by which its first headers must be complete; its owner sets it.
+    # The loop's time by which its first headers must be complete; its owner sets it.
     due_at: float = 0.0
     # Ends the connection, which then leaves.
     end: Callable[[], object] = lambda: None

@@ -96,7 +96,7 @@ def _trim(answers: dict[bytes, _Answer], limit: int) -> None:
 
 
 class Admission:
-    """Of one process."""
+    """Admits the requests of one process."""
 
     def __init__(self, settings: Settings, guard: Guard, callers: Callers, seats: Seats) -> None:
         self._settings, self._guard, self._callers, self._seats = settings, guard, callers, seats

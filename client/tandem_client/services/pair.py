@@ -171,7 +171,7 @@ class ServicePair:
         self._on_line, self._on_end, self._say = on_line, on_end, say
         # Whether it was ready; since when it is not, on the loop's clock; what was printed last, and when.
         self._was_ready = False
-        self._idle_since: float | None = None
+        self._idle_since: float | None = None  # on the loop's clock
         self._told, self._told_at = "", 0.0
         self._has_door = asks_for_proofs(settings)
         # Where the health of a scheduler is asked that wants TLS or tokens.

@@ -122,7 +122,7 @@ class Submit:
         return self.linger_seconds > 0
 
     def ends_at(self, arrived_at: float) -> float | None:
-        """Returns the earlier end of the request's time limit and its deadline; None without one."""
+        """Returns the earlier end of time limit and deadline, by the clock of `arrived_at`; None without one."""
         limits = [seconds for seconds in (self.max_time_seconds, self.deadline_seconds) if seconds > 0]
         return arrived_at + min(limits) if limits else None
 

@@ -152,6 +152,7 @@ class SentPlan:
 
     step: int
     sent_at: float
+    """On the core's clock."""
     rows: Int64Array
     """int64[n]: every row of the plan, chunks first, then decode rows."""
     handles: Int64Array

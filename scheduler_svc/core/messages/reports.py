@@ -285,9 +285,9 @@ class StepReport:
     """A confirmed step, a lane reset, or a worker that joined. A standby worker joins when it is seated.
 
     `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` counts the positions in
-    chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `span_seconds` is the time between
-    the plan and its result. The report of a reset has a `cause`, and its token counts and span are those of the void
-    plans. Resets and joins repeat the last step's number.
+    chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `at` is on the core's clock,
+    `span_seconds` the time between the plan and its result. The report of a reset has a `cause`, and its token counts
+    and span are those of the void plans. Resets and joins repeat the last step's number.
 
     `lane` is the lane's number. A worker that joins again gets a new lane. `running` and `pages_*` are values of this
     lane. `all_running` and `all_pages_*` are sums over the lanes of all `workers`, without one that the reset removes.

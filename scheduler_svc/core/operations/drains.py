@@ -216,7 +216,7 @@ class Drains(Organ):
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns the first end or report of a drain, None if no drain goes on."""
+        """Returns the time on the core's clock of a drain's first end or report, None without a drain."""
         return min((at for drain in self._drains.values() for at in drain.due_times()), default=None)
 
     def _find(self, worker: str) -> Lane | None:

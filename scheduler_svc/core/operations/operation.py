@@ -23,7 +23,7 @@ REPORT_SECONDS = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Operation(Generic[_State]):
-    """One operation, from its beginning to its last report."""
+    """One operation, from its beginning to its last report. Times are on the core's clock."""
 
     state: _State
     detail: str = ""

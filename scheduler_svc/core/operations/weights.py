@@ -220,7 +220,7 @@ class Updates(Organ):
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns the update's next report or end, or when a worker is asked again; None if nothing is due."""
+        """Returns when, on the core's clock, the update reports, ends or asks a worker again; None: nothing is due."""
         times = self._update.due_times() if self._update is not None else []
         for lane in self._lanes.values():
             # Only as long as nothing else keeps the lane from loading: it may be drained, or have rows that end first.

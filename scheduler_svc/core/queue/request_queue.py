@@ -51,7 +51,7 @@ class ExpiryHeap(Generic[What]):
         self._heap: list[tuple[float, int, What]] = []
 
     def add(self, at: float, number: int, what: What) -> None:
-        """Adds what is due at a time. Numbers decide between equal times."""
+        """Adds what is due at a time on the core's clock. Numbers decide between equal times."""
         heapq.heappush(self._heap, (at, number, what))
 
     def pop(self, now: float, num_live: int) -> tuple[float, int, What] | None:
@@ -311,7 +311,7 @@ class RequestQueue:
     # Deadlines -----------------------------------------------------------------------------------------------
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
-        """Adds a time at which the request ends."""
+        """Adds a time on the core's clock at which the request ends."""
         self._deadlines.add(at, request.handle, kind)
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind, float] | None:
@@ -320,7 +320,7 @@ class RequestQueue:
         return None if due is None else (self._by_handle[due[1]], due[2], due[0])
 
     def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        """Returns the earliest deadline on the core's clock, or None. It may belong to a request that has ended."""
         return self._deadlines.next()
 
 

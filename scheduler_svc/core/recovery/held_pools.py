@@ -33,7 +33,7 @@ MAX_HELD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPool:
-    """The pages of a lost worker. `take_over` goes to the next worker; the pool is dropped at `until`."""
+    """The pages of a lost worker. `take_over` goes to the next worker; it is dropped at `until` by the core's clock."""
 
     take_over: TakeOver
     pages: PagePool

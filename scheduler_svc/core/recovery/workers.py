@@ -61,7 +61,7 @@ class Standby(Organ):
 
 class Hung(Organ):
     def next_wake(self) -> float | None:
-        """Returns when the first worker is given up, None without a worker. Those on standby count, too."""
+        """Returns when, on the core's clock, the first worker is given up, also one on standby; None without one."""
         first = None
         for lane in self._lanes.values():
             at = lane.timeout(self._config)

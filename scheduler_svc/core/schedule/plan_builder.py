@@ -85,7 +85,7 @@ def wanted_by_chunk(request: Request, first: int, start: int, end: int) -> Wante
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """The plan that is being made."""
+    """The plan that is being made, at the core's time `now`."""
 
     lane: Lane
     queue: RequestQueue

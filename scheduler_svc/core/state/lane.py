@@ -177,7 +177,7 @@ class Lane:
     # Waiting for results -------------------------------------------------------------------------------------------
 
     def timeout(self, config: CoreConfig) -> float:
-        """Returns the time at which the worker is given up, unless it is heard before."""
+        """Returns the time on the core's clock at which the worker is given up, unless it is heard before."""
         return self.weights.until if self.phases.is_loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:

@@ -60,8 +60,8 @@ class LaneWeights:
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0
-    """A worker that has not answered by then is given up."""
+    """A worker that has not answered by this time on the core's clock is given up."""
     retry_at: float = 0.0
-    """After a refusal: when the worker is asked again; 0 from then on."""
+    """After a refusal: the time on the core's clock when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""

@@ -38,7 +38,7 @@ _SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 4, 1 / 16
 
 
 def deadline_seconds(predicted_seconds: float) -> float:
-    """Returns how long a step may take before its worker is given up."""
+    """Returns how many seconds a step may take before its worker is given up."""
     return max(SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR * predicted_seconds) + DEADLINE_MARGIN_SECONDS
 
 
@@ -160,11 +160,11 @@ class StepClock:
             self._void_until = self.began_at(in_flight[0]) + seconds
 
     def began_at(self, oldest: SentPlan) -> float:
-        """Returns when the worker began the oldest plan in flight, moved by the time of pauses."""
+        """Returns when, on the core's clock, the worker began the oldest plan in flight, moved by pauses."""
         return max(oldest.sent_at, self._result_at) + self._paused_seconds
 
     def timeout(self, in_flight: Sequence[SentPlan], config: CoreConfig) -> float:
-        """Returns the time at which the worker is given up, unless it is heard before.
+        """Returns the time on the core's clock at which the worker is given up, unless it is heard before.
 
         It has no plan and is silent for too long, or the oldest plan in flight has no result in time.
         """
@@ -190,7 +190,7 @@ class StepClock:
         )
 
     def _predicted_seconds(self, oldest: SentPlan) -> float:
-        """Returns the predicted time of the oldest plan in flight."""
+        """Returns the predicted seconds of the oldest plan in flight."""
         if self._oldest is not oldest:
             self._oldest, self._work = oldest, self._times.work(oldest)
             self._prediction = self._times.predict(oldest, self._work)

@@ -67,7 +67,7 @@ class WorkerInfos:
             self._changed()
 
     def next_expiry(self) -> float | None:
-        """Returns the time at which `expire` drops the next worker, or None."""
+        """Returns the time on the core's clock at which `expire` drops the next worker, or None."""
         return min(self._departed.values()) + self._max_wait_seconds if self._departed else None
 
     def longest_present_for(self, needs: Sequence[Need]) -> int:

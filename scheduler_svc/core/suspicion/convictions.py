@@ -27,7 +27,7 @@ class Convictions(Organ):
         return end_convicted(self._core, now) if self._core.suspects.convicted else []
 
     def next_wake(self) -> float | None:
-        """Returns when the trial stops waiting for another worker, None if it does not wait."""
+        """Returns when, on the core's clock, the trial stops waiting for another worker; None if it does not wait."""
         return self._core.suspects.waits_until
 
     def audit(self) -> None:

@@ -125,7 +125,7 @@ class Suspects:
     last_worker: str = ""
     """The lane of the current trial, or of the last one."""
     waits_until: float | None = None
-    """When the trial stops waiting for another worker. None if it does not wait."""
+    """When, on the core's clock, the trial stops waiting for another worker. None if it does not wait."""
     is_next: bool = True
     """Whether the next plan of the trial's lane is the trial's. Other requests on the lane get every second plan."""
     num_steps: int = 0

@@ -230,7 +230,7 @@ def health(
 
 
 def check(client: "Client", *, timeout: float | None) -> Health:
-    """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
+    """Returns grpc.health.v1's answer, within `timeout` seconds, with details of GetLoad. Raises TandemError."""
     state = "serving" if client.health(timeout=timeout) else "not_serving"
     try:
         load = client.load(timeout=_LOAD_SECONDS)
