@@ -344,11 +344,11 @@ class UpdateProgress:
 class QuarantinedRequest:
     """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
 
-    # A hash of tenant, prompt and options.
+    # A hash of tenant, salt, prompt and options.
     key: str
     # The id that it had when the service ended it.
     request_id: str
-    # A hash of the tenant.
+    # A hash of tenant and salt.
     tenant: str
     age_seconds: float
     # The time until the quarantine ends by itself.

@@ -33,7 +33,7 @@ class Policy:
     cache_aware: bool = True
     """Among the requests at the head of the queue, the one with the longest cached prefix is admitted first."""
     fair_share: bool = True
-    """Each tenant gets an equal share of the service. If False, all requests belong to one tenant."""
+    """Each salt gets an equal share of its tenant's service. If False, a tenant's requests wait in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

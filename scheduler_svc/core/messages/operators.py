@@ -137,14 +137,14 @@ class QuarantineEntry:
     """A request that is refused for a time. Contains neither text nor tokens."""
 
     key: str
-    """Hexadecimal SHA-256 of tenant, prompt and options."""
+    """Hexadecimal SHA-256 of tenant, salt, prompt and options."""
     request_id: str
     """The id that the request had when it was convicted."""
     tenant: str
-    """Hexadecimal hash of the tenant."""
+    """Hexadecimal hash of tenant and salt."""
     age_seconds: float
     expires_seconds: float
-    """Time until the entry expires."""
+    """Seconds until the entry expires."""
     cause: str
 
 

@@ -126,7 +126,7 @@ def _new_requests(
     if submit.tenant and not maximum.is_set:
         meter = core.queue.accounts.open(submit.tenant, arrived_at).number
     hashes = _page_hashes(submit, info.page_size)
-    # Of a tenant's own share, each salt gets its part.
+    # Each salt gets its part of the tenant's share.
     share = submit.prefix_root if core.config.policy.fair_share else b""
     expected = prompt + maximum.expected(total - prompt)
     banned, stops = _banned(submit, info.eos_token_ids), frozenset(submit.stop_token_ids)
