@@ -23,7 +23,7 @@ _OUT_OF_MEMORY_TEXTS = (
 )  # fmt: skip
 # Inductor's message, and Triton's.
 _NO_COMPILER = ("No working C++ compiler", "Failed to find C compiler")
-# Of the module tempfile, with the error number of a missing file.
+# The message of the module tempfile, with the error number of a missing file.
 _NO_TEMPORARY_FOLDER = "No usable temporary directory found"
 _C_COMPILER = re.compile(r"\b(g?cc|[gc]\+\+|clang(\+\+)?)(?!\w)")
 _ROOM = (

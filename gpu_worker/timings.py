@@ -16,7 +16,7 @@ from gpu_worker.wire.page_orders import PageOrders
 
 _NUM_PAGES = 8
 _REPEATS = 5
-# Of full steps, which take longer and vary less.
+# The number of full steps, which take longer and vary less.
 _STEPS = 3
 # Limits the time that a slow model spends on the measurement.
 _MOST_SECONDS = 1.0

@@ -27,7 +27,7 @@ class RequestLimits:
     # Headers of a call: 32 bytes for each, and its name and value.
     max_metadata_bytes: int
     max_prompt_tokens: int
-    # Of a text; 0 without a tokenizer.
+    # The longest text; 0 without a tokenizer.
     max_text_chars: int
     # The caller's own limit; None if the model's length alone limits it.
     max_new_tokens: int | None
@@ -38,12 +38,12 @@ class RequestLimits:
     max_stop_strings: int
     max_stop_string_chars: int
     max_stop_token_ids: int
-    # Of each: logit_bias, allowed_token_ids, banned_token_ids.
+    # The longest logit_bias, allowed_token_ids and banned_token_ids, each.
     max_listed_tokens: int
     max_time_seconds: float
     max_linger_seconds: float
     max_queue_seconds: float
-    # Of one abort.
+    # The most ids of one abort.
     max_abort_ids: int
     # Limits of a chat; its text counts in max_text_chars.
     max_chat_messages: int
@@ -65,7 +65,7 @@ class ModelInfo:
     token_budget: int
     eos_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults
-    # Of an unset max_new_tokens; None: the rest of the context.
+    # What an unset max_new_tokens stands for; None: the rest of the context.
     default_max_new_tokens: int | None
     max_waiting: int
     has_tokenizer: bool
@@ -214,7 +214,7 @@ class Load:
     journal_suspended: str
     # The version of the last update of weights; empty without one.
     weights_version: str = ""
-    # Of `not_serving`, and since when no request is computed, in Unix time; None while requests are.
+    # The reason of `not_serving`, and since when no request is computed, in Unix time; None while requests are.
     not_serving_reason: WaitReason | None = None
     not_serving_since: float | None = None
 
@@ -250,7 +250,7 @@ class ListedRequest:
     # Since it was accepted.
     age_seconds: float
     prompt_tokens: int
-    # Of the output: so far, and at most; the latter is 0 if it is kept.
+    # The output so far, and at most; the latter is 0 if it is kept.
     output_tokens: int
     max_new_tokens: int
     priority: int

@@ -101,7 +101,7 @@ _CLASSES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind.CLASSIFIER, ("RewardModel",)),
     (Kind.EMBEDDING, ("ForMaskedLM", "ForPreTraining", "EncoderModel", "ForTextEncoding")),
 )
-# Of sentence-transformers: a pooling layer, or a head, follows the model.
+# A file of sentence-transformers: a pooling layer, or a head, follows the model.
 _AFTER_MODEL = "modules.json"
 # Keys, layer types and model types of models with layers that have a state.
 _STATE = re.compile(

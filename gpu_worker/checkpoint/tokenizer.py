@@ -24,7 +24,7 @@ from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
-# Of templates and settings, as the proto says.
+# The most bytes of templates and settings, as the proto says.
 MAX_CHAT_BYTES = 1 << 20
 _JSON = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\n")

@@ -23,7 +23,7 @@ from tandem_contract.processes import State
 _ANSWER_SECONDS, _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.5
 # For an actor's own start, beside the time for a node.
 _START_SECONDS = 10.0
-# Of an actor that does not answer, and of one that cannot be made.
+# The states of an actor that does not answer, and of one that cannot be made.
 _WAITING, _BROKEN = "waiting", "broken"
 _HEAD = "`python -m gpu_worker.cluster head` starts"
 

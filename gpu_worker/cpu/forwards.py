@@ -26,16 +26,16 @@ from torch import Tensor, nn
 
 from gpu_worker.cpu.operators import Activation, gated, rms_norm, rotary
 
-# Of an element: a few roundings of float32; of bfloat16 at most three roundings in a module and one here.
+# The relative error of an element: a few roundings of float32; of bfloat16 at most three in a module and one here.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6}
 _LARGEST_EPSILON = 1e-2
-# Of the inputs. At the least, epsilon decides the result.
+# Scales of the inputs. At the least, epsilon decides the result.
 _NORM_SCALES = (1e-3, 1.0, 30.0)
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: nn.functional.silu,
     Activation.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
 }
-# Of the inputs, so that the gates cover the range in which activations differ.
+# Scales of the inputs, so that the gates cover the range in which activations differ.
 _GATE_SCALES = (1.0, 4.0, 16.0, 64.0, 256.0)
 _TELLING = (0.5, 4.0)
 # Queries, keys, cosines and sines.
@@ -316,7 +316,7 @@ def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dt
         native = rotary(x, cos, sin)
         if native is None or not isinstance(own, Tensor) or own.shape != native.shape or own.dtype != native.dtype:
             return False
-        # Of the terms of a sum, which may cancel.
+        # Relative to the terms of a sum, which may cancel.
         if not torch.allclose(own, native, rtol=0, atol=TOLERANCE[dtype] * 16):
             return False
     return True

@@ -37,7 +37,7 @@ from tandem_contract.plural import numbered
 
 # A cache line, so that vectors of two blocks share none.
 _ALIGNMENT = 64
-# Of huge pages.
+# The size of huge pages.
 _CHUNK_BYTES = 2 << 20
 # A call of a kernel, or of an operator with its arguments.
 Call = RecordedCall | Callable[[], object]

@@ -25,7 +25,7 @@ class _Expected:
     fields: tuple[str, ...]
     values: tuple[str, ...] = ()
     what: str
-    # Of eight rows of Qwen3's architecture, 1,024 wide, in bfloat16 on one thread; each kind left out alone.
+    # The times of eight rows of Qwen3's architecture, 1,024 wide, in bfloat16 on one thread; each kind left out alone.
     times: float
 
 

@@ -25,7 +25,7 @@ from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.output import StepOutput
 from gpu_worker.trees import leaves, mapped
 
-# Of what a copy reads or writes while other plans are in flight.
+# Buffers that a copy reads or writes while other plans are in flight.
 NUM_BUFFERS = MAX_IN_FLIGHT + 1
 _WORD_BYTES = 8
 _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}

@@ -66,7 +66,7 @@ class Meeting:
     host: str
     port: int
     run_id: str
-    # Of this host.
+    # The address of this host.
     address: str
 
     @property

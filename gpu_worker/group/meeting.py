@@ -33,7 +33,7 @@ _JOIN_SECONDS, _CONNECT_SECONDS = 60.0, 2.0
 _SIGN_SECONDS, _SILENCE_SECONDS = 1.0, 5.0
 # Between two looks for the meeting's host.
 _PAUSE_SECONDS = 1.0
-# Of the lines, and of the hosts of all groups.
+# The most bytes of a line, and the most hosts of all groups.
 _MOST_BYTES, _MOST_HOSTS = 4096, 1024
 _SIGN, _AGAIN = b"\n", b"again\n"
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 60.0
 # For the last word.
 _LINGER_MS = 200
-# Of a follower, while the device computes, and otherwise.
+# A follower's waits [ms], while the device computes, and otherwise.
 _BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 

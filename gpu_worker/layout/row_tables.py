@@ -226,7 +226,7 @@ class RowTables:
                 f"row {rows[first]} gets page {cols[first] + 1}; the limit is {self.geometry.pages_per_row}"
             )
         self.page_table[rows, cols] = pages
-        # Of a row's pages the last one counts.
+        # The last one of a row's pages counts.
         self._set_num_pages(rows, cols + 1)
         self._sum_of_pages += sum_of_pages(rows, cols, pages)
         return TableEdits(rows=rows, cols=cols, pages=pages)

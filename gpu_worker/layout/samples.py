@@ -152,7 +152,7 @@ class Samples(Generic[Array]):
     kept: Array
     # int64 [samples]: the row that each sampled token belongs to; padding is row 0.
     rows: Array
-    # Of every sample, if the inputs have room for them; otherwise those of the rows that draw are extras.
+    # For every sample, if the inputs have room; otherwise those of the rows that draw are extras.
     drawing: DrawInputs[Array] | None
 
 
@@ -162,7 +162,7 @@ class SampleExtras(Generic[Array]):
 
     # Without padding, if some row draws and the samples have no parameters.
     drawing: SamplingInputs[Array] | None
-    # Of samples with parameters, if some row filters by typical_p.
+    # For samples with parameters, if some row filters by typical_p.
     typical: Typical[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.

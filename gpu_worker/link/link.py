@@ -183,7 +183,7 @@ class Link:
         self._num_void = 0
         self._ready = ReadyLines(endpoint if curve else "")
         self._num_bad_frames = 0
-        self._done = pb.Heartbeat()  # Of the newest result that was sent.
+        self._done = pb.Heartbeat()  # what the newest result that was sent says
         self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:

@@ -35,7 +35,7 @@ WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its d
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-# Of a CUDA process, before it allocates anything: its context, kernels and libraries.
+# The memory of a CUDA process, before it allocates anything: its context, kernels and libraries.
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02

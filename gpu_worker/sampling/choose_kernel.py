@@ -192,7 +192,7 @@ def kept_from(
             True, BLOCK, AT_ONCE, FIXED
         )  # fmt: skip
         if limited:
-            # Of logits equal to the last one, only those within top_k count.
+            # Among logits equal to the last one, only those within top_k count.
             larger, _, _ = _measure(
                 row_logits, entries, num_listed, peak, steepness, kept_value, kept_value, kept_value, vocab_size,
                 False, BLOCK, AT_ONCE, FIXED

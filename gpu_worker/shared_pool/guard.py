@@ -189,7 +189,7 @@ class PageGuard:
         self._is_unchecked = bytearray(num_pages)
         self._may_be_unchecked = False
         self._filled: list[int] = []
-        # Of each step in flight that fills pages, those that no later plan has begun to write.
+        # For each step in flight that fills pages: those that no later plan has begun to write.
         self._in_flight: list[set[int]] = []
         self._generation = 0
 

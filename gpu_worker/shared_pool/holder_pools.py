@@ -45,7 +45,7 @@ class _Pool:
     user: User | None
     # When, on the monotonic clock, it lost its last user.
     unused_since: float
-    # Of a pool on a GPU; its header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
+    # For a pool on a GPU; its header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
     device: str = ""
     num_pages: int = 0
     device_memory: int | None = None

@@ -144,7 +144,7 @@ def _tokens(ids: Collection[int], name: str, vocab_size: int) -> NDArray[np.int6
     return tokens
 
 
-# Of a constraint: SHA-256; zeros stand for none.
+# The hash of a constraint: SHA-256; zeros stand for none.
 _HASH_BYTES = 32
 _NO_HASH = bytes(_HASH_BYTES)
 # The most alternatives that a plan may ask for beside each token.

@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 # Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
 # another process in its place.
 PARENT = "_TANDEM_PARENT"
-# Of one line; the rest is dropped.
+# The most bytes of one line; the rest is dropped.
 _MAX_LINE_BYTES = 1 << 16
 # The most lines that were not taken. Then the process waits at its pipe.
 _MAX_WAITING = 1024

@@ -25,7 +25,7 @@ from tandem_contract import private_file
 
 log = logging.getLogger("tandem")
 
-# Of the folder of a cache; one with less room is as good as full.
+# The free bytes of a cache's folder; one with less is as good as full.
 _LEAST_ROOM = 1 << 16
 SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
 KEY_NAME, KEY_BYTES = "worker.key", 32

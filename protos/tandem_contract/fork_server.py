@@ -24,7 +24,7 @@ from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_grou
 from tandem_contract.needed import NeededThread
 from tandem_contract.stopping import kept_from_children
 
-# Of the sentence with which a process says why it cannot load.
+# The length of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
 _FORK = b"fork"
 # CPUCLOCK_SCHED of Linux, and the unit of /proc.

@@ -50,7 +50,7 @@ _SERVICE_LINK = re.compile(
 )
 
 Model = TypeVar("Model", bound=BaseModel)
-# Of a file of settings, and of a value that a message shows.
+# The longest file of settings, and value that a message shows.
 _MAX_FILE_BYTES, _MAX_SHOWN = 1 << 20, 200
 # What a variable may say for true and false, in any case.
 _WORDS = {

@@ -93,7 +93,7 @@ class FollowedFiles(Generic[_T]):
         return self.value
 
     def _read(self) -> None:
-        # Of the newest content that could be used.
+        # Made of the newest content that could be used.
         self.value = self._make(self._files.read())
 
 

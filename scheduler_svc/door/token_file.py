@@ -40,7 +40,7 @@ log = logging.getLogger("tandem.core")
 TOKEN_PREFIX = "tandem_"
 MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
-# Of all tenants, certificates included.
+# The most of all tenants together, certificates included.
 MAX_TOKENS = 100_000
 MAX_TENANT_CHARS = limit_at(ListRequestsRequest, "tenant").chars
 _NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_TENANT_CHARS - 1}}}")

@@ -42,7 +42,7 @@ class Model:
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
     chat: ServedChat
-    # Of which the process that tries grammars makes its own tokenizer.
+    # The process that tries grammars makes its own tokenizer of it.
     tokenizer_json: bytes = field(repr=False)
     # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)

@@ -30,7 +30,7 @@ from scheduler_svc.frontend.sizes import NO_MODEL, Check, Sizes
 from scheduler_svc.frontend.watching import Watch
 
 MAX_WATCHES = 1000
-# Of one connection.
+# The most health watches of one connection.
 MAX_OWN_WATCHES = 100
 
 State = pb.HealthCheckResponse

@@ -80,9 +80,9 @@ def measured(front: FrontMeter | None, *, is_resumed: bool) -> Generator[StreamM
         raise
 
 
-# Of the secret that resumes a request.
+# The length of the secret that resumes a request.
 SECRET_BYTES = 32
-# Of all warnings in the initial metadata together, of which callers take 8 KiB.
+# All warnings in the initial metadata together; callers take 8 KiB of it.
 MAX_WARNING_CHARS = 1024
 
 

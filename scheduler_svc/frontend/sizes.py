@@ -22,7 +22,7 @@ from tandem_contract.limits import limit_at, limit_of
 
 # The most bytes of a character in UTF-8.
 MAX_CHAR_BYTES = 4
-# Of a field that is a number: a tag of at most 5 bytes, and at most 10 of a varint.
+# The size of a field that is a number: a tag of at most 5 bytes, and at most 10 of a varint.
 MAX_NUMBER_BYTES = 16
 _ABORT = limit_at(control_pb2.AbortRequest, "request_ids")
 MAX_ABORT_IDS = _ABORT.entries

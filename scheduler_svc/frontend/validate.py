@@ -81,7 +81,7 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
     if not asked.HasField("seed"):
         sampling.seed = secrets.randbits(63)
     if sampling.top_p == 0:
-        # Of the tokens that reach no probability only the most probable one is kept.
+        # If no tokens reach the probability, only the most probable one is kept.
         sampling.temperature, sampling.top_p = 0, 1
     return sampling
 

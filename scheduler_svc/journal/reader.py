@@ -164,7 +164,7 @@ class _Collected:
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._offsets: list[Int32Array] = []
         self._tokens: list[Int32Array] = []
-        # Of the weights that computed each of these entries.
+        # The version of the weights that computed each of these entries.
         self._versions: list[str] = []
 
     def add(self, record: journal_pb2.JournalRecord) -> None:

@@ -41,7 +41,7 @@ class HttpLimits:
 
     max_connections: int = 32
     per_second: int = 50
-    # Of a connection, from its acceptance to its end; of a TLS handshake.
+    # The life of a connection, from its acceptance to its end; a TLS handshake.
     seconds: float = 10.0
     handshake_seconds: float = 5.0
     # The request line and all headers.

@@ -94,7 +94,7 @@ def _made(kind: type[_Made], given: dict[str, Any]) -> _Made:
 
 def _value(name: str, kind: Any, given: Any) -> Any:
     """Returns the value of decoded JSON if it is of this kind. No error has the value, which may be a secret."""
-    # Of a literal these are its values.
+    # For a literal these are its values.
     kinds = get_args(kind) or (kind,)
     if given in kinds or type(given) in kinds:
         return given

@@ -174,7 +174,7 @@ def _name(value: object) -> str:
 log = logging.getLogger("tandem.core")
 
 _WEIGHTS_RESTORED = Codec(pb.WeightsRestored, ev.WeightsRestored)
-# Of a turn, before they are written.
+# The most bytes of a turn before they are written.
 _MAX_HELD_BYTES = 1 << 16
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 

@@ -41,7 +41,7 @@ _AFTER_SECONDS = 1.0
 # Deaths within this time after a file are in the next file together, so a crash loop fills no disk.
 _BETWEEN_SECONDS = 10.0
 _MAX_CAUSES = 16
-# Of these, in the log's line.
+# The most causes in the log's line.
 _NAMED_CAUSES = 3
 # Entries that are written before the thread lets others run, which takes 0.2 ms.
 _AT_ONCE = 32

@@ -27,7 +27,7 @@ _NAMES = ("contiguous", "growing", "paged", "shared")
 _ROOT = prefix_root(bytes(8), "")
 _VOCABULARY = 32_000
 _MAX_LENGTH = 1_048_576
-# Of all sequences of one run. Each of them is a call into the layout.
+# The tokens of all sequences of one run. Each of them is a call into the layout.
 _MAX_TOTAL_TOKENS = 20_000_000
 
 

@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, layout: Layout, clients: list[list[Sequence]], arrivals: list[int]) -> None:
         self.layout = layout
-        # Of each step: slots used, reserved, free, in the largest hole, saved; sequences running; tokens of K/V read.
+        # For each step: slots used, reserved, free, in the largest hole, saved; sequences running; tokens of K/V read.
         self.rows: list[tuple[int, ...]] = []
         # The last step in which a sequence waited, or no client had sent its last sequence to its end.
         self.last_demand = 0

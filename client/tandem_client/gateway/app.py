@@ -121,7 +121,7 @@ class App(Starlette):
         """Answers a request, and counts it by endpoint and outcome."""
         if scope["type"] != "http":
             return
-        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
+        # What is kept of the request: its body once it was read, its endpoint in metrics, the status of its answer.
         state = scope["state"]
         state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
         self._meter.add("requests_in_work")

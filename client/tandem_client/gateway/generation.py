@@ -40,7 +40,7 @@ class Generation(Response):
         self._wanted, self._metadata = wanted, metadata
         self._service, self._meter, self._pulse = service, meter, pulse
         self._request_id = _new_id(header(request, _ID_HEADER))
-        # Of the answer.
+        # The headers of the answer.
         self._lines = {_ID_HEADER: self._request_id}
         self._has_token = False
 
@@ -67,7 +67,7 @@ class Generation(Response):
             if warning := await calls[0].warning():
                 self._lines[_WARNING_HEADER] = warning
             if named := [name for call in calls if (name := await call.named_service()) is not None]:
-                # Of several prompts, each service once.
+                # Several prompts name each service once.
                 self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
             if isinstance(answer, Chunks):
                 await self._stream(answer, calls)

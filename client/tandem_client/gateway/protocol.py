@@ -201,7 +201,7 @@ class EagerConnection(BoundedConnection):
     pipeline: Any
     parser: Any
     url: bytes
-    # Of the head that comes; None before the first.
+    # The headers of the head that comes; None before the first.
     headers: list[tuple[bytes, bytes]] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:

@@ -78,7 +78,7 @@ class Settings(BaseModel):
     log_format: LogFormat = Field("text", title="FORMAT", description="text or json")
     config: Path | None = file("TOML file with any of these settings")
     exit_with_parent: bool = Field(False, description="end when the parent process ends; Linux only")
-    # Of a process among several: the table of their counters, and its row.
+    # Set for a process among several: the table of their counters, and its row.
     table: Path | None = None
     row: int = Field(0, ge=0, le=63)
 

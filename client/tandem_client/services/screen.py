@@ -23,7 +23,7 @@ from tandem_contract.processes import State, Supervisor
 
 _FRAMES_PER_SECOND = 8
 _PHASE_WIDTH = 26
-# Of a program that failed.
+# The most lines about a program that failed.
 _MAX_EXPLAINING = 12
 _WRONG = ("WARNING", "ERROR", "CRITICAL")
 

@@ -38,7 +38,7 @@ class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
     parsed: bool | None
     request_id: str | None
     model: str | None
-    # Of a text: the special tokens that the tokenizer adds to a prompt.
+    # For a text: the special tokens that the tokenizer adds to a prompt.
     add_special_tokens: bool | None
     priority: int | None
     # Seconds that the request may wait for its first step; 0: no limit.

@@ -26,7 +26,7 @@ class Requests(Organ):
             return [refused]
         ahead = core.queue.num_waiting
         first_handle = accept(core, event, now)
-        # Of an ended request of the same id.
+        # The effects of forgetting an ended request of the same id.
         forgotten = core.kept.forget(event.request_id)
         if event.lingers:
             core.kept.add(event, first_handle, now)

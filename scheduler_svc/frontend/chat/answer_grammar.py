@@ -202,7 +202,7 @@ def braces(state: int) -> list[Step]:
     return [[[begin], state, begin] for begin in '{["']
 
 
-# Of an output that is JSON.
+# The steps of an output that is JSON.
 ONLY_JSON = [braces(0)]
 
 
@@ -294,7 +294,7 @@ class AnswerFormat:
     # The ids of the tokens that llguidance treats as marks, by their texts.
     marks: Mapping[str, int] = field(default_factory=dict[str, int])
     write_schema: WriteSchema
-    # Of tagged arguments.
+    # How the strings of tagged arguments are held.
     hold_text: HoldText
 
 

@@ -106,7 +106,7 @@ class ObjectReader:
         self.held = ""
         self.is_complete = False
         self.is_broken = False
-        # Of the signs that end something: , : } ]
+        # The number of signs that end something: , : } ]
         self.num_signs = 0
 
     def feed(self, text: str) -> tuple[str, int]:

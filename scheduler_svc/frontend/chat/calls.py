@@ -176,7 +176,7 @@ class CallStream:
     """One region with one call. `mark` is the text that opened it."""
 
     def __init__(self, field: Any, mark: str) -> None:
-        # Of the arguments.
+        # The reader of the arguments.
         self.reader = ObjectReader()
         self._name = ""
         # The text before the arguments; what follows them, from the end of the object or an error on.

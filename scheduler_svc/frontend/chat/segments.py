@@ -65,7 +65,7 @@ class Segmenter:
         self._buffer = ""
         self._pos = 0
         self._hidden = hidden
-        # Of the region: what it encloses, up to where that is read, and from where its end mark is searched.
+        # The region's state: what it encloses, up to where that is read, and from where its end mark is searched.
         self._reader: Reader | None = None
         self._read_to = self._from = 0
         # An end mark that may be text, and how many signs had been read before it.

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 NO_TOKENIZER = "chats need a tokenizer, and the served model has none"
 NO_TEMPLATE = "chats need a chat template, and the served model has none"
-# Of a message that the model continues; only its last region matters.
+# The longest message that the model continues; only its last region matters.
 MAX_PREFIX_CHARS = 8192
 _MARKER = re.compile(f"[{MARKERS}]")
 

@@ -172,7 +172,7 @@ class _Probe:
 
         self._render, self._syntax_error = render, TemplateSyntaxError
         self._user = Content.TEXT
-        # Of messages with calls.
+        # The form of arguments in messages with calls.
         self._arguments: Callable[[str], object] = _as_object
         self._besides: dict[str, Any] = {}
 
@@ -202,7 +202,7 @@ class _Probe:
             return self._render(messages, tools)
         except self._syntax_error:
             raise
-        except Exception:  # Of jinja2, of the template itself, or of Python for a wrong type.
+        except Exception:  # An error of jinja2, of the template itself, or of Python for a wrong type.
             return None
 
     def _content(self, role: str) -> Content:

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.constraints import limits, numbers
 from scheduler_svc.frontend.constraints.limits import CHOICES, GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
 
-# Of an index in a reference; no list is longer.
+# The most digits of an index in a reference; no list is longer.
 _MAX_DIGITS = 9
 _PLAIN = re.compile(r"[\w$-]{1,64}")
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")

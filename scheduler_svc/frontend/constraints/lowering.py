@@ -31,7 +31,7 @@ _MOST_DEPTH = 3
 # Each is compared with each other.
 _MOST_SCHEMAS = 32
 _ALL_KINDS = ("null", "boolean", "number", "string", "array", "object")
-# Of properties and required names that patterns with more names are compared with.
+# The most properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
 # minProperties is compared with the names of a pattern that has at most this many.
@@ -151,7 +151,7 @@ class _Lowering:
         self._definitions: dict[str, Any] = {}
         self._factors: set[int | float] = set()
         self._has_free_names = False
-        # Of patterns that became properties.
+        # The number of names of patterns that became properties.
         self._num_names = 0
 
     def run(self) -> tuple[dict[str, Any] | bool, bool]:

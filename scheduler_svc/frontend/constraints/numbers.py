@@ -22,7 +22,7 @@ _MOST_NUMBER = 9 * 10**18
 # Bounds from here on need one on the other side.
 _NEEDS_OTHER = 10**18
 _MOST_STEP = 2**53
-# Of a decimal. llguidance's reader of JSON divides the digits by a power of ten, and rounds beyond these limits.
+# Digits of a decimal. llguidance's reader of JSON divides the digits by a power of ten, and rounds beyond these limits.
 _MOST_DIGITS, _MOST_DECIMALS = 15, 22
 # What is more than 0 is at least this.
 _LEAST_NUMBER = 1e-20

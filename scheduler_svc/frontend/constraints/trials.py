@@ -29,7 +29,7 @@ _SLICE_SECONDS = 0.05
 # One death may be another's doing, such as the kernel's when memory is short.
 MAX_DEATHS = 2
 MAX_KEPT = 1_024
-# Of one tenant.
+# The most trials of one tenant that wait.
 MAX_WAITING = 8
 
 

@@ -234,7 +234,7 @@ class SampleSender:
     def measure(self, meter: SampleMeter) -> None:
         """Measures the sample from now on."""
         if num_built := self.output.num_tokens:
-            # Of a resumed stream. A caller of text alone does not say how many tokens it has.
+            # The stream is resumed. A caller of text alone does not say how many tokens it has.
             meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
         self.meter = meter
 

@@ -130,7 +130,7 @@ class StreamWriter:
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
-# Of the prompt's logprobs in one message if they have pieces of text: about 1 ms of work, 5 us for each piece.
+# The prompt's logprobs in one message if they have pieces of text: about 1 ms of work, 5 us for each piece.
 MAX_SPELLED_INFO_BYTES = 2048
 # What the fields of an offset count.
 _COUNTED = {

@@ -146,7 +146,7 @@ class SampleOutput:
     include_stop: bool
     # Output tokens returned so far.
     num_tokens: int = field(default=0, init=False)
-    # Of a parsed answer.
+    # Counted in a parsed answer.
     reasoning_tokens: int = field(default=0, init=False)
     # Where tokens are sent with their pieces of text: whether that of the last of these tokens may still grow.
     may_grow: Callable[[Sequence[int]], bool] | None = field(default=None, init=False)

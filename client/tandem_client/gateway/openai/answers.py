@@ -137,7 +137,7 @@ class ShownPrompt:
 
     text: str = ""
     token_ids: Sequence[int] = ()
-    # Of all tokens but the first, as far as they have come.
+    # The logprobs of all tokens but the first, as far as they have come.
     logprobs: list[Scored] = field(default_factory=list[Scored])
     first: inference_pb2.TokenPiece | None = None
 
@@ -292,7 +292,7 @@ class Choice:
     # Where its next token begins, in characters. The token's text may be held back.
     offset: int = 0
     has_calls: bool = False
-    # Of a whole answer: its texts, and all else of its deltas in one.
+    # What a whole answer collects: its texts, and all else of its deltas in one.
     texts: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     joined: inference_pb2.Delta = field(default_factory=inference_pb2.Delta)

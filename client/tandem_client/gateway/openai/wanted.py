@@ -59,7 +59,7 @@ CHAT: Mapping[str, str] = _names(
 )
 
 
-# Of a chat with `functions`, in the place of these.
+# The names in a chat with `functions`, in the place of these.
 _OLD_CALLS: Mapping[str, str] = {
     "chat.tools_json": "functions",
     "chat.tools_json[].function": "functions[]",
