@@ -133,8 +133,8 @@ class Organ:
     """Types of events, each with the method that handles it. A type has one handler in all organs."""
 
     def __init_subclass__(cls) -> None:
-        own = [(event, method) for method in vars(cls).values() for event in getattr(method, "handles", ())]
-        cls.handlers = (*cls.handlers, *own)
+        handlers = [(event, method) for method in vars(cls).values() for event in getattr(method, "handles", ())]
+        cls.handlers = (*cls.handlers, *handlers)
 
     def __init__(self, core: Core) -> None:
         self._core, self._config, self._queue = core, core.config, core.queue

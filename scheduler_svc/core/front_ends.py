@@ -53,7 +53,7 @@ class FrontEnds(Organ):
             return []
         core = self._core
         readers = [entry for entry in core.kept.all if entry.reader is not None and entry.reader[0] == frontend]
-        effects = [each for entry in readers for each in detach(core, entry, now)]
+        effects = [effect for entry in readers for effect in detach(core, entry, now)]
         for request in [request for request in self._queue if request.frontend == frontend]:
             core.remove(request, now)
         return effects

@@ -201,10 +201,10 @@ class Lanes(dict[str, Lane]):
             compute_us=compute_us,
             span_seconds=now - plans[0].sent_at if plans else 0.0,
             workers=len(lanes),
-            all_running=sum(each.rows.num_seated for each in lanes),
-            all_pages_used=sum(each.pool.num_used for each in lanes),
-            all_pages_cached=sum(each.pool.num_evictable for each in lanes),
-            all_pages_total=sum(each.info.usable_pages for each in lanes),
+            all_running=sum(one_lane.rows.num_seated for one_lane in lanes),
+            all_pages_used=sum(one_lane.pool.num_used for one_lane in lanes),
+            all_pages_cached=sum(one_lane.pool.num_evictable for one_lane in lanes),
+            all_pages_total=sum(one_lane.info.usable_pages for one_lane in lanes),
         )
         return [report]
 
@@ -403,7 +403,7 @@ class Lanes(dict[str, Lane]):
         self.counters.resets_by_cause[cause] += 1
         requests = lane.reset(self._generation, keep_pages=keep_pages)
         # No request waits for the results of these plans, also none that was preempted before.
-        for request in map(self._queue.by_handle, {each for record in void for each in record.handles.tolist()}):
+        for request in map(self._queue.by_handle, {handle for record in void for handle in record.handles.tolist()}):
             if request is not None:
                 request.void_pending_plans()
         for request in requests:

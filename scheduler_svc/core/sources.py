@@ -48,8 +48,8 @@ class Sources:
 
     def is_other(self, resource: Resource) -> bool:
         """Returns whether another source has this hash, so that one of the two hashes is wrong."""
-        found = self._sources.get(resource.need)
-        return found is not None and found.content != resource.source
+        source = self._sources.get(resource.need)
+        return source is not None and source.content != resource.source
 
     def refusal(self, resource: Resource, tenant: str) -> str:
         """Returns why a resource has no room, in one sentence; empty if it has.
@@ -60,10 +60,10 @@ class Sources:
         if resource.need in self._sources:
             return ""
         kind, size = KINDS[resource.kind], len(resource.source)
-        taken, own = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
+        taken, brought = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
         free = kind.max_total_bytes - taken
-        if tenant and own + size > free:
-            have = f"the caller's own {kind.plural} have {numbered(own, 'byte')}"
+        if tenant and brought + size > free:
+            have = f"the caller's own {kind.plural} have {numbered(brought, 'byte')}"
             return f"{have} and this one has {size}; the limit is {free} now"
         if size <= free:
             return ""

@@ -67,7 +67,7 @@ class Availability:
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"
         states = [(*state_of(lane), lane.worker) for lane in lanes.values()]
-        state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
+        state, what, worker = min(states, key=lambda cause: _ORDER.index(cause[0]))
         return _REASONS[state], f"worker {worker} {what}"
 
 

@@ -74,7 +74,7 @@ class Operation(Generic[_State]):
 
         `figures` returns the fields that only this kind of operation has.
         """
-        self._watchers = {each for each in self._watchers if each[0] in frontends}
+        self._watchers = {watcher for watcher in self._watchers if watcher[0] in frontends}
         new, self._new = self._new & self._watchers, set()
         change, told = (self.state, *seen), self._watchers
         if now < self._reports_at and change == self._reported:
@@ -98,5 +98,5 @@ class Operation(Generic[_State]):
 
 def why_not_watched(operations: Iterable[Operation[Any]], what: str) -> str:
     """Returns why no further operator may watch, or an empty string."""
-    is_full = sum(each.num_watchers for each in operations) >= MAX_WATCHERS
+    is_full = sum(operation.num_watchers for operation in operations) >= MAX_WATCHERS
     return f"{MAX_WATCHERS} callers watch {what}; this is the limit" if is_full else ""

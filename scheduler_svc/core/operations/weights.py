@@ -215,8 +215,8 @@ class Updates(Organ):
         self._mark(lanes)
         if update is not None:
             updated = sum(lane.info.weights_version == update.weights.version for lane in lanes)
-            own = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
-            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: own, updated)
+            figures = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
+            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: figures, updated)
         return effects
 
     def next_wake(self) -> float | None:
@@ -282,7 +282,7 @@ class Updates(Organ):
             return None
         is_turn = lane.number == update.first
         if update.is_committed:
-            behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
+            behind = (peer for peer in lanes if self._missing(peer) and peer.phases.counts and not peer.weights.refusal)
             is_turn = not update.in_turn or not lane.phases.counts or lane is next(behind, None)
         return update.running if is_turn else None
 

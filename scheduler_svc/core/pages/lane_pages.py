@@ -53,7 +53,7 @@ class LabelQueue:
         if not self._pages and not self._forget:
             return None
         forget, self._forget = self._forget, False
-        found: list[tuple[int, bytes, bytes]] = []
+        labels: list[tuple[int, bytes, bytes]] = []
         size = 0
         while self._pages and size < _MAX_BYTES:
             page = next(iter(self._pages))
@@ -61,18 +61,18 @@ class LabelQueue:
             page_hash, tokens = pool.hash_of(page), pool.tokens(page)
             # If the page was allocated again, other content will be written to it.
             if page_hash is not None and not pool.is_unverified(page):
-                found.append((page, page_hash, tokens))
+                labels.append((page, page_hash, tokens))
                 size += len(page_hash) + len(tokens)
-        if not found and not forget:
+        if not labels and not forget:
             return None
-        pages = [page for page, _, _ in found]
+        pages = [page for page, _, _ in labels]
         while self._sent and self._sent[0][0] < in_flight[0].step:
             self._sent.popleft()
         self._sent.append((in_flight[-1].step, pages))
         return PageLabels(
             pages=np.array(pages, np.int32),
-            hashes=tuple(page_hash for _, page_hash, _ in found),
-            tokens=tuple(tokens for _, _, tokens in found),
+            hashes=tuple(page_hash for _, page_hash, _ in labels),
+            tokens=tuple(tokens for _, _, tokens in labels),
             forget=forget,
         )
 

@@ -95,10 +95,10 @@ class PagePool:
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
         """Marks newly allocated `pages` as unverified, and returns those of them that must be zeroed."""
         unverified = self._unverified
-        found = [page for page in pages if unverified[page]]
+        taken = [page for page in pages if unverified[page]]
         for page in pages:
             unverified[page] = 1
-        return found
+        return taken
 
     def is_unverified(self, page: int) -> bool:
         """Returns whether the page may hold values that are not finite."""

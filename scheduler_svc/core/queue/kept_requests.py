@@ -211,7 +211,7 @@ class Accepted:
             self.epoch = now
         self.order.append((first_handle, request_id))
         if len(self.order) > 2 * (len(self._queue) + len(self._kept)) + 64:
-            self.order = [each for each in self.order if any(self.of(*each))]
+            self.order = [mark for mark in self.order if any(self.of(*mark))]
 
     def of(self, first: int, name: str) -> tuple[tuple[Request, ...], KeptRequest | None]:
         """Returns the live samples and the kept answers of a request. A later one may have the id of one that ended."""

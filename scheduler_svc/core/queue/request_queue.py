@@ -180,8 +180,8 @@ class RequestQueue:
 
     def _drop(self, request: Request) -> None:
         """Takes a request out of its tenant's order."""
-        found = drop(self.tenants[request.submit.tenant].waiting, request)
-        assert found, f"request {request.submit.request_id} does not wait in the queue"
+        was_waiting = drop(self.tenants[request.submit.tenant].waiting, request)
+        assert was_waiting, f"request {request.submit.request_id} does not wait in the queue"
         self._merged = None
 
     def _count(self, request: Request, count: int, tokens: int) -> None:
@@ -342,8 +342,8 @@ def audit_tenants(queue: RequestQueue) -> None:
             assert request.turn >= 0, f"{request.submit.request_id} runs without a turn"
             running.setdefault(request.submit.tenant, set()).add(request.handle)
     for name, account in queue.accounts.items():
-        counted, found = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
-        assert counted == found, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {found}"
+        counted, actual = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
+        assert counted == actual, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {actual}"
     for name, tenant in queue.tenants.items():
         rows = {request.handle for _, request in tenant.running}
         assert rows == running.get(name, set()), f"tenant {name!r}: its rows are {rows}"

@@ -64,10 +64,10 @@ def trial_key(request: Request) -> QueueKey:
 def drop(entries: list[Entry], request: Request) -> bool:
     """Removes a request from a list in order. Returns whether it was there."""
     at = bisect_left(entries, (queue_key(request),))
-    found = at < len(entries) and entries[at][1] is request
-    if found:
+    is_there = at < len(entries) and entries[at][1] is request
+    if is_there:
         del entries[at]
-    return found
+    return is_there
 
 
 class FairShare:

@@ -166,8 +166,8 @@ def _kept(submit: Submit) -> Submit:
 
 def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the tokens that may not be sampled before `min_new_tokens`."""
-    own = () if submit.ignore_eos else eos_token_ids
-    return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
+    eos = () if submit.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*eos, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
 def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:

@@ -94,8 +94,8 @@ class Lingering(Organ):
 
 def meant(core: Core, request_id: str, others: Iterable[str]) -> str:
     """Returns the first of these ids that a live or kept request has; `request_id` if none has."""
-    known = (each for each in (request_id, *others) if core.queue.by_request_id(each) or core.kept.by_id(each))
-    return next(known, request_id)
+    living = (name for name in (request_id, *others) if core.queue.by_request_id(name) or core.kept.by_id(name))
+    return next(living, request_id)
 
 
 def detach(core: Core, entry: KeptRequest, now: float) -> list[fx.Effect]:

@@ -291,9 +291,9 @@ def _end_of_pages(lane: Lane, request: Request, matched: PrefixMatch, count: int
 
 def _pages_needed(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
     """Returns how many unused pages the request needs; with a window, its later chunks included."""
-    own = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
+    at_its_end = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
     at_once = lane.info.pages_at_once(request.known) - len(matched.shared)
-    return max(own, at_once) + _num_unreferenced(lane, matched)
+    return max(at_its_end, at_once) + _num_unreferenced(lane, matched)
 
 
 def _num_unreferenced(lane: Lane, matched: PrefixMatch) -> int:

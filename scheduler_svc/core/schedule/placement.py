@@ -90,15 +90,15 @@ class Placement:
         """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
         if not self._left:
             return [request for _, request in queue.first(count)]
-        found: list[Request] = []
+        first: list[Request] = []
         number, left_of = lane.number, self._left.get
         for _, request in queue.first(count + len(self._left)):
             left = left_of(request.handle)
             if left is None or left.by == number or left.to == number:
-                found.append(request)
-                if len(found) == count:
+                first.append(request)
+                if len(first) == count:
                     break
-        return found
+        return first
 
     # The plan of one lane --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Placement:
         # A match needs only the pages in a window, so each lane with one of the pages is asked.
         some = self._page_index.any_of(request.page_hashes[:limit])
         asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
-        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda found: -found[1])
+        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda depth: -depth[1])
 
     # Loads -----------------------------------------------------------------------------------------------------------
 

@@ -163,9 +163,9 @@ class PlanBuilder:
             self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
-        own = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
-        assert own is not None, f"request {request.submit.request_id} was seated without pages"
-        unused = iter(own)
+        allocated = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
+        assert allocated is not None, f"request {request.submit.request_id} was seated without pages"
+        unused = iter(allocated)
         pages: list[int] = []
         for page_idx, page in enumerate(matched.pages):
             match page:

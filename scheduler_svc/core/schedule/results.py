@@ -47,9 +47,9 @@ def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     return is_within(np.delete(event.tokens, meaningless), vocab_size)
 
 
-def _fits_constraints(found: ConstraintsOfStep, record: SentPlan) -> bool:
+def _fits_constraints(constraints: ConstraintsOfStep, record: SentPlan) -> bool:
     """Returns whether only rows with a constraint are named, and none both as complete and as failed."""
-    named, constrained = np.concatenate([found.complete, found.failed]), record.constrained
+    named, constrained = np.concatenate([constraints.complete, constraints.failed]), record.constrained
     if constrained is None or not is_within(named, len(constrained)):
         return False
     return bool(constrained[named].all()) and len(np.unique(named)) == len(named)
@@ -211,7 +211,7 @@ def _pending(
 
     Returns for each token its front end, stream, offset, token and index among sampled rows; and the requests that end.
     """
-    found: list[tuple[int, int, int, int, int]] = []
+    delivered: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []
     info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
@@ -226,7 +226,7 @@ def _pending(
         if request.known == request.prompt_tokens:
             request.first_token_at = now
         reader = frontend_idx.get(request.frontend, DETACHED)
-        found.append((reader, request.stream, request.num_outputs, token, i))
+        delivered.append((reader, request.stream, request.num_outputs, token, i))
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
@@ -237,7 +237,7 @@ def _pending(
             ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
-    return found, endings
+    return delivered, endings
 
 
 def _prompt_logprobs(

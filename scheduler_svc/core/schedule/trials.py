@@ -106,7 +106,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     if suspects.trial is None:
         return [EVERYBODY]
     waiting = trial_starts(suspects, lane)
-    own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
+    trial = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
@@ -114,8 +114,8 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():
-        return [own, rest] if suspects.is_next else [rest, own]
+        return [trial, rest] if suspects.is_next else [rest, trial]
     # Another request must get a token before a lone suspect may be met by a second death.
     if any(other.in_flight for other in other_lanes):
         return [rest]
-    return [rest, own]
+    return [rest, trial]

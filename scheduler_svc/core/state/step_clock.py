@@ -78,19 +78,19 @@ class StepTimes:
 
     def predict(self, record: SentPlan, work: float) -> float:
         """Returns the predicted time in seconds of a step with this work."""
-        known = self._averages(record) or self._of_chunks or self._of_decodes
-        if not known:
+        averages = self._averages(record) or self._of_chunks or self._of_decodes
+        if not averages:
             token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
             tokens = work + _BASE_TOKENS + self._zeroing_tokens
             return max(_FIRST_STEP_SECONDS, tokens * token_seconds)
         # The worker's own measurement is a lower bound, because it was taken without context.
-        return max(record.prefill_tokens * self._token_seconds, _bound(known, work))
+        return max(record.prefill_tokens * self._token_seconds, _bound(averages, work))
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        averages, own = self._averages(record), _class_of(work)
-        average = averages.get(own, seconds)
-        averages[own] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+        averages, work_class = self._averages(record), _class_of(work)
+        average = averages.get(work_class, seconds)
+        averages[work_class] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes
@@ -98,10 +98,10 @@ class StepTimes:
 
 def _bound(averages: dict[int, float], work: float) -> float:
     """Returns the average of the work's class, or else the bound that the next class on either side gives."""
-    own = _class_of(work)
-    if own in averages:
-        return averages[own]
-    larger, smaller = [each for each in averages if each > own], [each for each in averages if each < own]
+    level = _class_of(work)
+    if level in averages:
+        return averages[level]
+    larger, smaller = [key for key in averages if key > level], [key for key in averages if key < level]
     bounds = [averages[min(larger)]] if larger else []
     if smaller:
         bounds.append(averages[max(smaller)] * work / 2.0 ** max(smaller))
@@ -156,7 +156,7 @@ class StepClock:
     def voided(self, in_flight: Sequence[SentPlan]) -> None:
         """Records that plans became void. The worker may still compute them, and is silent meanwhile."""
         if in_flight:
-            seconds = sum(deadline_seconds(self._times.predict(each, self._times.work(each))) for each in in_flight)
+            seconds = sum(deadline_seconds(self._times.predict(plan, self._times.work(plan))) for plan in in_flight)
             self._void_until = self.began_at(in_flight[0]) + seconds
 
     def began_at(self, oldest: SentPlan) -> float:

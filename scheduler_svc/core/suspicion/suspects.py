@@ -149,8 +149,8 @@ class Suspects:
     @property
     def groups(self) -> list[list[int]]:
         """Handles of the suspects in each group that waits for its trial, the next one first."""
-        found = [[handle for handle in group if handle in self._by_handle] for group in self._groups]
-        return [group for group in found if group]
+        live_groups = [[handle for handle in group if handle in self._by_handle] for group in self._groups]
+        return [group for group in live_groups if group]
 
     # Deaths and failed steps -----------------------------------------------------------------------------------------
 
