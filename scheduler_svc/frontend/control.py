@@ -213,7 +213,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             )
             for request_id, result in zip(ids, reply.results, strict=True)
         }
-        return control_pb2.AbortResponse(results=[results[each] for each in request.request_ids])
+        return control_pb2.AbortResponse(results=[results[name] for name in request.request_ids])
 
     async def ListRequests(
         self, request: control_pb2.ListRequestsRequest, context: Any

@@ -74,9 +74,9 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     info.constraint_refusal = _constraint_refusal(state, tokenizer)
     info.chat_parts[:] = () if chat.form is None else chat.form.parts
     defaults = inference_pb2.SamplingParams()
-    for each in defaults.DESCRIPTOR.fields:
-        if (limit := limit_of(each)).HasField("off"):
-            setattr(defaults, each.name, int(limit.off) if each.type == each.TYPE_UINT32 else limit.off)
+    for option in defaults.DESCRIPTOR.fields:
+        if (limit := limit_of(option)).HasField("off"):
+            setattr(defaults, option.name, int(limit.off) if option.type == option.TYPE_UINT32 else limit.off)
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
     info.sampling_defaults.CopyFrom(defaults)

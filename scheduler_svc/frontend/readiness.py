@@ -50,8 +50,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self.watches: dict[Watch, None] = {}
-        own = Bound(each=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
-        self._of_connection = Places(own)
+        bound = Bound(each=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
+        self._of_connection = Places(bound)
 
     def set(self, *, reason: str, since: float) -> None:
         """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it. `since`: Unix time."""

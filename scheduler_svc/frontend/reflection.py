@@ -27,10 +27,10 @@ class ReflectionServicer:
     def __init__(self, services: Sequence[Any]) -> None:
         """`services`: their descriptors."""
         pool = DescriptorPool()
-        known = set[str]()
-        for file in (*(each.file for each in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
-            _add(pool, cast(FileDescriptor, file), known)
-        names = [*(each.full_name for each in services), reflection.SERVICE_NAME]
+        added = set[str]()
+        for file in (*(service.file for service in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
+            _add(pool, cast(FileDescriptor, file), added)
+        names = [*(service.full_name for service in services), reflection.SERVICE_NAME]
         self._servicer: Any = cast(Any, reflection).aio.ReflectionServicer(names, pool)
 
     async def answer(self, request: Request, context: Any) -> Any:
@@ -39,12 +39,12 @@ class ReflectionServicer:
             return await anext(answers)
 
 
-def _add(pool: DescriptorPool, file: FileDescriptor, known: set[str]) -> None:
-    if file.name in known:
+def _add(pool: DescriptorPool, file: FileDescriptor, names: set[str]) -> None:
+    if file.name in names:
         return
-    known.add(file.name)
-    for each in file.dependencies:
-        _add(pool, each, known)
+    names.add(file.name)
+    for needed in file.dependencies:
+        _add(pool, needed, names)
     pool.AddSerializedFile(file.serialized_pb)
 
 

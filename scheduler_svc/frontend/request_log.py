@@ -58,10 +58,10 @@ def find_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> Traceparent
 
 def parse_traceparent(value: str) -> Traceparent | None:
     """Returns the traceparent in a header's value, None if it is malformed."""
-    found = None if len(value) > _MAX_CHARS else _FORM.fullmatch(value)
-    if found is None:
+    match = None if len(value) > _MAX_CHARS else _FORM.fullmatch(value)
+    if match is None:
         return None
-    version, trace_id, parent_id, flags, more = found.groups()
+    version, trace_id, parent_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more is not None):
         return None
     if not trace_id.strip("0") or not parent_id.strip("0"):

@@ -291,11 +291,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
-    found = [("x-request-id", request_id)] if request_id.isascii() else []
+    pairs = [("x-request-id", request_id)] if request_id.isascii() else []
     if warnings:
         text = "; ".join(warnings).encode("unicode_escape").decode("ascii")
-        found.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
-    return tuple(found)
+        pairs.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
+    return tuple(pairs)
 
 
 def _prepared(

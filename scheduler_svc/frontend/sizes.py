@@ -130,7 +130,7 @@ class Rules:
 
 def rules_of(kind: Descriptor, path: str = "", entries: Number = None, chars: Number = None) -> Rules:
     """Returns the rules of a message and of all in it. `entries`, `chars`: those of the field that it stands in."""
-    return Rules(kind.name, {each.number: _rule(each, path + each.name, entries, chars) for each in kind.fields})
+    return Rules(kind.name, {field.number: _rule(field, path + field.name, entries, chars) for field in kind.fields})
 
 
 def _rule(field: FieldDescriptor, path: str, entries: Number, chars: Number) -> Rule:
@@ -141,7 +141,7 @@ def _rule(field: FieldDescriptor, path: str, entries: Number, chars: Number) -> 
     # The scan counts packed numbers as varints.
     assert _has_bytes(field) or not is_list or field.type in _VARINTS, path
     num_bytes = limit.bytes
-    if is_list and inside is not None and not any(each.is_repeated or _has_bytes(each) for each in inside.fields):
+    if is_list and inside is not None and not any(part.is_repeated or _has_bytes(part) for part in inside.fields):
         inside, num_bytes = None, MAX_NUMBER_BYTES * len(inside.fields)
     return Rule(
         path=path,
@@ -216,10 +216,10 @@ def _check_list(rule: Rule, value: Any, sizes: Sizes) -> None:
         for idx, text in enumerate(value):
             check_count(f"{rule.path}[{idx}]", len(text), rule.chars, "characters long")
     # The entries of lists in the messages of a list count together.
-    for each in () if rule.inside is None else rule.inside.fields.values():
-        if each.is_list:
-            name = each.path.rpartition(".")[2]
-            check_count(each.path, sum(len(getattr(message, name)) for message in value), sizes.number(each.entries))
+    for inner in () if rule.inside is None else rule.inside.fields.values():
+        if inner.is_list:
+            name = inner.path.rpartition(".")[2]
+            check_count(inner.path, sum(len(getattr(message, name)) for message in value), sizes.number(inner.entries))
 
 
 def _told() -> Iterator[tuple[str, Rule, str]]:

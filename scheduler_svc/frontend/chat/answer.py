@@ -103,7 +103,7 @@ class AnswerParser:
         hidden = frozenset(spec.fields.keys() - shown)
         self._segmenter = Segmenter(spec, hidden if ignores_calls else frozenset(), hidden)
         self._content = _Part(spec.fields.get(CONTENT_FIELD), keeps_start=True)
-        name = next((each for each in REASONING_FIELDS if each in spec.fields), "")
+        name = next((field for field in REASONING_FIELDS if field in spec.fields), "")
         self._reasoning_field = name
         self._reasoning = _Part(spec.fields.get(name), keeps_start=False)
         # A region of calls: its first mark, and its text.
@@ -242,7 +242,7 @@ class ChatOutput(SampleOutput):
             self.reasoning_tokens += num_tokens
         if is_end:
             parsed.add(self.parser.finish(is_cut=is_cut))
-        calls = [each._replace(name=plain(each.name), arguments=plain(each.arguments)) for each in parsed.calls]
+        calls = [call._replace(name=plain(call.name), arguments=plain(call.arguments)) for call in parsed.calls]
         return Parsed(self._visible(parsed.content), self._visible(parsed.reasoning), calls)
 
     def _visible(self, text: str) -> str:

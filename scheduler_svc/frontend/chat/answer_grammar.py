@@ -183,8 +183,8 @@ class CallRules:
     def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
         """The lines of an argument, and whether its value is JSON."""
         choices = [schema["const"]] if "const" in schema else _of(list, schema, "enum")
-        if choices and all(isinstance(each, str) for each in choices):
-            options = " | ".join(string(str(each)) for each in choices)
+        if choices and all(isinstance(choice, str) for choice in choices):
+            options = " | ".join(string(str(choice)) for choice in choices)
             return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
         if is_text(schema):
             return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after, self._hold(schema))], False
@@ -252,15 +252,15 @@ def _add_tagged(
             begins = [marks.parts(f"{calls.call_begin}{tool}{calls.middle}") for tool in tools]
             call += [[begin, len(states), ""] for begin in begins]
             states.append([[marks.parts(calls.call_end), answer, ""]])
-        own = len(states) - 1
-        name, text, value = own + 1, own + 2, own + 3
-        states[own].append([marks.parts(tagged.before_name), name, ""])
+        region = len(states) - 1
+        name, text, value = region + 1, region + 2, region + 3
+        states[region].append([marks.parts(tagged.before_name), name, ""])
         begun = [marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in names]
-        after = [marks.parts(tagged.after_value), own, ""]
+        after = [marks.parts(tagged.after_value), region, ""]
         states += [
             [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begun)],
             [after],
-            [*braces(own), after],
+            [*braces(region), after],
         ]
 
 

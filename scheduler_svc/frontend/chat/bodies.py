@@ -46,11 +46,13 @@ def plain(text: str) -> str:
 
 def mark_all(text: str, controls: Collection[str]) -> str:
     """`text`, a text or a regular expression, with every text of a control token marked."""
-    texts = {form: marked(each)[0] + form[len(form) - len(rest) :] for each in controls for form, rest in _forms(each)}
+    texts = {
+        form: marked(token)[0] + form[len(form) - len(rest) :] for token in controls for form, rest in _forms(token)
+    }
     if not texts:
         return text
     longest_first = sorted(texts, key=len, reverse=True)
-    return re.sub("|".join(map(re.escape, longest_first)), lambda found: texts[found.group()], text)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda match: texts[match.group()], text)
 
 
 def _forms(control: str) -> list[tuple[str, str]]:
@@ -333,10 +335,10 @@ class TaggedReader:
         if next_ == len(text):
             self._may_end = True
             return None
-        found = [match for each in self._follows if (match := each.match(text, next_, partial=True)) is not None]
-        if any(not match.partial for match in found):
+        matches = [match for sign in self._follows if (match := sign.match(text, next_, partial=True)) is not None]
+        if any(not match.partial for match in matches):
             return True
-        return None if found else False
+        return None if matches else False
 
     def _end_tag(self, mark: str) -> None:
         tag = "".join(self._in_tag) + mark
@@ -367,9 +369,9 @@ def _parts(tag: str) -> tuple[Any, Any, Any] | None:
     # Installed with Transformers.
     import regex
 
-    before, found, rest = tag.partition("(?P<value>")
+    before, mark, rest = tag.partition("(?P<value>")
     for at in range(len(rest)):
-        if found and rest[at] == ")":
+        if mark and rest[at] == ")":
             try:
                 # The group is whole where what is in it is a pattern by itself.
                 regex.compile(rest[:at])

@@ -79,7 +79,7 @@ def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapp
     calls = read_calls(mark, text, spec, argument_types)
     if field.content != "json":
         # Another argument may have been to come.
-        return [Call(each.name, each.arguments[:-1] if each.arguments != "{}" else "") for each in calls]
+        return [Call(call.name, call.arguments[:-1] if call.arguments != "{}" else "") for call in calls]
     if calls:
         return calls
     if name:
@@ -108,7 +108,7 @@ def _elements(text: str) -> tuple[str, str]:
 
 def _flat(value: object) -> list[object]:
     if isinstance(value, list):
-        return [inner for each in cast(list[object], value) for inner in _flat(each)]
+        return [inner for item in cast(list[object], value) for inner in _flat(item)]
     return [] if value is None else [value]
 
 
@@ -148,8 +148,8 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         parameters: dict[str, Any] = function.get("parameters") or {}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
-            known = cast(dict[str, Any], properties)
-            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in known.items()}
+            schemas = cast(dict[str, Any], properties)
+            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in schemas.items()}
     return types
 
 
@@ -161,7 +161,7 @@ def _type(schema: object, *, depth: int) -> dict[str, Any]:
     kept = {key: given[key] for key in ("type", "nullable") if key in given}
     for key in ("anyOf", "oneOf"):
         if isinstance(given.get(key), list) and depth < 4:
-            kept[key] = [_type(each, depth=depth + 1) for each in given[key]]
+            kept[key] = [_type(item, depth=depth + 1) for item in given[key]]
     return kept
 
 

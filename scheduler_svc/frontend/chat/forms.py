@@ -72,8 +72,8 @@ class CallFormat:
         """Why arguments in this form cannot be held to a schema, in one sentence; empty if they can."""
         if self.quote:
             return "the served model writes arguments in a form for which no schema is enforced"
-        found = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
-        return f"{found[0]} is not enforced where a model writes each argument by itself" if found else ""
+        keywords = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
+        return f"{keywords[0]} is not enforced where a model writes each argument by itself" if keywords else ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
@@ -127,9 +127,9 @@ def is_text(schema: object) -> bool:
 
 
 def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
-    known = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
-    if not {name for name, default in known.items() if default is MISSING} <= value.keys() <= known.keys():
-        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(known))}")
+    defaults = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
+    if not {name for name, default in defaults.items() if default is MISSING} <= value.keys() <= defaults.keys():
+        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(defaults))}")
     for name, text in value.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}, not a string")
@@ -211,13 +211,13 @@ def choose_form(templates: Sequence[str], own: str, override: AnswerForm | None)
     if override is not None:
         return override
     text = "\n".join(templates)
-    known = next((form for literals, form in _table() if any(_has_all(text, every) for every in literals)), None)
+    family = next((form for literals, form in _table() if any(_has_all(text, every) for every in literals)), None)
     if not own:
-        return known
+        return family
     template = read_form(json.loads(own), "checkpoint").template
-    if known is None:
+    if family is None:
         return AnswerForm(family="checkpoint", template=template, calls=None, reasoning=None)
-    return dataclasses.replace(known, family="checkpoint", template=template)
+    return dataclasses.replace(family, family="checkpoint", template=template)
 
 
 def _has_all(text: str, literals: Sequence[str]) -> bool:

@@ -120,12 +120,12 @@ class Segmenter:
 
     def _begun(self) -> _Mark | None:
         """The mark of a hidden field that the held text begins."""
-        found = list[_Mark]()
+        marks = list[_Mark]()
         for field in self._watched:
             match = field.open_re.search(self._buffer, self._pos, partial=True) if field.name in self._hidden else None
             if match is not None and match.start() < match.end():
-                found.append(_Mark(Kind.OPEN, field, match.start(), match.end()))
-        return min(found, key=lambda mark: mark.start, default=None)
+                marks.append(_Mark(Kind.OPEN, field, match.start(), match.end()))
+        return min(marks, key=lambda mark: mark.start, default=None)
 
     def _advance(self, *, is_end: bool) -> Iterator[Event]:
         while True:

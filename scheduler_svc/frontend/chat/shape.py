@@ -90,8 +90,8 @@ class Shape:
     def __str__(self) -> str:
         """The fields that differ from those of most templates."""
         usual = Shape()
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        other = [f"{name}: {value}" for name, value in found.items() if value != getattr(usual, name)]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        other = [f"{name}: {value}" for name, value in values.items() if value != getattr(usual, name)]
         return ", ".join(other) or "usual"
 
     def messages(self, history: Sequence[Message]) -> list[dict[str, Any]]:
@@ -253,7 +253,7 @@ class _Probe:
             for idx, word in pairs
         ]
         results = [{"role": "tool", "content": result, "tool_call_id": idx} for idx, _ in pairs]
-        named = [{**each, "name": name} if name else each for each in results]
+        named = [{**message, "name": name} if name else message for message in results]
         asked = {"role": "assistant", "tool_calls": calls, **self._besides, **reasoning}
         return self._text([self._say(), asked, *named], [_TOOL])
 
@@ -309,8 +309,8 @@ class _Probe:
 
     def _between(self, where: Reasoning) -> str:
         """What stands between the reasoning and the content of the last message."""
-        between, found, _ = (self._answered(_reasoned(where)) or "").partition(_FIRST)[2].partition(_SECOND)
-        return between if found else ""
+        between, second, _ = (self._answered(_reasoned(where)) or "").partition(_FIRST)[2].partition(_SECOND)
+        return between if second else ""
 
     def _answered(self, answer: dict[str, Any]) -> str | None:
         return self._text([self._say(), answer])

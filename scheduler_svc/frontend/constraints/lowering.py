@@ -319,16 +319,16 @@ class _Lowering:
 
         Returns the names; None if they are many.
         """
-        known = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
+        listed = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
         try:
             names = names_of(pattern, _MOST_COUNTED)
         except UnreadError:
-            if known:
+            if listed:
                 what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
                 raise unsupported(place, what) from None
             return None
-        most = max(MOST_NAMES, min(len(known), _MOST_KNOWN))
-        if names is None or len(names) > most or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
+        most = max(MOST_NAMES, min(len(listed), _MOST_KNOWN))
+        if names is None or len(names) > most or (len(names) > MOST_NAMES and not listed.keys() >= set(names)):
             return names
         self._num_names += len(names)
         if self._num_names > _MOST_NAMES_OF_PATTERNS:

@@ -98,7 +98,7 @@ def _handler_of(task: "asyncio.Task[Any]", overdue: Collection["asyncio.Task[Any
 
 def _operations(coroutine: object) -> list[object]:
     """The operations that the coroutine's innermost calls have passed to gRPC's core."""
-    found, seen, pending = list[object](), set[int](), [coroutine]
+    operations, seen, pending = list[object](), set[int](), [coroutine]
     while pending:
         one = pending.pop()
         if id(one) in seen:
@@ -106,10 +106,10 @@ def _operations(coroutine: object) -> list[object]:
         seen.add(id(one))
         name = type(one).__name__
         if name.endswith(OPERATION_SUFFIX) or name == BATCH:
-            found.append(one)
+            operations.append(one)
         elif name in CONTAINERS or name.startswith(SCOPE_PREFIX):
             pending.extend(gc.get_referents(one))
-    return found
+    return operations
 
 
 # Resets of a connection in a second that make it suspect, with this share of resets among its calls.
@@ -204,15 +204,15 @@ class Resets:
             self._watched.pop(host, None)
 
     def _close(self, peers: Collection[str]) -> None:
-        found = sockets_to(peers)
+        sockets = sockets_to(peers)
         # First, because the next connection comes at once; and each host once, because that looks at all files.
-        for network, port in {(network_of(peer), one.getsockname()[1]) for peer, one in found.items()}:
+        for network, port in {(network_of(peer), one.getsockname()[1]) for peer, one in sockets.items()}:
             if network is not None:
                 self._barred.bar(network, port)
-        for one in found.values():
+        for one in sockets.values():
             with one:
                 _close(one)
-        self._num_closed += len(found)
+        self._num_closed += len(sockets)
         self._closed.update(dict.fromkeys(peers))
         while len(self._closed) > _MAX_CLOSED:
             del self._closed[next(iter(self._closed))]
@@ -222,7 +222,7 @@ def _open_calls(host: Network | None) -> dict[str, int]:
     """How many calls have not ended for gRPC, of each of the host's newest connections. Those that wait have not."""
     inside = importlib.import_module("grpc._cython.cygrpc")
     servers, sockets_of, socket_of = (getattr(inside, name) for name in QUESTIONS)
-    found: dict[str, int] = {}
+    num_open: dict[str, int] = {}
     for server in _told(servers, 0).get("server", []):
         # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
         listed = _told(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
@@ -231,8 +231,8 @@ def _open_calls(host: Network | None) -> dict[str, int]:
             if one := _told(socket_of, sockets[peer]):
                 data = one["socket"]["data"]
                 ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])
-                found[peer] = int(data["streamsStarted"]) - ended
-    return found
+                num_open[peer] = int(data["streamsStarted"]) - ended
+    return num_open
 
 
 def _told(ask: Callable[..., Any], *args: int) -> dict[str, Any]:

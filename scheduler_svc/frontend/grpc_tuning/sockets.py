@@ -56,31 +56,31 @@ def network_of(peer: str) -> Network | None:
 def sockets_to(peers: Collection[str], max_files: int = MAX_FILES) -> dict[str, socket.socket]:
     """Duplicates of this process's TCP sockets to these peers, as far as they are found; none among more files."""
     wanted = {_split(peer): peer for peer in peers}
-    found: dict[str, socket.socket] = {}
+    by_peer: dict[str, socket.socket] = {}
     for one in _sockets(max_files):
         # gRPC listens on IPv6 sockets and writes an IPv4 peer without this prefix.
         with contextlib.suppress(OSError):
             host, port = one.getpeername()[:2]
             # Other files of the connection are duplicates, such as those of `Corks`.
             if (peer := wanted.pop((host.removeprefix("::ffff:"), str(port)), None)) is not None:
-                found[peer] = one
+                by_peer[peer] = one
                 if not wanted:
                     break
                 continue
         one.close()
-    return found
+    return by_peer
 
 
 def listeners(port: int) -> list[socket.socket]:
     """Duplicates of this process's sockets that listen at the port."""
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     for one in _sockets(MAX_FILES):
         with contextlib.suppress(OSError):
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == port:
-                found.append(one)
+                sockets.append(one)
                 continue
         one.close()
-    return found
+    return sockets
 
 
 def _split(peer: str) -> tuple[str, str]:
@@ -236,15 +236,15 @@ def program(networks: Collection[Network]) -> list[_Instruction]:
 
 
 def _comparisons(networks: Collection[Network]) -> list[_Instruction]:
-    found: list[_Instruction] = []
+    instructions: list[_Instruction] = []
     for network in networks:
         words = struct.unpack(">I" if network.version == 4 else ">II", network.network_address.packed[:8])
         for idx, word in enumerate(words):
             # After a word that differs, the next network is compared.
             left = 2 * (len(words) - 1 - idx) + 1
-            found += [(_WORD, 0, 0, _SOURCE[network.version] + 4 * idx), (_IF_EQUAL, 0, left, word)]
-        found.append((_RETURN, 0, 0, _DROP))
-    return found
+            instructions += [(_WORD, 0, 0, _SOURCE[network.version] + 4 * idx), (_IF_EQUAL, 0, left, word)]
+        instructions.append((_RETURN, 0, 0, _DROP))
+    return instructions
 
 
 def _filter(port: int, networks: Collection[Network]) -> None:

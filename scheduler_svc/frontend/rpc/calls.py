@@ -86,8 +86,8 @@ def _first_unknown(message: Message) -> tuple[str, int] | None:
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         for part in value if field.is_repeated else (value,):
-            if (found := _first_unknown(part)) is not None:
-                return found
+            if (inner := _first_unknown(part)) is not None:
+                return inner
     return None
 
 
@@ -236,8 +236,8 @@ class Reading:
             try:
                 await self._gate.enter(call.key, seconds=self._seconds)
             except TimeoutError:
-                own = f"{self._gate.inside.of(call.key)} of the same caller are not complete"
-                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {own}"
+                these = f"{self._gate.inside.of(call.key)} of the same caller are not complete"
+                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {these}"
                 raise status.overloaded(message) from None
             call.num_looks, call.began_at = 0, now()
             self._calls[call] = None
@@ -262,11 +262,11 @@ class Reading:
 
     def _let_yield(self, slow: dict[Call, None]) -> None:
         """Aborts as many of these calls as others wait."""
-        own = self._gate.inside.of
+        num_of = self._gate.inside.of
         for waiting, num in self._gate.waiting.items():
             for _ in range(num):
-                most = max((call.key for call in slow), key=own, default=waiting)
-                owner = most if own(most) > own(waiting) + 1 else waiting
+                most = max((call.key for call in slow), key=num_of, default=waiting)
+                owner = most if num_of(most) > num_of(waiting) + 1 else waiting
                 call = next((call for call in slow if call.key == owner), None)
                 if call is None:
                     break

@@ -135,8 +135,8 @@ def _strings(value: object) -> Iterator[str]:
         yield value
     elif isinstance(value, dict | list):
         inside = cast(dict[str, object] | list[object], value)
-        for each in inside.values() if isinstance(inside, dict) else inside:
-            yield from _strings(each)
+        for item in inside.values() if isinstance(inside, dict) else inside:
+            yield from _strings(item)
 
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
@@ -246,7 +246,7 @@ class SampleSender:
         num_reasoning = min(len(piece.reasoning), skip.reasoning_chars)
         skip.text_chars -= num_text
         skip.reasoning_chars -= num_reasoning
-        left = [call for each in piece.calls if (call := self._call_beyond_received(each)) is not None]
+        left = [rest for call in piece.calls if (rest := self._call_beyond_received(call)) is not None]
         self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
         piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
         if not (piece.text or piece.reasoning or left or self._request.want_token_ids):

@@ -205,8 +205,8 @@ class StreamSender:
                 await asyncio.sleep(0)
             for descriptor, num_left in sender.to_skip.ListFields():
                 field, num_claimed = f"offsets[{idx}].{descriptor.name}", getattr(claimed, descriptor.name)
-                found = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
-                raise status.invalid(field, f"{field} is {num_claimed}; the limit is {found}")
+                limit = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
+                raise status.invalid(field, f"{field} is {num_claimed}; the limit is {limit}")
         self._stream.wake()
         return messages
 
