@@ -91,9 +91,9 @@ def make(folder: Path, names: list[str]) -> None:
                 "underscores and begin with a letter or digit"
             )
     try:
-        for each in (folder, folder / ADMITTED, folder / WORKERS):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_owner(each, each.stat(), 0o077)
+        for made in (folder, folder / ADMITTED, folder / WORKERS):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_owner(made, made.stat(), 0o077)
         of_workers = {name: (folder / WORKERS / name, folder / ADMITTED / f"{name}{PUBLIC_SUFFIX}") for name in names}
         if taken := [path for paths in of_workers.values() for path in paths if path.exists()]:
             raise KeyFileError(f"{taken[0]} exists; remove it for new keys, or choose another name")
@@ -102,11 +102,11 @@ def make(folder: Path, names: list[str]) -> None:
         of_scheduler = zmq.curve_public(read_key(folder / SCHEDULER_SECRET, is_secret=True))
         if not (folder / SCHEDULER_PUBLIC).exists():
             _write(folder / SCHEDULER_PUBLIC, of_scheduler)
-        for own, admitted in of_workers.values():
-            own.mkdir(mode=0o700)
+        for of_worker, admitted in of_workers.values():
+            of_worker.mkdir(mode=0o700)
             public, secret = zmq.curve_keypair()
-            _write(own / WORKER_SECRET, secret)
-            _write(own / SCHEDULER_PUBLIC, of_scheduler)
+            _write(of_worker / WORKER_SECRET, secret)
+            _write(of_worker / SCHEDULER_PUBLIC, of_scheduler)
             _write(admitted, public)
     except OSError as error:
         raise KeyFileError(f"{error.filename or folder}: {error.strerror}") from None
@@ -175,10 +175,10 @@ class AdmittedKeys:
 
 def _state_of(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
     try:
-        found = entry.stat()
+        stat = entry.stat()
     except FileNotFoundError:
         return entry.name, 0, 0, 0, 0
-    return entry.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode
 
 
 def _reason(folder: Path, error: OSError | KeyFileError) -> str:

@@ -130,23 +130,23 @@ class Table:
     def of_token(self, token: bytes, unix_now: float) -> Caller | None:
         """Returns the owner of this token, None without one or if it has expired."""
         digest = sha256(token).digest()
-        found = self._tokens.get(digest)
-        if found is None:
+        entry_and_caller = self._tokens.get(digest)
+        if entry_and_caller is None:
             return None
-        entry, caller = found
+        entry, caller = entry_and_caller
         is_valid = hmac.compare_digest(entry.hash, digest) and unix_now < entry.expires
         return _with_proof(caller, digest) if is_valid else None
 
     def of_certificate(self, names: Iterable[str]) -> Caller | None:
         """Returns the owner of a verified certificate with one of these names; the first known name counts."""
-        known = next((name for name in names if name in self._certificates), None)
-        return None if known is None else _with_proof(self._certificates[known], known)
+        owner = next((name for name in names if name in self._certificates), None)
+        return None if owner is None else _with_proof(self._certificates[owner], owner)
 
     def of_proof(self, proof: bytes | str | None) -> Caller | None:
         """Returns the owner of this proof now, also if it has expired; None if it was revoked."""
         if isinstance(proof, bytes):
-            found = self._tokens.get(proof)
-            return None if found is None else found[1]
+            entry_and_caller = self._tokens.get(proof)
+            return None if entry_and_caller is None else entry_and_caller[1]
         return None if proof is None else self._certificates.get(proof)
 
 

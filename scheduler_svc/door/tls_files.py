@@ -154,7 +154,7 @@ class ReadyCommand:
         elif self.needs_tokens:
             variables = _TOKEN
         flags = self._flags(address)
-        return f'{variables}tandem generate{"".join(f" {each}" for each in flags)} "Return the"'
+        return f'{variables}tandem generate{"".join(f" {flag}" for flag in flags)} "Return the"'
 
     def _flags(self, address: str) -> list[str]:
         host, _, port = address.rpartition(":")
@@ -173,7 +173,7 @@ class ReadyCommand:
 
 def certificate_names(tls: TlsFiles) -> tuple[list[str], list[str]]:
     """Returns the names and the addresses that a certificate is for."""
-    found = own_certificate(tls.certificate, tls.key)
-    pairs = [pair for pair in found.get("subjectAltName", ()) if len(pair) == 2]
+    certificate = own_certificate(tls.certificate, tls.key)
+    pairs = [pair for pair in certificate.get("subjectAltName", ()) if len(pair) == 2]
     addresses = [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
     return [str(value) for kind, value in pairs if kind == "DNS"], addresses

@@ -54,8 +54,8 @@ class KeptStreams(Generic[_T]):
 
     def remove(self, stream: int, request: _T) -> bool:
         """Removes the range that begins with `stream` if it is the request's. Returns whether no range is left."""
-        found = self._ranges.get(stream)
-        if found is not None and found[2] is request:
+        range_ = self._ranges.get(stream)
+        if range_ is not None and range_[2] is request:
             del self._ranges[stream]
             self._is_sorted = False
         return not self._ranges
@@ -117,8 +117,8 @@ class SuspicionLog:
         return [self._suspects_record(number_of), self._quarantine_record(now, unix_now)]
 
     def _suspects_record(self, number_of: Callable[[Request], int | None]) -> bytes:
-        found = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
-        numbers = [number for request in found if request and (number := number_of(request)) is not None]
+        requests = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
+        numbers = [number for request in requests if request and (number := number_of(request)) is not None]
         if self._core.info is None:
             # Restored requests cannot be suspects before they are queued, when the first worker has been proven.
             numbers += sorted(self._restored)
@@ -365,9 +365,9 @@ class JournalKeeper(Observer):
         if len(effect.tokens):
             self._tokens(effect, streams)
         for end in effect.ends:
-            found = streams.find(end.stream)
-            if found is not None:
-                kept, sample = found
+            kept_sample = streams.find(end.stream)
+            if kept_sample is not None:
+                kept, sample = kept_sample
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
                 kept.submit = kept_submit(kept.submit, kept.ends)

@@ -98,7 +98,7 @@ REQUEST = Codec(
             *_none(request, NO_IDS),
         ),
         "ends": lambda request: (
-            *(SAMPLE_END.decode(each.end) if each.HasField("end") else None for each in request.samples),
+            *(SAMPLE_END.decode(sample.end) if sample.HasField("end") else None for sample in request.samples),
             *_none(request, None),
         ),
         "weights": lambda request: (

@@ -77,7 +77,7 @@ class FrontEndSettings:
 
     def encoded(self) -> bytes:
         """Returns what `decoded` takes."""
-        return json.dumps(asdict(self), default=lambda each: each.hex() if type(each) is bytes else str(each)).encode()
+        return json.dumps(asdict(self), default=lambda item: item.hex() if type(item) is bytes else str(item)).encode()
 
     @classmethod
     def decoded(cls, text: bytes) -> "FrontEndSettings":
@@ -223,8 +223,8 @@ class FrontendProcesses:
             for number in range(1, count + 1)
         ]
         self._children = [
-            _FrontEnd(name, own, self, silence_seconds)
-            for name, own in (several if count > 1 else [("the front end", settings)])
+            _FrontEnd(name, settings_of_one, self, silence_seconds)
+            for name, settings_of_one in (several if count > 1 else [("the front end", settings)])
         ]
         self._is_stopping = False
 

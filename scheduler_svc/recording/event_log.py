@@ -329,8 +329,8 @@ def decode_config(text: str) -> CoreConfig:
         problem = error.errors()[0]
         where = "".join(f"{name}: " for name in problem["loc"])
         raise WireError(f"the core's settings: {where}{problem['msg']}") from None
-    given, known = _names(json.loads(text)), _names(asdict(config))
-    for problem, names in (("unknown", given - known), ("missing", known - given)):
+    given, expected = _names(json.loads(text)), _names(asdict(config))
+    for problem, names in (("unknown", given - expected), ("missing", expected - given)):
         if names:
             listed = ", ".join(sorted(names))
             raise WireError(f"the core's settings: {listed} {problem}; another version wrote this record")

@@ -152,10 +152,10 @@ class RouterLink:
 
     def _ended_connections(self) -> list[int]:
         """Returns the file descriptors of the connections that ended since the last call."""
-        found: list[int] = []
+        descriptors: list[int] = []
         while int(self.monitor.getsockopt(zmq.EVENTS)) & _READABLE:
-            found.append(zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["value"])
-        return found
+            descriptors.append(zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["value"])
+        return descriptors
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
@@ -244,10 +244,10 @@ class RemoteLink(RouterLink):
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """As in `RouterLink`; peers of an ended connection are among them even if they have connected again."""
-        known = list(peers)
+        asked = list(peers)
         gone, self._gone = self._gone, {}
-        lost = [(peer, gone[peer]) for peer in known if peer in gone]
-        return lost + super().unreachable(peer for peer in known if peer not in gone)
+        lost = [(peer, gone[peer]) for peer in asked if peer in gone]
+        return lost + super().unreachable(peer for peer in asked if peer not in gone)
 
     def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
         """As in `RouterLink`: ends the connections of peers with a removed key."""
@@ -335,9 +335,9 @@ class WorkerLinks:
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
-        known = list(peers)
+        asked = list(peers)
         return [
-            lost for link in self._links for lost in link.unreachable(peer for peer in known if self._of(peer) is link)
+            lost for link in self._links for lost in link.unreachable(peer for peer in asked if self._of(peer) is link)
         ]
 
 

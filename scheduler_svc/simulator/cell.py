@@ -154,12 +154,12 @@ class FrontEnds:
 
     def next_moment(self) -> float | None:
         """When, by the simulation's clock, one of them has to be looked at again."""
-        return min((at for each in self.each if (at := each.next_moment()) is not None), default=None)
+        return min((at for front_end in self.each if (at := front_end.next_moment()) is not None), default=None)
 
     def advance(self, now: float) -> None:
         """They send what is due."""
-        for each in self.each:
-            each.advance(now)
+        for front_end in self.each:
+            front_end.advance(now)
 
 
 FRONTEND = "simulator"

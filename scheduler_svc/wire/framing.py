@@ -64,8 +64,8 @@ class Format:
         if self.first_line.startswith(start):
             return False
         if start.startswith(any_version):
-            found = bytes(data[len(any_version) : len(any_version) + 20]).split(b"\n")[0].decode("ascii", "replace")
-            raise ForeignFileError(f"has format {found}; this program reads format {self.version} only")
+            version = bytes(data[len(any_version) : len(any_version) + 20]).split(b"\n")[0].decode("ascii", "replace")
+            raise ForeignFileError(f"has format {version}; this program reads format {self.version} only")
         raise ForeignFileError(f"is not a {self.name}")
 
 

@@ -129,7 +129,7 @@ SUBMIT = Codec(
 
 
 def _meant_by_abort(abort: pb.Abort) -> list[tuple[str, ...]]:
-    return [meant(each, abort.tenant, all_tenants=abort.all_tenants) for each in abort.request_ids]
+    return [meant(name, abort.tenant, all_tenants=abort.all_tenants) for name in abort.request_ids]
 
 
 _WEIGHTS = Codec(control_pb2.UpdateWeightsRequest, Weights, is_whole=False)

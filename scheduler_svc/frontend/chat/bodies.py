@@ -46,9 +46,7 @@ def plain(text: str) -> str:
 
 def mark_all(text: str, controls: Collection[str]) -> str:
     """`text`, a text or a regular expression, with every text of a control token marked."""
-    texts = {
-        form: marked(token)[0] + form[len(form) - len(rest) :] for token in controls for form, rest in _forms(token)
-    }
+    texts = {form: marked(mark)[0] + form[len(form) - len(rest) :] for mark in controls for form, rest in _forms(mark)}
     if not texts:
         return text
     longest_first = sorted(texts, key=len, reverse=True)
