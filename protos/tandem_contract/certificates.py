@@ -60,10 +60,10 @@ class Followed:
 
     def _now(self) -> list[tuple[int, int, int]] | None:
         try:
-            found = [path.stat() for path in self._paths]
+            stats = [path.stat() for path in self._paths]
         except OSError:
             return None
-        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:

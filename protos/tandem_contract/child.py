@@ -206,17 +206,17 @@ def reap_group(group: int) -> None:
 
 def signal_name(number: int) -> str:
     """`SIGTERM`; `signal 99` if the system has no name for it."""
-    names = {int(known): known.name for known in signal.Signals}
+    names = {int(member): member.name for member in signal.Signals}
     return names.get(number, f"signal {number}")
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a child: it and its own children import nothing from their working directory."""
-    found = {**os.environ, **more, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
-    if "PYTHONPATH" in found:
+    environment = {**os.environ, **more, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
+    if "PYTHONPATH" in environment:
         # An empty entry means the working directory.
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
-    return found
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
+    return environment
 
 
 def _num_killed_for_memory() -> int:
@@ -252,10 +252,10 @@ def _reap_orphans() -> None:
     while True:
         time.sleep(_ORPHANS_SECONDS)
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
-        dead = found.si_pid if found is not None else 0
+        dead = ended.si_pid if ended is not None else 0
         if dead and dead == seen and dead not in _ours:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(dead, 0)

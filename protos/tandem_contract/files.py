@@ -172,23 +172,23 @@ def _lock_holder(status: os.stat_result) -> int | None:
         lines = _LOCKS.read_text("ascii").splitlines()
     except (OSError, ValueError):
         return None
-    found: dict[str, int] = {}
+    holders: dict[str, int] = {}
     for line in lines:
         # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
         words = line.split()
         if len(words) > 5 and words[1] == "FLOCK" and words[4].isdecimal():
-            found[words[5]] = int(words[4])
+            holders[words[5]] = int(words[4])
     whole = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     # Some file systems have another number there than stat says; then one file of that number is enough.
-    same = [name for name in found if name.rpartition(":")[2] == str(status.st_ino)]
-    return found.get(whole) or (found[same[0]] if len(same) == 1 else None)
+    same = [name for name in holders if name.rpartition(":")[2] == str(status.st_ino)]
+    return holders.get(whole) or (holders[same[0]] if len(same) == 1 else None)
 
 
 def is_private(path: Path) -> bool:
     """Whether this is a file or folder that only this user can have written. Raises OSError if it is missing."""
-    found = path.lstat()
-    is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    status = path.lstat()
+    is_known = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return is_known and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def default_runtime_dir() -> Path:
@@ -215,14 +215,14 @@ def own_runtime_dir(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"runtime_dir {path} is not a folder")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"runtime_dir {path} is a link; it must be a folder")
-    if found.st_uid != os.getuid():
-        raise ValueError(f"runtime_dir {path} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
-    if found.st_mode & 0o077:
+    if status.st_uid != os.getuid():
+        raise ValueError(f"runtime_dir {path} belongs to user {status.st_uid}; it must belong to {os.getuid()}")
+    if status.st_mode & 0o077:
         raise ValueError(
-            f"runtime_dir {path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be 0700, because others could "
+            f"runtime_dir {path} has mode {stat.S_IMODE(status.st_mode):04o}; it must be 0700, because others could "
             "connect to the worker's socket"
         )
 
@@ -289,12 +289,12 @@ class KeyFile:
     def _read(self) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            mode = stat.S_IMODE(found.st_mode)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+            status = os.fstat(descriptor)
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or mode & 0o077:
                 raise ValueError(
                     f"{self.path} must be a file of user {os.getuid()} with mode 0600; it belongs to user "
-                    f"{found.st_uid} and has mode {mode:04o}"
+                    f"{status.st_uid} and has mode {mode:04o}"
                 )
             return file.read(KEY_BYTES + 1)
 
@@ -339,4 +339,4 @@ def _is_key(text: bytes) -> bool:
     if len(text) != _KEY_CHARACTERS or not set(text) <= set(_Z85):
         return False
     groups = (text[start : start + _GROUP] for start in range(0, _KEY_CHARACTERS, _GROUP))
-    return all(sum(_Z85.index(each) * 85**i for i, each in enumerate(reversed(group))) < 1 << 32 for group in groups)
+    return all(sum(_Z85.index(char) * 85**i for i, char in enumerate(reversed(group))) < 1 << 32 for group in groups)

@@ -122,9 +122,9 @@ class LogLine:
 
 def parse(line: str) -> LogLine:
     """Returns the parts of a line in either format. A line of neither format becomes the message."""
-    found = _TEXT.fullmatch(line)
-    if found is not None:
-        return LogLine(found["process"], found["level"], found["message"])
+    match = _TEXT.fullmatch(line)
+    if match is not None:
+        return LogLine(match["process"], match["level"], match["message"])
     if line.startswith("{"):
         try:
             record = cast(dict[str, Any], json.loads(line))

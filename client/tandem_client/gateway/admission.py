@@ -55,8 +55,8 @@ class Callers:
         """Returns the rights of a token. Raises HttpError: 401, or 503 if the service does not say."""
         key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=16).digest()
         now = asyncio.get_running_loop().time()
-        if (known := self._known.get(key)) is not None and now < known[1]:
-            return known[0]
+        if (answer := self._known.get(key)) is not None and now < answer[1]:
+            return answer[0]
         if (refused := self._refused.get(key)) is not None and now < refused[1]:
             # The same exception is raised many times, so the traceback of the last time is removed.
             raise refused[0].with_traceback(None)
@@ -76,7 +76,7 @@ class Callers:
         self._known.pop(key, None)
         self._refused.pop(key, None)
         try:
-            found = await self._service.rights(metadata)
+            rights = await self._service.rights(metadata)
         except HttpError as error:
             if error.status == 401:
                 _trim(self._refused, _MAX_REFUSED)
@@ -85,8 +85,8 @@ class Callers:
         finally:
             del self._asked[key]
         _trim(self._known, _MAX_KNOWN)
-        self._known[key] = found, loop.time() + KNOWN_SECONDS
-        return found
+        self._known[key] = rights, loop.time() + KNOWN_SECONDS
+        return rights
 
 
 def _trim(answers: dict[bytes, _Answer], limit: int) -> None:

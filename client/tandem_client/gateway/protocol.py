@@ -262,14 +262,14 @@ class EagerConnection(BoundedConnection):
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers or ():
             if name == b"connection":
-                value = b",".join(each for each in value.split(b",") if each.strip().lower() not in _OF_UPGRADE)
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() not in _OF_UPGRADE)
             if name not in _OF_UPGRADE:
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"\r\n"])
 
     def _early_origin(self) -> str:
-        found = [value for name, value in self.headers or () if name == b"origin"]
-        return found[0].decode("latin-1") if len(found) == 1 else ""
+        origins = [value for name, value in self.headers or () if name == b"origin"]
+        return origins[0].decode("latin-1") if len(origins) == 1 else ""
 
     def _read(self, callback: str, *arguments: bytes) -> None:
         self._num_unread = 0
@@ -285,8 +285,8 @@ def bounded(
 ) -> type[Any]:
     """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
     connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
-    own = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
-    return type("Bounded", (connection, parser), own)
+    attributes = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
+    return type("Bounded", (connection, parser), attributes)
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:

@@ -110,7 +110,7 @@ class Settings(BaseModel):
     @property
     def origins(self) -> Set[str]:
         """The origins of --cors-origins; `*` stands for all."""
-        return {origin for each in self.cors_origins.split(",") if (origin := each.strip())}
+        return {origin for part in self.cors_origins.split(",") if (origin := part.strip())}
 
     def allows(self, origin: str) -> bool:
         """Whether pages of this origin may call."""

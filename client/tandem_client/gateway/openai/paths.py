@@ -49,15 +49,15 @@ _SAID: Mapping[str, str] = {path: said for said, paths in _INSTEAD.items() for p
 
 def missing(path: str, served: Iterable[str], host: str) -> str:
     """Returns what is said of a path that is not served. `served`: the paths that are; `host`: where it was asked."""
-    known = [each for each in served if "{" not in each]
-    return f"there is no {path}; {_instead(path, known, host)}"
+    whole = [path_served for path_served in served if "{" not in path_served]
+    return f"there is no {path}; {_instead(path, whole, host)}"
 
 
 def _instead(path: str, served: list[str], host: str) -> str:
     bare = re.sub("/+", "/", path).rstrip("/").lower() or "/"
     if bare in served:
         return f"did you mean {bare}?"
-    ends = tuple(each.removeprefix(_BASE) for each in served if each.startswith(f"{_BASE}/"))
+    ends = tuple(full.removeprefix(_BASE) for full in served if full.startswith(f"{_BASE}/"))
     if bare.endswith(ends) or bare.startswith("/models/"):
         place = host if _HOST.fullmatch(host) else "HOST:PORT"
         return f"the base URL of a client must end in {_BASE} and have nothing behind it, like http://{place}{_BASE}"
