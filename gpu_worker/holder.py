@@ -214,10 +214,10 @@ class Holder:
 def _mark(path: Path) -> tuple[int, int, int] | None:
     """Identifies the file at the path; None without one. Inode numbers are used again, so it has the time too."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _listen(path: Path) -> socket.socket:

@@ -120,12 +120,12 @@ def _number(name: str, value: object, path: Path) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _refused(name, value, path, "it must be a number")
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        number = math.inf
+    if not math.isfinite(number):
         raise _refused(name, value, path, "it must be finite")
-    return found
+    return number
 
 
 def _whole(name: str, value: object, path: Path) -> int:

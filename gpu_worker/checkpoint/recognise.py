@@ -133,8 +133,8 @@ def recognise(folder: Path) -> Found | None:
     names = _names(folder)
     if pointer := _pointer(folder, names):
         return Found(Kind.POINTER, pointer)
-    if CONFIG in names and (found := of_config(_json(folder / CONFIG))):
-        return found
+    if CONFIG in names and (content := of_config(_json(folder / CONFIG))):
+        return content
     if CONFIG not in names or not {SINGLE, INDEX} & {*names}:
         return of_names(folder)
     if _AFTER_MODEL in names:
@@ -149,12 +149,12 @@ def of_names(folder: Path, view: Path | None = None) -> Found:
         if weights in names:
             return Found(Kind.NO_CONFIG, weights)
     for kind, patterns in _NAMES:
-        found = next((name for pattern in patterns for name in names if fnmatch(name, pattern)), "")
-        if found and kind is Kind.ADAPTER:
+        first = next((name for pattern in patterns for name in names if fnmatch(name, pattern)), "")
+        if first and kind is Kind.ADAPTER:
             base = _json((view or folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
-            return Found(kind, f"for {base:.150} ({found})" if isinstance(base, str) and base else f"({found})")
-        if found:
-            return Found(kind, found)
+            return Found(kind, f"for {base:.150} ({first})" if isinstance(base, str) and base else f"({first})")
+        if first:
+            return Found(kind, first)
     if snapshots := snapshots_of(folder):
         return Found(Kind.SNAPSHOTS, _some([str(path.relative_to(folder)) for path in snapshots]))
     if inside := _models_inside(folder, names):
@@ -216,9 +216,9 @@ def snapshots_of(folder: Path) -> list[Path]:
     within = folder if folder.name == "snapshots" else folder / "snapshots"
     if not within.is_dir():
         return []
-    found = sorted(path for path in within.iterdir() if (path / CONFIG).is_file())
+    snapshots = sorted(path for path in within.iterdir() if (path / CONFIG).is_file())
     main = _first_bytes(within.parent / "refs" / "main", 64).decode(errors="replace").strip()
-    return sorted(found, key=lambda path: path.name != main)
+    return sorted(snapshots, key=lambda path: path.name != main)
 
 
 def _models_inside(folder: Path, names: Sequence[str]) -> list[str]:
@@ -226,7 +226,7 @@ def _models_inside(folder: Path, names: Sequence[str]) -> list[str]:
     return [
         name
         for name in names
-        if name.startswith("models--") or any((folder / name / each).is_file() for each in (CONFIG, "model_index.json"))
+        if name.startswith("models--") or any((folder / name / file).is_file() for file in (CONFIG, "model_index.json"))
     ]
 
 
@@ -263,12 +263,12 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def _matching(pattern: re.Pattern[str], names: Sequence[str]) -> str:
     """The first of these names that matches, of a part of config.json if there is one; empty if none does."""
-    found = [name for name in names if pattern.search(name)]
-    return next((name for name in found if name.endswith("_config")), (found or [""])[0])
+    matching = [name for name in names if pattern.search(name)]
+    return next((name for name in matching if name.endswith("_config")), (matching or [""])[0])
 
 
 def _list(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _some(names: Sequence[str]) -> str:

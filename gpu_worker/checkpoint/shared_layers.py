@@ -146,8 +146,8 @@ def _part(linear: nn.Linear) -> nn.Linear:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    found = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return found.detach()
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.detach()
 
 
 def _ranks_of(layer: nn.Linear | nn.Embedding) -> dist.ProcessGroup:

@@ -224,9 +224,9 @@ def serving(process: int, preparing_thread: int, slowness: float) -> Frame:
     return Frame(Kind.SERVING, process, _SERVING.pack(preparing_thread, slowness))
 
 
-def states(kind: Kind, number: int, found: Sequence[int], detail: str) -> Frame:
+def states(kind: Kind, number: int, values: Sequence[int], detail: str) -> Frame:
     """The answer to a request: a state for each of its rows."""
-    return Frame(kind, number, len(found).to_bytes(_COUNT_BYTES, "little") + bytes(found) + limited(detail))
+    return Frame(kind, number, len(values).to_bytes(_COUNT_BYTES, "little") + bytes(values) + limited(detail))
 
 
 def limited(text: str) -> bytes:

@@ -238,12 +238,12 @@ class Supervisor:
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.payload.decode("utf-8", "replace"))
         else:
-            found, detail = frame.states()
+            states, detail = frame.states()
             request = self._requests[frame.number]
             if frame.kind is Kind.MASKED:
                 del self._requests[frame.number]
                 self._num_deaths = 0
-            for (row, num_tokens), state in zip(request, found, strict=True):
+            for (row, num_tokens), state in zip(request, states, strict=True):
                 if row.num_tokens == num_tokens:
                     _follow(row, frame.kind, state, detail)
 

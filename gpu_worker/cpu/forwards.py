@@ -75,8 +75,8 @@ class NativeNorm(NativeForward):
         self._weight.copy_(next(self._module.parameters(recurse=False)).float() + self._offset)
 
     def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
-        found = None if args or options else rms_norm(x, self._weight, self._epsilon)
-        return self.own(x, *args, **options) if found is None else found
+        native = None if args or options else rms_norm(x, self._weight, self._epsilon)
+        return self.own(x, *args, **options) if native is None else native
 
 
 def native_norm(module: nn.Module) -> NativeNorm | None:
@@ -99,8 +99,8 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a call needs exactly this many arguments by position."""
-    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
-    return len(needed) == count and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
+    needed = [item for item in inspect.signature(function).parameters.values() if item.default is item.empty]
+    return len(needed) == count and all(item.kind is item.POSITIONAL_OR_KEYWORD for item in needed)
 
 
 def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
@@ -113,8 +113,8 @@ def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
         hidden = torch.randn((1, 3, size), generator=generator) * scale
         heads = torch.randn((1, 3, 2 * size + 8), generator=generator)[..., : 2 * size].view(1, 3, 2, size) * scale
         for x in (hidden, heads):
-            for same, own in ((exact, x), (module, x.to(dtype))):
-                if not _close(_result(same, own), rms_norm(own, weight, epsilon)):
+            for same, like in ((exact, x), (module, x.to(dtype))):
+                if not _close(_result(same, like), rms_norm(like, weight, epsilon)):
                     return False
     return True
 
@@ -147,8 +147,8 @@ class NativeGate(NativeForward):
         if args or options:
             return self.own(x, *args, **options)
         gate, up = _parts([layer(x) for layer in self._inner], self._is_swapped)
-        found = gated(gate, up, self.activation)
-        return self._down(_ACTIVATIONS[self.activation](gate) * up if found is None else found)
+        native = gated(gate, up, self.activation)
+        return self._down(_ACTIVATIONS[self.activation](gate) * up if native is None else native)
 
 
 def _parts(outputs: list[Tensor], is_swapped: bool) -> tuple[Tensor, Tensor]:
@@ -213,10 +213,10 @@ def _is_gate(gate: Tensor, up: Tensor, product: Tensor, activation: Activation) 
     """Whether the native product is the module's, within rounding of its terms."""
     least, most = _TELLING
     telling = (gate.abs() > least) & (gate.abs() < most)
-    found = gated(gate, up, activation)
-    if found is None or found.shape != product.shape or not bool(telling.any()):
+    native = gated(gate, up, activation)
+    if native is None or native.shape != product.shape or not bool(telling.any()):
         return False
-    error, allowed = (found.float() - product.float()).abs(), TOLERANCE[gate.dtype] * (gate * up).float().abs()
+    error, allowed = (native.float() - product.float()).abs(), TOLERANCE[gate.dtype] * (gate * up).float().abs()
     return bool((error <= allowed).all())
 
 
@@ -247,18 +247,18 @@ class _NativeRotation:
         return self._own(q, k, cos, sin, *args, **options)
 
 
-def native_rotations(module: nn.Module, known: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
+def native_rotations(module: nn.Module, replaced: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
     """The module's forward with native rotations; None if there is nothing to replace.
 
-    known: the copies that were made before, by the forwards of their classes.
+    replaced: the copies that were made before, by the forwards of their classes.
     """
-    own = type(module).forward
-    if not isinstance(own, FunctionType):
+    original = type(module).forward
+    if not isinstance(original, FunctionType):
         return None
-    if own not in known:
+    if original not in replaced:
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
-        known[own] = _with_native_rotations(own, dtype)
-    forward = known[own]
+        replaced[original] = _with_native_rotations(original, dtype)
+    forward = replaced[original]
     return None if forward is None else NativeRotations(module, forward)
 
 
@@ -309,14 +309,14 @@ def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn((1, 5, heads, dim), generator=generator).to(dtype).transpose(1, 2) for heads in (4, 2))
     cos, sin = (torch.randn((1, 5, rotated), generator=generator).to(dtype) for _ in range(2))
-    found = _result(function, query, key, cos, sin)
-    if not isinstance(found, tuple) or len(found) != 2:
+    outputs = _result(function, query, key, cos, sin)
+    if not isinstance(outputs, tuple) or len(outputs) != 2:
         return False
-    for x, own in zip((query, key), found, strict=True):
+    for x, out in zip((query, key), outputs, strict=True):
         native = rotary(x, cos, sin)
-        if native is None or not isinstance(own, Tensor) or own.shape != native.shape or own.dtype != native.dtype:
+        if native is None or not isinstance(out, Tensor) or out.shape != native.shape or out.dtype != native.dtype:
             return False
         # Relative to the terms of a sum, which may cancel.
-        if not torch.allclose(own, native, rtol=0, atol=TOLERANCE[dtype] * 16):
+        if not torch.allclose(out, native, rtol=0, atol=TOLERANCE[dtype] * 16):
             return False
     return True

@@ -168,18 +168,18 @@ class Capture(TorchDispatchMode):
         """Runs an operator, and records it unless it only makes views."""
         with not_recording():
             result = func(*args, **kwargs)
-        known = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
+        of_inputs = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
         results = result if isinstance(result, (tuple, list)) else (result,)
-        fresh = [isinstance(each, Tensor) and _storage(each) not in known for each in results]
+        fresh = [isinstance(item, Tensor) and _storage(item) not in of_inputs for item in results]
         if not any(fresh):
             if func._schema.is_mutable:
                 self.calls.append(partial(func, *self._lasting(args), **self._lasting(kwargs)))
             return result
         if not all(fresh):
             raise NotCapturable(f"{func} returns new tensors and others")
-        outs = [self._arena.like(each) for each in results]
-        for out, own in zip(outs, results, strict=True):
-            out.copy_(own)
+        outs = [self._arena.like(item) for item in results]
+        for out, item in zip(outs, results, strict=True):
+            out.copy_(item)
         self.calls.append(_writing(func, self._lasting(args), self._lasting(kwargs), self._lasting(tuple(outs))))
         return type(result)(outs) if isinstance(result, (tuple, list)) else outs[0]
 
@@ -191,20 +191,20 @@ class Capture(TorchDispatchMode):
             borrowed = self._arena.borrowed(value)
             return value if borrowed is None else borrowed
         if isinstance(value, dict):
-            return {name: self._lasting(each) for name, each in value.items()}
+            return {name: self._lasting(item) for name, item in value.items()}
         if isinstance(value, (tuple, list)):
-            return type(value)([self._lasting(each) for each in value])
+            return type(value)([self._lasting(item) for item in value])
         return value
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _storage(tensor: Tensor) -> int:
@@ -252,13 +252,13 @@ def _writing(func: Any, args: Any, kwargs: dict[str, Any], outs: tuple[Tensor, .
     names = _names_of_outs(func)
     if names is not None and len(names[1]) == len(outs):
         # Operators that write to given tensors take neither type nor device.
-        own = {name: value for name, value in kwargs.items() if name in names[2]}
-        return partial(names[0], *args, **own, **dict(zip(names[1], outs, strict=True)))
+        named = {name: value for name, value in kwargs.items() if name in names[2]}
+        return partial(names[0], *args, **named, **dict(zip(names[1], outs, strict=True)))
 
     def copied() -> None:
         result = func(*args, **kwargs)
-        for out, each in zip(outs, result if isinstance(result, (tuple, list)) else (result,), strict=True):
-            out.copy_(each)
+        for out, source in zip(outs, result if isinstance(result, (tuple, list)) else (result,), strict=True):
+            out.copy_(source)
 
     return copied
 
@@ -266,13 +266,13 @@ def _writing(func: Any, args: Any, kwargs: dict[str, Any], outs: tuple[Tensor, .
 @cache
 def _names_of_outs(func: Any) -> tuple[Any, tuple[str, ...], frozenset[str]] | None:
     """The variant of an operator that writes to given tensors, the names of these, and its other arguments."""
-    own = [(each.name, str(each.type)) for each in func._schema.arguments if each.name not in _OF_NEW_TENSORS]
+    mine = [(item.name, str(item.type)) for item in func._schema.arguments if item.name not in _OF_NEW_TENSORS]
     for name in func.overloadpacket.overloads():
         variant = getattr(func.overloadpacket, name)
         given = variant._schema.arguments
-        outs = tuple(each.name for each in given if each.is_out)
-        others = [(each.name, str(each.type)) for each in given if not each.is_out]
-        if outs and others == own:
+        outs = tuple(item.name for item in given if item.is_out)
+        others = [(item.name, str(item.type)) for item in given if not item.is_out]
+        if outs and others == mine:
             return variant, outs, frozenset(name for name, _ in others)
     return None
 
@@ -325,8 +325,8 @@ class CpuGraphs:
         return CpuGraph(self._library, capture.calls, capture.constants), kept
 
     def _borrowed(self, tensor: Tensor) -> Tensor:
-        found = self._arena.borrowed(tensor)
-        return tensor if found is None else found
+        borrowed = self._arena.borrowed(tensor)
+        return tensor if borrowed is None else borrowed
 
 
 def cpu_graphs() -> CpuGraphs | None:

@@ -145,9 +145,9 @@ class Staging:
             host = self._hosts[turn][: self._buffer.numel()]
             space = Space(host.numpy())
             on_host = allocate(space)
-            own = self._buffer[: space.used]
+            target = self._buffer[: space.used]
             viewed = mapped(on_host, partial(self._view, address_of(host.numpy())))
-            placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=own)
+            placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=target)
             if not shape.prompt_logits:
                 self._placed[shape, turn] = placed
         self._current = placed

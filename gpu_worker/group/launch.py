@@ -190,11 +190,11 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
         place = Place(meeting, size // meeting.num_hosts, on_met=lambda: supervisor.hurry())
 
     def program() -> Program | None:
-        found = _alone(size, folder) if place is None else place.variables()
+        variables = _alone(size, folder) if place is None else place.variables()
         return (
             None
-            if found is None
-            else Program(argv=argv, environment=environment | found, takes_stderr=False, has_session=False)
+            if variables is None
+            else Program(argv=argv, environment=environment | variables, takes_stderr=False, has_session=False)
         )
 
     def start(program: Program, wake: Callable[[], None]) -> _Ranks:
@@ -247,8 +247,8 @@ class _Ranks:
         self.end: int | None = None
         try:
             for local_rank in range(int(program.environment["LOCAL_WORLD_SIZE"])):
-                own = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)}
-                self._children.append(Child(replace(program, environment={**program.environment, **own}), wake))
+                of_rank = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)}
+                self._children.append(Child(replace(program, environment={**program.environment, **of_rank}), wake))
         except OSError:
             self.kill()
             raise

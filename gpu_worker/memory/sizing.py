@@ -188,10 +188,10 @@ class _Choice:
             )
         self.step, self.graphs, self.tables = self._beside(widest)
         self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
-        own = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
-        self.of_standby = own + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
+        of_one = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
+        self.of_standby = of_one + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
         self.standbys = self.settings.standbys * self.of_standby
-        self.room = self.free - own - self.standbys - self.reserve
+        self.room = self.free - of_one - self.standbys - self.reserve
         least, with_theirs = self._pool_bytes(2), self.room + self.standbys
         if self.room < least <= with_theirs:
             raise DoesNotFit(
@@ -414,9 +414,9 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         (True, f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
     lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
-    for is_shown, name, planned, found in items:
+    for is_shown, name, planned, used in items:
         if is_shown:
-            second = "" if measured is None else "-" if found is None else readable(found)
+            second = "" if measured is None else "-" if used is None else readable(used)
             lines.append(_line(f"  {name}", readable(planned), second))
     if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
         lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")

@@ -133,9 +133,9 @@ class _StandIn(ModuleType):
 
 
 def _loaded(name: str) -> ModuleType:
-    for each in (_DYNAMO, _INDEX_MODE):
-        if isinstance(sys.modules.get(each), _StandIn):
-            del sys.modules[each]
+    for module in (_DYNAMO, _INDEX_MODE):
+        if isinstance(sys.modules.get(module), _StandIn):
+            del sys.modules[module]
     return importlib.import_module(name)
 
 

@@ -109,8 +109,8 @@ def rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -
     if few or logits.device.type != "cpu" or vocab_size <= SMALL_VOCABULARY:
         num_ranks = FEW_RANKS if few else vocab_size
         at_once = parts(num_rows, min(num_ranks, vocab_size), MAX_SCRATCH)
-        found = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in at_once]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        thresholds = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in at_once]
+        return thresholds[0] if len(thresholds) == 1 else torch.cat(thresholds)
     # The most probable token's share of the row.
     peak = logits.softmax(-1).amax(-1)
     threshold = torch.empty_like(peak)
@@ -118,8 +118,8 @@ def rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -
     for num_ranks in (*(size for size in _CPU_RANKS if size <= vocab_size // 4), vocab_size):
         whole = left.numel() == num_rows
         rows = logits if whole else logits.index_select(0, left)
-        found, settled = threshold_within(rows, top_k[left], top_p[left], peak[left], num_ranks)
-        threshold[left] = found
+        within_ranks, settled = threshold_within(rows, top_k[left], top_p[left], peak[left], num_ranks)
+        threshold[left] = within_ranks
         left = left[~settled]
         if not left.numel():
             break

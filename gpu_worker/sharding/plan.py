@@ -168,12 +168,12 @@ def sharded_model(
 
     layers: the attention layers of the whole model.
     """
-    own = copy.deepcopy(config)
+    untied = copy.deepcopy(config)
     # Transformers shards before it ties, and a tied head has no name of its own.
-    for each in (own, own.get_text_config()):
-        each.tie_word_embeddings = False
+    for changed in (untied, untied.get_text_config()):
+        changed.tie_word_embeddings = False
     # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
-    model = meta_model_of(own, dtype=torch.bfloat16)
+    model = meta_model_of(untied, dtype=torch.bfloat16)
     plan = plan_for(model, layers, ranks.size)
     names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
     dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
@@ -220,8 +220,8 @@ def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) 
     if num_heads == kind.num_heads or num_kv_heads < kind.num_kv_heads:
         return replace(layer, kind=replace(kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
     # All KV heads are computed, and those are kept that the query heads from `rank * num_heads` on read.
-    own = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
-    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=own)
+    local = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
+    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=local)
 
 
 def _in_short(error: Exception) -> str:

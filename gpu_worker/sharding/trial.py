@@ -92,8 +92,8 @@ class PlanTrial:
                     chunk_align=32,
                     vocab_size=_VOCAB,
                 )
-                for each in (whole, model):
-                    pin(each, _MAX_LENGTH)
+                for one in (whole, model):
+                    pin(one, _MAX_LENGTH)
                 runner = runner_of(model, facts.layers, geometry, device=device, dtype=torch.float32)
                 runner.warm_up()
                 check_runner(whole, runner, torch.float32)
@@ -150,12 +150,12 @@ def fewer_layers(fields: Mapping[str, Any], *, few: int = 2, most: int | None = 
     """
     name = next(name for name in COUNTS if name in fields)
     count = fields[name]
-    lists = {each: value for each, value in fields.items() if isinstance(value, list) and len(value) == count}
+    lists = {key: value for key, value in fields.items() if isinstance(value, list) and len(value) == count}
     kinds = [repr([value[layer] for value in lists.values()]) for layer in range(count)]
     firsts = list(dict.fromkeys(map(kinds.index, kinds)))[:most]
     others = [layer for layer in range(count) if layer not in firsts]
     kept = sorted(firsts + others[: count if count <= few else max(0, 2 - len(firsts))])
-    return {name: len(kept)} | {each: [value[layer] for layer in kept] for each, value in lists.items()}
+    return {name: len(kept)} | {key: [value[layer] for layer in kept] for key, value in lists.items()}
 
 
 @torch.no_grad()

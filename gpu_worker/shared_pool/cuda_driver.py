@@ -140,13 +140,13 @@ class Driver:
     def is_exportable(self) -> bool:
         """Whether the device has virtual memory management, and memory that file descriptors can stand for."""
         needed = VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, FILE_DESCRIPTOR_SUPPORTED
-        return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), each, self._device) for each in needed)
+        return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), attribute, self._device) for attribute in needed)
 
     def uuid(self) -> str:
         """Names the device in every process of this machine: 32 hexadecimal digits."""
-        found = Uuid()
-        self._call("cuDeviceGetUuid_v2", ctypes.byref(found), self._device)
-        return bytes(found.bytes).hex()
+        uuid = Uuid()
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device)
+        return bytes(uuid.bytes).hex()
 
     def granularity(self) -> int:
         """Sizes, and addresses of mappings, are multiples of this number of bytes."""
@@ -208,8 +208,8 @@ class Driver:
         texts: list[str] = []
         for name in ERROR_TEXTS:
             text = ctypes.c_char_p()
-            found = getattr(self._library, name)(code, ctypes.byref(text)) == SUCCESS
-            texts.append(text.value.decode() if found and text.value else "")
+            has_text = getattr(self._library, name)(code, ctypes.byref(text)) == SUCCESS
+            texts.append(text.value.decode() if has_text and text.value else "")
         return f"{texts[0] or 'code'} ({code}){f': {texts[1]}' if texts[1] else ''}"
 
 

@@ -87,8 +87,8 @@ class KernelChecksums:
             self.calls.append(_PageWords(*addresses, num_pools, group.stride(0), num_heads, group.stride(1), num_words))
 
     def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
-        found = self.of(pages)
-        return lambda: found
+        sums = self.of(pages)
+        return lambda: sums
 
     def of(self, pages: Sequence[int]) -> list[int]:
         return [sum(self._sum(call, page) for call in self.calls) & _LAST_64_BITS for page in pages]
@@ -273,8 +273,8 @@ def _pages_read(plan: Plan, page_size: int) -> set[int]:
     """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that is not read."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:
-        for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
-            pages.update(own[: first // page_size].tolist())
+        for of_row, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
+            pages.update(of_row[: first // page_size].tolist())
     return pages
 
 
@@ -282,8 +282,8 @@ def pages_begun(plan: Plan, page_size: int) -> list[int]:
     """Pages that the plan gives to rows that will write them, and those that it zeroes, copies to or loads."""
     pages: list[int] = plan.append_pages.tolist()
     if plan.started is not None:
-        for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
-            pages += own[first // page_size :].tolist()
+        for of_row, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
+            pages += of_row[first // page_size :].tolist()
     if orders := plan.page_orders:
         pages += [*orders.zeroed.tolist(), *orders.copied_to.tolist(), *orders.loaded_pages.tolist()]
     return pages

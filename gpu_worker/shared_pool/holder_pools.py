@@ -153,8 +153,8 @@ class Pools:
         return len(unused)
 
     def _unused_on(self, device: str) -> list[bytes]:
-        found = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
-        return [pool_id for pool_id, pool in found if pool.device == device and pool.device_memory is not None]
+        unused = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
+        return [pool_id for pool_id, pool in unused if pool.device == device and pool.device_memory is not None]
 
     def close(self) -> None:
         """Frees all pools. Processes that have one mapped keep it until they end."""
@@ -169,8 +169,8 @@ class Pools:
 
     def _unused(self) -> list[bytes]:
         """Pools without a user, the longest unused first."""
-        found = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
-        return sorted(found, key=lambda pool_id: self._pools[pool_id].unused_since)
+        unused = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
+        return sorted(unused, key=lambda pool_id: self._pools[pool_id].unused_since)
 
     def _total(self) -> int:
         return sum(pool.num_bytes for pool in self._pools.values())

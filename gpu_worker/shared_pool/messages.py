@@ -90,12 +90,12 @@ def pool_id_of(message: dict[str, object]) -> bytes:
     """The id of a pool, which travels as hexadecimal digits. Raises MessageError."""
     value = message.get("pool_id")
     try:
-        found = bytes.fromhex(value) if isinstance(value, str) else b""
+        pool_id = bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
-        found = b""
-    if len(found) != POOL_ID_BYTES:
+        pool_id = b""
+    if len(pool_id) != POOL_ID_BYTES:
         raise MessageError(f"pool_id must be {2 * POOL_ID_BYTES} hexadecimal digits")
-    return found
+    return pool_id
 
 
 def device_of(message: dict[str, object]) -> str:
@@ -108,8 +108,8 @@ def device_of(message: dict[str, object]) -> str:
 
 def close_all(descriptors: Iterable[int]) -> None:
     """Closes descriptors that came with a packet."""
-    for each in descriptors:
-        os.close(each)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class HolderClient:
@@ -201,21 +201,21 @@ class HolderClient:
             self._socket = None
 
 
-def _descriptors(answer: dict[str, object], found: list[int], sizes: dict[str, int]) -> list[int]:
+def _descriptors(answer: dict[str, object], files: list[int], sizes: dict[str, int]) -> list[int]:
     """Returns the descriptors that came with an answer: one for each size, the first of host memory.
 
     Raises HolderError, and closes them, if their number or a size is not as needed.
     """
     try:
-        if len(found) != len(sizes):
-            raise HolderError(f"the holder's answer has {numbered(len(found), 'descriptor')}; {len(sizes)} are needed")
+        if len(files) != len(sizes):
+            raise HolderError(f"the holder's answer has {numbered(len(files), 'descriptor')}; {len(sizes)} are needed")
         # The size of device memory shows only when it is mapped.
-        given = {"its memory": os.fstat(found[0]).st_size}
+        given = {"its memory": os.fstat(files[0]).st_size}
         given |= {name: number(answer, name, 1, MAX_POOL_BYTES) for name in sizes}
         for size, needed in zip(given.values(), [next(iter(sizes.values())), *sizes.values()], strict=True):
             if size != needed:
                 raise HolderError(f"the pool has {numbered(size, 'byte')}; {needed} are needed")
     except (HolderError, MessageError) as error:
-        close_all(found)
+        close_all(files)
         raise HolderError(str(error)) from error
-    return found
+    return files

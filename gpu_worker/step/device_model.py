@@ -97,12 +97,12 @@ class DeviceModel:
         ids, kept = inputs.token_ids, inputs.samples.kept
         if inputs.decode is not None:
             rows = inputs.decode.rows
-            own = ids[: rows.shape[0]]
-            known = torch.where(own < 0, self.tables.newest_token.index_select(0, rows), own)
+            given = ids[: rows.shape[0]]
+            filled = torch.where(given < 0, self.tables.newest_token.index_select(0, rows), given)
             if rows.shape == ids.shape:
-                ids = known
+                ids = filled
             else:
-                own.copy_(known)
+                given.copy_(filled)
         arguments = {
             "input_ids": ids[None],
             "position_ids": inputs.positions[None],

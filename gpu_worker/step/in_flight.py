@@ -108,9 +108,9 @@ class Execution:
         """
         self.follows = not is_leader
         if is_leader and not join.constraint_refusal:
-            own = self._on_device.geometry
-            sizes = Sizes(max_rows=own.max_rows, vocab_size=own.vocab_size, max_length=own.max_length)
-            upload = self._steps.mask_upload(max_rows=own.max_rows, mask_words=sizes.mask_words)
+            geometry = self._on_device.geometry
+            sizes = Sizes(max_rows=geometry.max_rows, vocab_size=geometry.vocab_size, max_length=geometry.max_length)
+            upload = self._steps.mask_upload(max_rows=geometry.max_rows, mask_words=sizes.mask_words)
             constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
             self.constrained = ConstrainedSteps(constraints, upload)
 

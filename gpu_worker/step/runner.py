@@ -110,8 +110,8 @@ class Runner:
             self.labels.follow(message.labels, plan)
             layout = self._apply(plan)
             if self.tables.checksum != plan.checksum:
-                own = self.tables.checksum
-                raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
+                checksum = self.tables.checksum
+                raise OutOfSync(f"row tables differ: checksum {checksum:#x}, the plan's {plan.checksum:#x}")
             self._in_flight.add(self.execution.run(plan, layout, begun))
         except Exception as error:  # every plan must be answered
             self._in_flight.add(self._answer(message, error))

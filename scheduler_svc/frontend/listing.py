@@ -20,7 +20,7 @@ from scheduler_svc.frontend.sizes import Check, wrong
 from tandem_contract.limits import limit_at
 
 # The calls of one tenant that wait for their turn.
-WAITING = Bound(each=16, thing="ListRequests call", state="wait")
+WAITING = Bound(per_key=16, thing="ListRequests call", state="wait")
 # Number and epoch of a RequestsMark.
 _TOKEN = struct.Struct("<Qd")
 _check = Check(control_pb2.ListRequestsRequest)

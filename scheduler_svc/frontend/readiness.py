@@ -50,7 +50,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self.watches: dict[Watch, None] = {}
-        bound = Bound(each=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
+        bound = Bound(per_key=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
         self._of_connection = Places(bound)
 
     def set(self, *, reason: str, since: float) -> None:

@@ -136,29 +136,29 @@ class FrontEnds:
     """The front ends of one service, each of which has an equal share of the streams."""
 
     def __init__(self, costs: FrontEndCosts, tally: Tally) -> None:
-        self.each = [FrontEnd(costs, tally) for _ in range(costs.count)]
+        self.processes = [FrontEnd(costs, tally) for _ in range(costs.count)]
 
     def admit(self, stream: int, now: float) -> float:
         """A request arrives. Returns when the core gets it."""
-        return self.each[(stream >> SLOT_BITS) % len(self.each)].admit(now)
+        return self.processes[(stream >> SLOT_BITS) % len(self.processes)].admit(now)
 
     def take(self, output: fx.StepOutput, now: float) -> None:
         """The core sends a step's tokens and ends."""
         streams: npt.NDArray[np.int64] = output.streams.astype(np.int64)
-        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.each)
-        for number, front_end in enumerate(self.each):
+        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.processes)
+        for number, front_end in enumerate(self.processes):
             mine = numbers == number
-            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.each) == number]
+            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.processes) == number]
             if ends or mine.any():
                 front_end.take(slots[mine].tolist(), firsts[mine].tolist(), ends, now)
 
     def next_moment(self) -> float | None:
         """When, by the simulation's clock, one of them has to be looked at again."""
-        return min((at for front_end in self.each if (at := front_end.next_moment()) is not None), default=None)
+        return min((at for front_end in self.processes if (at := front_end.next_moment()) is not None), default=None)
 
     def advance(self, now: float) -> None:
         """They send what is due."""
-        for front_end in self.each:
+        for front_end in self.processes:
             front_end.advance(now)
 
 

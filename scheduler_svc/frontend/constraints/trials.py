@@ -200,7 +200,7 @@ class Trials:
         self._process = process
         self._clock, self._on_end = clock, on_end
         waiting = Bound(
-            each=MAX_WAITING,
+            per_key=MAX_WAITING,
             thing="new constraint of the caller",
             state="wait for their trial",
             retry_seconds=COMPILE_SECONDS,

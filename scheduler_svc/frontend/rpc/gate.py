@@ -55,7 +55,7 @@ class Bound:
     """How many places there are, and how many of them one key may have."""
 
     most: int = sys.maxsize
-    each: int = sys.maxsize
+    per_key: int = sys.maxsize
     # Whether a key must leave as many free as it has.
     is_shared: bool = True
     # The sentence of a refusal, such as "call" and "have not sent their request yet".
@@ -85,7 +85,7 @@ class Places:
         """The most places that the key may have now."""
         num_taken = self.num_taken + (self._beside.num_taken if self._beside else 0)
         free = max(0, self._bound.most - num_taken + self.of(key))
-        return min(self._bound.each, (free + 1) // 2 if self._bound.is_shared else free)
+        return min(self._bound.per_key, (free + 1) // 2 if self._bound.is_shared else free)
 
     def has_room(self, key: str, num: int = 1) -> bool:
         """Whether the key may have `num` more."""
