@@ -234,9 +234,9 @@ class NativeRotations(NativeForward):
 class _NativeRotation:
     """In place of a function that rotates queries and keys [1, heads, T, D] by cosines and sines [1, T, R]."""
 
-    def __init__(self, own: Rotation, *, rotates_parts: bool) -> None:
+    def __init__(self, original: Rotation, *, rotates_parts: bool) -> None:
         """own: the model's function. rotates_parts: whether R may be less than D."""
-        self._own, self._rotates_parts = own, rotates_parts
+        self._own, self._rotates_parts = original, rotates_parts
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
         is_whole = cos.shape[-1] == q.shape[-1] == k.shape[-1]

@@ -78,7 +78,7 @@ class Waits:
         others = f"({len(self._queue) - self._queue.num_waiting} running, {self._queue.num_waiting} waiting)"
         self._queued = WaitReason.QUEUE, f"other requests have the rows {others}"
         self._preempted = WaitReason.PREEMPTED, f"it gave up its row, and other requests have the room {others}"
-        reads_rows, waiting, settled = has_paused or bool(self._known), dict[str, _Known](), 0
+        reads_rows, entries, settled = has_paused or bool(self._known), dict[str, _Known](), 0
         # By front end and reason: streams, and their seconds.
         waits = dict[str, dict[Why, list[tuple[int, float]]]]()
         for request in self._queue:
@@ -93,12 +93,12 @@ class Waits:
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
             settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
-            waiting[request.submit.request_id] = entry
+            entries[request.submit.request_id] = entry
         for request_id, entry in self._known.items():
             # Kept until the caller may get a further reason.
-            if request_id not in waiting and now - entry.told_at < LOOK_SECONDS:
-                waiting[request_id] = entry._replace(waits=False, told=None)
-        self._known, self._num_settled = waiting, settled
+            if request_id not in entries and now - entry.told_at < LOOK_SECONDS:
+                entries[request_id] = entry._replace(waits=False, told=None)
+        self._known, self._num_settled = entries, settled
         return [
             fx.Waits(frontend=frontend, waits=tuple(_wait(why, told) for why, told in of_frontend.items()))
             for frontend, of_frontend in waits.items()

@@ -202,19 +202,19 @@ def _table() -> tuple[tuple[tuple[tuple[str, ...], ...], AnswerForm], ...]:
     return tuple(table)
 
 
-def choose_form(templates: Sequence[str], own: str, override: AnswerForm | None) -> AnswerForm | None:
+def choose_form(templates: Sequence[str], of_checkpoint: str, override: AnswerForm | None) -> AnswerForm | None:
     """The form of a model with these chat templates; None if none is known.
 
-    `own`: the checkpoint's response template as JSON, or empty. `override`: the operator's. Raises ValueError if the
+    `of_checkpoint`: its response template as JSON, or empty. `override`: the operator's. Raises ValueError if the
     checkpoint's own one cannot be used.
     """
     if override is not None:
         return override
     text = "\n".join(templates)
     family = next((form for literals, form in _table() if any(_has_all(text, every) for every in literals)), None)
-    if not own:
+    if not of_checkpoint:
         return family
-    template = read_form(json.loads(own), "checkpoint").template
+    template = read_form(json.loads(of_checkpoint), "checkpoint").template
     if family is None:
         return AnswerForm(family="checkpoint", template=template, calls=None, reasoning=None)
     return dataclasses.replace(family, family="checkpoint", template=template)

@@ -345,7 +345,7 @@ class Calls:
         """
         now = asyncio.get_running_loop().time()
         self._resets.sweep()
-        for call in [each for room in self.rooms.values() for each in room.sweep()]:
+        for call in [late for room in self.rooms.values() for late in room.sweep()]:
             aborting = asyncio.create_task(_abort(call))
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
