@@ -56,7 +56,7 @@ _POLL_SECONDS, _REPORT_SECONDS = 1.0, 10.0
 _MAX_NAMED = 8
 _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 _DESCRIPTION = """\
-Make the CURVE keys with which workers on other hosts prove who they are, and with which both sides encrypt. The
+Make the CURVE keys with which workers on other hosts prove their identity, and with which both sides encrypt. The
 scheduler's keys are made once; a later call for the same folder adds workers."""
 _EPILOG = """\
 Where each file goes:

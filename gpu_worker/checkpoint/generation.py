@@ -78,7 +78,7 @@ def eos_ids(value: object, path: Path, notes: list[str]) -> tuple[int, ...] | No
         return None
     listed = value if isinstance(value, list) else [value]
     if None in listed:
-        notes.append(f"eos_token_id in {path} is {str(value)[:80]}; null is no token, it is left out")
+        notes.append(f"eos_token_id in {path} is {str(value)[:80]}; null is not a token, it is left out")
     ids = dict.fromkeys(_whole("eos_token_id", token, path) for token in listed if token is not None)
     if len(ids) > MAX_EOS_IDS:
         raise ModelRefused(f"eos_token_id in {path} has {len(ids)} ids; the limit is {MAX_EOS_IDS}: correct the file")

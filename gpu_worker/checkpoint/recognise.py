@@ -39,7 +39,7 @@ class Kind(Enum):
     DIFFUSION = ("holds a diffusion pipeline ({}), which makes images", _TEXT_MODEL)
     EMBEDDING = ("holds an encoder or embedding model ({}), which generates no text", _TEXT_MODEL)
     EMPTY = ("is empty", "download the model again; it is a folder with config.json and safetensors")
-    ENCODER_DECODER = ("holds an encoder-decoder model ({}), whose encoder is not served", _TEXT_MODEL)
+    ENCODER_DECODER = ("holds an encoder-decoder model ({}); its encoder is not served", _TEXT_MODEL)
     EXPORT = ("holds an export for another runtime ({}), which is not read", _ORIGINAL)
     FOLDERS = ("holds no model itself, but folders of models: {}", "give one of them")
     GGUF = ("holds GGUF ({}), the format of llama.cpp, which is not read", _ORIGINAL)
@@ -78,7 +78,7 @@ class Kind(Enum):
     )
     SNAPSHOTS = ("is a model's folder in the hub's cache, with the snapshots {}", "give one of them")
     STATE_SPACE = (
-        "holds a model with state-space, recurrent or convolution layers ({}), whose state no page keeps",
+        "holds a model with state-space, recurrent or convolution layers ({}); no page keeps their state",
         _TEXT_MODEL,
     )
 

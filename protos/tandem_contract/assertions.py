@@ -8,6 +8,6 @@ def require_assertions(program: str) -> None:
     if not sys.flags.optimize:
         return
     if sys.stderr is not None:
-        how = "-O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program whose state is wrong"
+        how = "-O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program in a wrong state"
         print(f"{program}: Python's {how}; start it without them", file=sys.stderr)
     sys.exit(2)

@@ -68,5 +68,5 @@ def _mark_of(token: str) -> frontend_pb2.RequestsMark:
     try:
         number, epoch = _TOKEN.unpack(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
     except (binascii.Error, struct.error, UnicodeEncodeError):
-        raise wrong("page_token", "is none that ListRequests gave") from None
+        raise wrong("page_token", "is not one that ListRequests gave") from None
     return frontend_pb2.RequestsMark(number=number, epoch=epoch)

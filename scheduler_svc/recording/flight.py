@@ -197,7 +197,7 @@ def _parsed(line: str) -> _Member:
     try:
         return dict(json.loads(line))
     except ValueError:
-        raise FlightFileError("it has a line that is no JSON object; was its process killed?") from None
+        raise FlightFileError("it has a line that is not a JSON object; was its process killed?") from None
 
 
 def main() -> None:

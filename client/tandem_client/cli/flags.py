@@ -265,7 +265,7 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
     except RecursionError:
         raise ValueError(f"{flag} is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"{flag} is no JSON: {error}") from None
+        raise ValueError(f"{flag} is not JSON: {error}") from None
     if not isinstance(value, kinds):
         raise ValueError(f"{flag} is {str(value)[:40]!r}; it must be {_JSON_NAMES[kinds]}")
     return value

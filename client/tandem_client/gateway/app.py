@@ -235,7 +235,7 @@ class App(Starlette):
             code, message = "not_found", missing(path, self._about, header(request, "host"))
         elif error.status_code == 405:
             allowed = _methods((error.headers or {}).get("Allow", "").split(", "))
-            message = f"{request.method[:16]} is no method of {path}; it takes {allowed}"
+            message = f"{request.method[:16]} is not a method of {path}; it takes {allowed}"
         return refusal(request, HttpError(error.status_code, message, code=code, headers=error.headers or {}))
 
 

@@ -214,7 +214,7 @@ def values(request: Request) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class EventStream:

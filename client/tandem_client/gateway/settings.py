@@ -56,7 +56,7 @@ class Settings(BaseModel):
         0,
         1_000_000,
         "N",
-        "connections of one address whose callers are not known; 0: 100, or with --listen on loopback any number."
+        "connections of one address without known callers; 0: 100, or with --listen on loopback any number."
         " Behind a proxy, which all callers have in common, set as many as --max-connections",
     )
     address_handshakes: int = number(
@@ -157,7 +157,7 @@ PROGRAM = Program(
     command="python -P -m tandem_client.gateway",
     model=Settings,
     description="Runs the OpenAI-compatible HTTP gateway of a Tandem service. Callers' bearer tokens go on to the"
-    " service, whose token file is the only one.",
+    " service; its token file is the only one.",
     prefix="TANDEM_GATEWAY_",
     # The client's variable.
     shared={"address": ("TANDEM_ADDRESS",)},

@@ -157,7 +157,7 @@ def check_factors(factors: Iterable[int | float]) -> None:
     for one in exact:
         product *= int(one * scale)
     if len(exact) > 1 and product > _MOST_FACTOR:
-        raise UnkeptError(f"has several numbers, whose product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
+        raise UnkeptError(f"has several numbers; their product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
 
 
 def _exact(value: int | float) -> Fraction | None:

@@ -33,7 +33,7 @@ _COSTS = {
     "corks": "each message is a packet of its own",
     "wakeups": "a message takes some 15 us more",
     "writes": "a message takes a task more",
-    "release": "a call whose answer is not read stays until its connection ends",
+    "release": "a call with an unread answer stays until its connection ends",
     "resets": "connections that reset all their calls are not closed",
 }
 

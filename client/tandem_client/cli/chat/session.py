@@ -122,7 +122,7 @@ class Session:
         try:
             self.restore(saved)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no saved conversation: {error}") from None
+            raise ValueError(f"{path} is not a saved conversation: {error}") from None
         return None
 
     def restore(self, saved: object) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
-_HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
+_HEALTH_ALONE = "this address serves health alone; the address of --listen serves the rest"
 
 
 @connects

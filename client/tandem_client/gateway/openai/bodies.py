@@ -18,7 +18,7 @@ IGNORED: Mapping[str, str] = {
     "metadata": "it labels stored answers, and none is stored",
     "store": "no answer is stored",
     "service_tier": "there is one tier; priority orders requests",
-    "safety_identifier": "users are not reported to anybody",
+    "safety_identifier": "no user is reported",
     "prompt_cache_key": "the service finds equal beginnings of prompts by itself",
     "prompt_cache_options": "pages of prompts are kept while there is room for them",
     "prompt_cache_retention": "pages of prompts are kept while there is room for them",
@@ -54,7 +54,7 @@ OF_CHATS: Mapping[str, Only] = {
     "include_reasoning": Only((True,), "reasoning is part of the answer"),
     "modalities": Only((["text"],), "answers are text"),
     "audio": Only((), "answers are text"),
-    "moderation": Only((), "nothing is moderated, and who asks for it relies on it"),
+    "moderation": Only((), "nothing is moderated, and a caller that asks for it relies on it"),
     "documents": Only((), "give them in messages"),
     "web_search_options": Only((), "nothing is searched"),
 }
@@ -209,7 +209,7 @@ class JsonSchema(Body):
     """OpenAI's schema of an output."""
 
     IGNORED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("name", "description", "strict"), "the output obeys the schema, whatever its name is"
+        ("name", "description", "strict"), "the output obeys the schema under any name"
     )
     json_schema: Json = Field(alias="schema")
 
