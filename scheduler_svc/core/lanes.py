@@ -346,7 +346,7 @@ class Lanes(dict[str, Lane]):
             self._count_death(lane, reason, now, cause)
         gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
         if not lane.phases.counts:
-            return [_told(f"{gone}; it was on standby", is_orderly=is_orderly)]
+            return [_line(f"{gone}; it was on standby", is_orderly=is_orderly)]
         # The pages of a worker that dies while it loads may be of either weights.
         outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
         pool_id = lane.pages.pool_id if outlives else b""
@@ -409,7 +409,7 @@ class Lanes(dict[str, Lane]):
         for request in requests:
             self._queue.enqueue(request)
         effects = [
-            _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
+            _line(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
         ]
         if lane.phases.counts:
             effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
@@ -448,5 +448,5 @@ def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, dec
     return StepKind.PREFILL if prefill else StepKind.DECODE
 
 
-def _told(message: str, *, is_orderly: bool) -> fx.Effect:
+def _line(message: str, *, is_orderly: bool) -> fx.Effect:
     return fx.News(message=message) if is_orderly else fx.Note(message=message)

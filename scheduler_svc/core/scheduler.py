@@ -52,7 +52,7 @@ class Scheduler(Core):
                     raise ValueError(f"{event.__name__} has a handler already; {type(organ).__name__} brings another")
                 self._handlers[event] = MethodType(handler, organ)
         self._seen_revision = self.lanes.worker_infos.revision
-        self._told_served: Served | None = None
+        self._sent_served: Served | None = None
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
@@ -79,5 +79,5 @@ class Scheduler(Core):
             restore(self, now)
         for request in self.queue:
             self.update_worker_wait(request, now)
-        told, self._told_served = self._told_served, served
-        return [] if served is told else [model_of(frontend, served) for frontend in self.frontends]
+        sent, self._sent_served = self._sent_served, served
+        return [] if served is sent else [model_of(frontend, served) for frontend in self.frontends]

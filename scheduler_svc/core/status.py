@@ -80,7 +80,7 @@ def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now:
 
 def state_of(lane: Lane) -> tuple[WorkerState, str]:
     """Returns what a lane's worker does, and a text that continues a sentence about it."""
-    phases, version, refusal = lane.phases, lane.weights.told.version, lane.weights.refusal
+    phases, version, refusal = lane.phases, lane.weights.ordered.version, lane.weights.refusal
     refused = f"cannot load weights {version!r}: {refusal[:_MAX_REASON]}" if refusal else ""
     if not phases.stays:
         return WorkerState.DRAINING, "is drained"

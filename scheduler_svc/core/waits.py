@@ -36,10 +36,10 @@ class _Known(NamedTuple):
     waits: bool
     since: float
     """When it began to wait."""
-    told: Why | None = None
-    told_at: float = float("-inf")
+    sent: Why | None = None
+    sent_at: float = float("-inf")
     tokens: int = 0
-    """The number of its known tokens at `told_at`."""
+    """The number of its known tokens at `sent_at`."""
 
 
 @dataclass(slots=True)
@@ -89,18 +89,18 @@ class Waits:
             if entry is None:
                 continue
             if why is not None and request.frontend in frontends and self._is_due(entry, why, request, now):
-                entry = self._told(entry, why, request, now)
+                entry = self._sent(entry, why, request, now)
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
-            settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
+            settled += not request.row and (why is None or _is_same(entry.sent, why) or not request.frontend)
             entries[request.submit.request_id] = entry
         for request_id, entry in self._known.items():
             # Kept until the caller may get a further reason.
-            if request_id not in entries and now - entry.told_at < LOOK_SECONDS:
-                entries[request_id] = entry._replace(waits=False, told=None)
+            if request_id not in entries and now - entry.sent_at < LOOK_SECONDS:
+                entries[request_id] = entry._replace(waits=False, sent=None)
         self._known, self._num_settled = entries, settled
         return [
-            fx.Waits(frontend=frontend, waits=tuple(_wait(why, told) for why, told in of_frontend.items()))
+            fx.Waits(frontend=frontend, waits=tuple(_wait(why, waited) for why, waited in of_frontend.items()))
             for frontend, of_frontend in waits.items()
         ]
 
@@ -109,10 +109,10 @@ class Waits:
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
-        if self._lanes.known(request) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
+        if self._lanes.known(request) > request.prompt_tokens or now - entry.sent_at < LOOK_SECONDS:
             return []
         # Its other samples end now, too, and need not send it.
-        self._known[request.submit.request_id] = self._told(entry, why, request, now)
+        self._known[request.submit.request_id] = self._sent(entry, why, request, now)
         return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, now - entry.since)]),))]
 
     def named(self, request: Request, now: float) -> str:
@@ -144,7 +144,7 @@ class Waits:
     def _pause(self, lane: Lane, now: float) -> Why | None:
         """Returns why the rows of a lane pause."""
         if lane.phases.is_loading:
-            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.told.version!r}"
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.ordered.version!r}"
         if lane.phases.stay in (LanePhase.HANDING_OVER, LanePhase.DISMISSED):
             return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
         if lane.is_overdue(now):
@@ -176,31 +176,31 @@ class Waits:
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:
-            if entry is not None and entry.told is not None and self._lanes.known(request) == entry.tokens:
+            if entry is not None and entry.sent is not None and self._lanes.known(request) == entry.tokens:
                 return entry, _COMPUTING
             return None, None
         if entry is None or not entry.waits:
-            told_at = float("-inf") if entry is None else entry.told_at
+            sent_at = float("-inf") if entry is None else entry.sent_at
             since = request.arrived_at if request.admitted_at is None else now
-            entry = _Known(reader=reader, waits=True, since=since, told_at=told_at)
+            entry = _Known(reader=reader, waits=True, since=since, sent_at=sent_at)
         return entry, why
 
     def _is_due(self, entry: _Known, why: Why, request: Request, now: float) -> bool:
         is_patient = why[0] in _PATIENT and now - entry.since < LOOK_SECONDS
-        return not _is_same(entry.told, why) and not is_patient and now - entry.told_at >= LOOK_SECONDS
+        return not _is_same(entry.sent, why) and not is_patient and now - entry.sent_at >= LOOK_SECONDS
 
-    def _told(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
-        return entry._replace(waits=True, told=why, told_at=now, tokens=self._lanes.known(request))
+    def _sent(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
+        return entry._replace(waits=True, sent=why, sent_at=now, tokens=self._lanes.known(request))
 
 
-def _wait(why: Why, told: Sequence[tuple[int, float]]) -> Wait:
-    streams, seconds = zip(*told, strict=True)
+def _wait(why: Why, waited: Sequence[tuple[int, float]]) -> Wait:
+    streams, seconds = zip(*waited, strict=True)
     return Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
 
 
-def _is_same(told: Why | None, why: Why) -> bool:
+def _is_same(sent: Why | None, why: Why) -> bool:
     """Whether the reason is not news. The numbers of other requests change constantly, and are no news."""
-    return told is not None and told[0] is why[0] and (told == why or why[0] in _PATIENT)
+    return sent is not None and sent[0] is why[0] and (sent == why or why[0] in _PATIENT)
 
 
 def _reader(request: Request) -> tuple[str, int]:

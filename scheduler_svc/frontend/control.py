@@ -22,7 +22,7 @@ from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
-from scheduler_svc.frontend.sizes import Check, told, wrong
+from scheduler_svc.frontend.sizes import Check, limits_reply, wrong
 from scheduler_svc.frontend.validate import check_request_id
 from scheduler_svc.frontend.watching import Watch
 from tandem_contract.limits import limit_at
@@ -240,7 +240,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         model = self.readiness.model()
         info = control_pb2.GetModelInfoResponse()
         info.CopyFrom(model.info)
-        limits = told(model.sizes, caller().limits, max_message_bytes=self.max_message_bytes)
+        limits = limits_reply(model.sizes, caller().limits, max_message_bytes=self.max_message_bytes)
         info.limits.CopyFrom(limits)
         return info
 

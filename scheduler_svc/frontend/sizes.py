@@ -1,8 +1,8 @@
 """Owns the limits of every field of a request, read from the options in the protos, and what a refusal says.
 
 `rules_of` makes a tree of a request's descriptor: the rule of each field. `scan.py` walks a message's bytes with it
-before the message is parsed, `Check` walks the parsed message, and `told` makes the reply for callers. What needs more
-than one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
+before the message is parsed, `Check` walks the parsed message, and `limits_reply` is what callers read. What needs more than
+one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
 """
 
 import struct
@@ -222,23 +222,23 @@ def _check_list(rule: Rule, value: Any, sizes: Sizes) -> None:
             check_count(inner.path, sum(len(getattr(message, name)) for message in value), sizes.number(inner.entries))
 
 
-def _told() -> Iterator[tuple[str, Rule, str]]:
+def _reported() -> Iterator[tuple[str, Rule, str]]:
     """Yields each field of RequestLimits that reports a limit, the rule, and the name of the number in it."""
     for field in control_pb2.RequestLimits.DESCRIPTOR.fields:
-        if told := field.GetOptions().Extensions[limits_pb2.tells]:
-            request, _, path = told.partition(".")
+        if reported := field.GetOptions().Extensions[limits_pb2.tells]:
+            request, _, path = reported.partition(".")
             path, _, part = path.rpartition(".")
             kind: Any = getattr(pb if hasattr(pb, request) else control_pb2, request)
             yield field.name, next(rule for rule in rules_of(kind.DESCRIPTOR).walk() if rule.path == path), part
 
 
-_TOLD = tuple(_told())
+_REPORTED = tuple(_reported())
 
 
-def told(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
+def limits_reply(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
     """Returns the limits of a caller's requests to the served model."""
     limits = control_pb2.RequestLimits(max_message_bytes=max_message_bytes, max_metadata_bytes=MAX_METADATA_BYTES)
-    for name, rule, part in _TOLD:
+    for name, rule, part in _REPORTED:
         setattr(limits, name, sizes.number(getattr(rule, part)))
     limits.min_priority, limits.max_priority = caller.min_priority, caller.max_priority
     if caller.max_new_tokens is not None:

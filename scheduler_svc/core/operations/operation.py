@@ -76,19 +76,19 @@ class Operation(Generic[_State]):
         """
         self._watchers = {watcher for watcher in self._watchers if watcher[0] in frontends}
         new, self._new = self._new & self._watchers, set()
-        change, told = (self.state, *seen), self._watchers
+        change, due = (self.state, *seen), self._watchers
         if now < self._reports_at and change == self._reported:
-            told = new
-        elif told:
+            due = new
+        elif due:
             self._reports_at, self._reported = now + REPORT_SECONDS, change
-        if not told:
+        if not due:
             return []
         if self.state.is_final:
             self._watchers = set()
         waiting = queue.num_waiting
         values = figures() | {"state": self.state, "detail": self.detail, "seconds": now - self.began_at}
         values |= {"running": len(queue) - waiting, "waiting": waiting}
-        return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(told)]
+        return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(due)]
 
     def due_times(self) -> list[float]:
         """When something is due though no event comes."""

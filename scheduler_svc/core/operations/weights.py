@@ -165,7 +165,7 @@ class Updates(Organ):
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
-        weights = lane.weights.told
+        weights = lane.weights.ordered
         if not lane.phases.is_loading or weights.version != event.version:
             return []
         lane.phases.move(LaneMove.ANSWER)
@@ -245,7 +245,7 @@ class Updates(Organ):
 
     def _follow(self, update: Update, lanes: list[Lane], now: float) -> None:
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
-        is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
+        is_loading = any(lane.phases.is_loading and lane.weights.ordered == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
         if update.state.is_final or is_loading:
             return
@@ -301,9 +301,9 @@ class Updates(Organ):
             return []
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         lane.phases.move(LaneMove.LOAD)
-        told = lane.weights
-        told.told, told.until = missing, now + LOAD_SECONDS
-        told.running = Running.CONTINUE if keep_rows else running
+        marks = lane.weights
+        marks.ordered, marks.until = missing, now + LOAD_SECONDS
+        marks.running = Running.CONTINUE if keep_rows else running
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 

@@ -150,7 +150,7 @@ class LanePages:
         self.num_taken_over = pool.num_cached
         self._enter_index()
 
-    def told(self) -> TakeOver | None:
+    def take_order(self) -> TakeOver | None:
         """Takes the pool that the plan being made names to the worker, None without one."""
         take_over, self.pending = self.pending, None
         return take_over

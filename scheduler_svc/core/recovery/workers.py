@@ -77,7 +77,7 @@ class Hung(Organ):
         effects = list[fx.Effect]()
         for lane in [lane for lane in lanes.values() if now >= lane.timeout(config)]:
             if lane.phases.is_loading:
-                reason = f"it has not loaded weights {lane.weights.told.version!r} in time"
+                reason = f"it has not loaded weights {lane.weights.ordered.version!r} in time"
             else:
                 reason = lane.clock.why_given_up(lane.in_flight, config, now)
             lanes.counters.hung_workers += 1

@@ -56,7 +56,7 @@ class LaneSchedule:
 class LaneWeights:
     """The weights that the worker was last asked to load. The phase of the lane says whether it has answered."""
 
-    told: Weights = _NOTHING
+    ordered: Weights = _NOTHING
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0

@@ -181,8 +181,8 @@ class Resets:
         """Logs what was closed, and ends bars that are over. The owner calls this about once a second."""
         self._barred.sweep()
         if self._num_closed:
-            told = "%d connections were closed and their hosts barred for %g s, because they reset too many calls"
-            logger.warning(told, self._num_closed, BAR_SECONDS)
+            line = "%d connections were closed and their hosts barred for %g s, because they reset too many calls"
+            logger.warning(line, self._num_closed, BAR_SECONDS)
             self._num_closed = 0
 
     def _look(self, host: Network | None) -> dict[str, int]:
@@ -223,19 +223,19 @@ def _open_calls(host: Network | None) -> dict[str, int]:
     inside = importlib.import_module("grpc._cython.cygrpc")
     servers, sockets_of, socket_of = (getattr(inside, name) for name in QUESTIONS)
     num_open: dict[str, int] = {}
-    for server in _told(servers, 0).get("server", []):
+    for server in _answer_of(servers, 0).get("server", []):
         # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
-        listed = _told(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
+        listed = _answer_of(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
         sockets = {one["name"].removeprefix(_NAME): int(one["socketId"]) for one in listed.get("socketRef", [])}
         for peer in [one for one in sockets if network_of(one) == host][-_MAX_LOOKED_AT:]:
-            if one := _told(socket_of, sockets[peer]):
+            if one := _answer_of(socket_of, sockets[peer]):
                 data = one["socket"]["data"]
                 ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])
                 num_open[peer] = int(data["streamsStarted"]) - ended
     return num_open
 
 
-def _told(ask: Callable[..., Any], *args: int) -> dict[str, Any]:
+def _answer_of(ask: Callable[..., Any], *args: int) -> dict[str, Any]:
     """gRPC's answer; empty for a server or connection that is gone."""
     try:
         return cast("dict[str, Any]", json.loads(ask(*args)))
