@@ -1,8 +1,8 @@
 """Owns the limits of every field of a request, read from the options in the protos, and what a refusal says.
 
 `rules_of` makes a tree of a request's descriptor: the rule of each field. `scan.py` walks a message's bytes with it
-before the message is parsed, `Check` walks the parsed message, and `limits_reply` is what callers read. What needs more than
-one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
+before the message is parsed, `Check` walks the parsed message, and `limits_reply` is what callers read. What needs more
+than one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
 """
 
 import struct
