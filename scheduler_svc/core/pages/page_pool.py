@@ -95,10 +95,10 @@ class PagePool:
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
         """Marks newly allocated `pages` as unverified, and returns those of them that must be zeroed."""
         unverified = self._unverified
-        taken = [page for page in pages if unverified[page]]
+        to_zero = [page for page in pages if unverified[page]]
         for page in pages:
             unverified[page] = 1
-        return taken
+        return to_zero
 
     def is_unverified(self, page: int) -> bool:
         """Returns whether the page may hold values that are not finite."""
