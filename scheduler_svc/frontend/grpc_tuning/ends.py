@@ -8,9 +8,9 @@ the releaser keeps the objects alive until the report has been written. grpc.aio
 call, and to the first one of Watch and of all methods of other services, so those three are reset later. The names
 below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
 
-**Resets.** A host may open and reset `MAX_RESETS` calls a second; beyond that its connections are closed and it is
-barred for a time. A call that is reset before its message is read costs this process more than its caller, and gRPC has
-no bound for that (grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server).
+**Resets.** A connection may reset fewer than `MAX_RESETS` calls a second; then it is closed and its host barred for a
+time. A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound
+for that (grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server).
 Such a connection never runs out of frames, so it keeps one of gRPC's threads. gRPC has four of them on a small machine
 and adds one a second; until then no other connection's frames are read. A caller opens the next connection as soon as
 one is closed, so its host is barred as well.
