@@ -30,7 +30,7 @@ from tandem_contract.settings import SettingError
 
 # For the calls with one answer.
 ANSWER_SECONDS = 60.0
-# For WhoAmI, which is answered without the core.
+# For GetCaller, which is answered without the core.
 _CALLER_SECONDS = 5.0
 # For the question whether the service drains, while this gateway does.
 _DRAINS_SECONDS = 1.0
