@@ -143,7 +143,7 @@ _STEADY_SECONDS = 10.0
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
     number: int
-    accepted_at: float  # on the core's clock
+    accepted_at: float  # on the journal's clock
     submit: ev.Submit
     frontend: str
     stream: int

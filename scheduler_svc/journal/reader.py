@@ -69,7 +69,7 @@ class SavedCore:
     """Time of the last write by the system's clock: about when the earlier scheduler died."""
     boot_id: str = ""
     booted_at: float = 0.0
-    """Time on the journal's clock [s]."""
+    """Unix time of the machine's start, from which the journal's clock goes on."""
 
 
 def read(folder: JournalFolder) -> SavedCore:
@@ -326,7 +326,7 @@ class JournalClock:
     booted_at: float
 
     def now(self) -> float:
-        """Returns the time."""
+        """Returns the time in seconds; the module describes this clock."""
         return self.booted_at + _since_boot()
 
     def written_at(self, unix_time: float) -> float:
