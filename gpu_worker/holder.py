@@ -51,7 +51,7 @@ from tandem_contract.stopping import StopRequests
 
 log = logging.getLogger("gpu_worker.holder")
 
-# The share of the memory that this process may have, without a limit. The worker's own check of free memory is stricter.
+# The share of memory that this process may have, without a limit. The worker's own check of free memory is stricter.
 _SHARE_OF_MEMORY = 0.8
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
