@@ -1,4 +1,4 @@
-"""Docstrings have a subject, and a time says its unit and its clock, where a program can see that."""
+"""Docstrings and comments have a subject, and a time says its unit and its clock, where a program can see that."""
 
 import ast
 import itertools
@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.source import PROGRAMS, ROOT, files
 
 # Names of a moment, and of a duration, for floats. The name of a duration may end with its unit, and then says enough.
-# `now` is the clock of whoever calls: in the core, the core's.
+# `now` is on the clock of the caller: in the core, on the core's.
 MOMENT = re.compile(
     r"(^|_)(at|until|since|deadline|due|expires|expiry|began|begun|when|wake|last_look|moment|seating|unix_time|now)$"
 )
@@ -39,9 +39,10 @@ def beside(lines: list[str], node: ast.stmt, following: ast.stmt | None) -> str:
     """
     above = reversed(lines[: node.lineno - 1])
     block = list(itertools.takewhile(lambda line: re.match(r"\s*(#|[\w.]+: )", line), above))
-    comments = [line for line in [*block, lines[node.lineno - 1]] if "#" in line]
+    comments = [line for line in block if line.lstrip().startswith("#")]
     below = following.value if isinstance(following, ast.Expr) else None
-    return " ".join([*comments, str(below.value) if isinstance(below, ast.Constant) else ""])
+    after = lines[node.lineno - 1].partition("#")[2]
+    return " ".join([*comments, after, str(below.value) if isinstance(below, ast.Constant) else ""])
 
 
 def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AnnAssign, ast.stmt | None]]:
@@ -80,14 +81,15 @@ def vague_times(source: str) -> Iterator[str]:
 
 
 def without_subject(source: str) -> Iterator[int]:
-    """Yields the lines of docstrings, those of fields included, that begin as a genitive."""
+    """Yields the lines of comments and docstrings, those of fields included, that begin as a genitive."""
+    yield from (number for number, line in enumerate(source.split("\n"), 1) if re.search(r"(^|  )\s*# Of ", line))
     for node in ast.walk(ast.parse(source)):
         text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
         if isinstance(text, str) and text.lstrip().startswith("Of "):
             yield node.lineno
 
 
-def test_docstrings_have_a_subject() -> None:
+def test_docstrings_and_comments_have_a_subject() -> None:
     found = [f"{path}:{line}" for path in files(*PROGRAMS) for line in without_subject((ROOT / path).read_text())]
     assert found == []
 
@@ -103,6 +105,7 @@ def test_times_say_unit_and_clock() -> None:
         ("class A:\n    since: float", ["2 A.since"]),
         ("class A:\n    since: float  # Unix time", []),
         ("class A:\n    # By the loop's clock.\n    since: float\n    sent_at: float | None", []),
+        ("class A:\n    since: float  # Unix time\n    until: float", ["3 A.until"]),
         ('class A:\n    since: float\n    """When it began."""', ["2 A.since"]),
         ('class A:\n    """Times are on the core\'s clock."""\n    since: float', []),
         ("class A:\n    timeout: float\n    timeout_ms: float", ["2 A.timeout"]),
