@@ -297,7 +297,7 @@ class Lanes(dict[str, Lane]):
         return [] if due is None or now < due else self.seat_next(now)
 
     def seat_next(self, now: float) -> list[fx.Effect]:
-        """Seats the standby worker that was proven first, if the model of one still matches."""
+        """Seats the first proven standby worker with a model that still matches, if any."""
         effects: list[fx.Effect] = []
         while (lane := self.first_proven()) is not None:
             if not (difference := self._model_refusal(lane.info, lane.worker)):

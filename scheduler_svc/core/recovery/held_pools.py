@@ -1,4 +1,4 @@
-"""The page pools that outlive their workers in shared memory, until another worker takes them over.
+"""The page pools that outlive lost workers, until another worker takes them over.
 
 A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
 its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the

@@ -113,7 +113,7 @@ def restore(core: Core, now: float) -> None:
 def _new_requests(
     core: Core, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
 ) -> list[Request]:
-    """Makes one request for each sample. Its handle is also its number in the order of arrival (by the core's clock).
+    """Makes one request for each sample; `arrived_at` is on the core's clock. The handle numbers them by arrival.
 
     Only the first sample returns prompt logprobs.
     """

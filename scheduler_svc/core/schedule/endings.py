@@ -61,7 +61,7 @@ class Outcomes:
             self._of_constraint[idx] = constraints.detail if i == 0 else "the constraint failed"
 
     def failure(self, idx: int, request: Request) -> Ending:
-        """Returns the ending of a request that got no good token; `index` is that of its row among the sampled ones."""
+        """Returns the ending of a request that got no good token; `idx` is that of its row among the sampled ones."""
         detail = self._of_constraint.get(idx)
         if detail is None:
             return Ending.not_finite(request)
