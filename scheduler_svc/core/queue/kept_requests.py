@@ -84,7 +84,7 @@ class KeptRequests:
         return entry if is_same else None
 
     def add(self, submit: Submit, first_handle: int, accepted_at: float) -> KeptRequest:
-        """Adds the entry of a request; `accepted_at` is on the core's clock. An ended one of its id must be forgotten."""
+        """Adds an entry; `accepted_at` is on the core's clock. An ended one of its id must be forgotten."""
         assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
         kept = replace(submit, prompt=NO_IDS, sampling=b"", page_hashes=b"", resources=())
         entry = KeptRequest(

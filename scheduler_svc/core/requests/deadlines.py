@@ -32,7 +32,7 @@ class Deadlines(Organ):
         return effects
 
     def _expire(self, request: Request, due: DeadlineKind, at: float, now: float) -> list[fx.Effect]:
-        """Ends a request, if it is due. `at` is on the core's clock. An error names what the request was waiting for."""
+        """Ends a request if it is due; `at` is on the core's clock. An error names what the request was waiting for."""
         match due:
             case DeadlineKind.TIME_LIMIT:
                 effects = self._core.waits.last_word(request, now)
