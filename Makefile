@@ -247,7 +247,7 @@ $(RAY_INSTALLED): .ci/ray-constraints.txt
 test-ray: $(RAY_INSTALLED) $(STUBS) ## Lose nodes of a local Ray cluster under streams
 	$(RAY_VENV)/bin/python -m pytest -c tests/cluster/pytest.ini tests/cluster -s $(ARGS)
 
-# TRL is no requirement of Tandem, so only this target installs it.
+# Tandem does not require TRL, so only this target installs it.
 TRL_VENV := .venv-trl
 TRL_INSTALLED := $(TRL_VENV)/.installed
 
@@ -261,7 +261,7 @@ $(TRL_INSTALLED): .ci/constraints.txt
 test-trl: $(INSTALLED) $(STUBS) $(TRL_INSTALLED) ## Train the bundled model with TRL and a service: 3 seeds, 40 steps each
 	PYTHONPATH=.:client:protos:.stubs TANDEM_PYTHON=$(abspath $(BIN))/python $(TRL_VENV)/bin/python -m tests.trl $(ARGS)
 
-# Programs that nobody here wrote, each in an environment of its own below .clients: they need each other's rivals.
+# Programs of others, each in an environment of its own below .clients: their requirements exclude each other.
 CLIENTS ?= instructor pydantic-ai litellm langchain-openai lm-eval guidellm vllm
 
 .clients/%/installed: tests/clients/requirements/%.txt
@@ -280,7 +280,7 @@ simulate-long: $(INSTALLED) $(STUBS) ## Run the random simulation: 10,000,000 op
 sessions: $(INSTALLED) $(STUBS) ## Record sessions with an earlier core (FROM=), compare the decisions of this one
 	$(BIN)/python -m tests.sessions $(if $(FROM),--from $(FROM))
 
-sessions-update: $(INSTALLED) $(STUBS) ## Write the digests of the sessions anew, after a decision was changed on purpose
+sessions-update: $(INSTALLED) $(STUBS) ## Write the digests of the sessions, after a decision was changed on purpose
 	$(BIN)/python -m tests.sessions --update
 
 chaos: $(INSTALLED) $(STUBS) ## Kill workers, front ends and the scheduler under full load: 500 kills, at most 15 minutes

@@ -98,13 +98,13 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 def warnings(*, has_gpu: bool, develops: bool) -> list[str]:
     """A line for each package without which Tandem serves, and what it does without."""
     named = shlex.split(os.environ.get("CXX", ""))[:1]
-    found = []
+    warnings = []
     if not any(map(shutil.which, named or _COMPILERS)):
-        found.append("no C++ compiler: a CPU serves with torch's operators, more slowly; apt install g++")
+        warnings.append("no C++ compiler: a CPU serves with torch's operators, more slowly; apt install g++")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if (has_gpu or develops) and not header.exists():
-        found.append(f"no {header}: a GPU's kernels and some tests do not compile; apt install python3-dev")
-    return found
+        warnings.append(f"no {header}: a GPU's kernels and some tests do not compile; apt install python3-dev")
+    return warnings
 
 
 def has_gpu() -> bool:
@@ -184,8 +184,8 @@ def find_wheel(index: str, version: str) -> str | None:
         links = re.findall(r'href="([^"#]+)', answer.read(1 << 24).decode(errors="replace"))
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     name = re.compile(rf"torch-{re.escape(version)}(\+\w+)?-({tag}-{tag}|py3-none)-(any|.*{platform.machine()})\.whl")
-    found = (link for link in links if name.fullmatch(urllib.parse.unquote(link.rsplit("/", 1)[-1])))
-    link = next(found, None)
+    matching = (link for link in links if name.fullmatch(urllib.parse.unquote(link.rsplit("/", 1)[-1])))
+    link = next(matching, None)
     return None if link is None else urllib.parse.urljoin(page, link)
 
 
@@ -214,8 +214,8 @@ def total_size(urls: Iterable[str]) -> int | None:
     """The bytes of all files; None if that of one is unknown."""
     with ThreadPoolExecutor(16) as pool:
         sizes = list(pool.map(lambda url: within(ANSWER_SECONDS, lambda: size_of(url)), urls))
-    known = [size for size in sizes if size is not None]
-    return sum(known) if known and len(known) == len(sizes) else None
+    given = [size for size in sizes if size is not None]
+    return sum(given) if given and len(given) == len(sizes) else None
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T | None:
@@ -272,10 +272,10 @@ def doing_of(line: str, before: str) -> str:
         (r"\s*(?:Downloading|Using cached) (\S+(?: \(.*\))?)", "downloading {}"),
         (r"\s*((?:Installing build|Getting requirements|Preparing|Building).*)", "{}"),
     ):
-        if found := re.match(pattern, line):
-            return doing.format(found[1].rsplit("/", 1)[-1])
-    if found := re.match(r"Installing collected packages: (.*)", line):
-        names = found[1].split(", ")
+        if match := re.match(pattern, line):
+            return doing.format(match[1].rsplit("/", 1)[-1])
+    if match := re.match(r"Installing collected packages: (.*)", line):
+        names = match[1].split(", ")
         return f"unpacking {names[0] if len(names) == 1 else f'{len(names)} packages'}"
     return before
 
@@ -333,9 +333,9 @@ def install_versions(which: str, folder: Path) -> None:
     """Installs all parts into `folder`: `OPEN` packages at one end of their ranges. Raises Refused."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [
-        each for each in project["project"]["optional-dependencies"]["worker"] if re.split("[>=]", each)[0] in OPEN
+        line for line in project["project"]["optional-dependencies"]["worker"] if re.split("[>=]", line)[0] in OPEN
     ]
-    exact = [each.replace(">=", "==") for each in wanted] if which == "lowest" else ["--upgrade", *wanted]
+    exact = [line.replace(">=", "==") for line in wanted] if which == "lowest" else ["--upgrade", *wanted]
     make_venv(folder)
     constraints = folder / "constraints.txt"
     lines = CONSTRAINTS.read_text().splitlines()

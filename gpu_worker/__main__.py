@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int:
-    """Checks, starts and serves. Returns the exit code."""
+    """Checks, starts and serves. Returns the exit code. `begun`: the program's start by `time.perf_counter`."""
     try:
         use_caches(os.environ)
         folder = check_before_imports(settings)
@@ -178,7 +178,7 @@ def _check_numbers(settings: WorkerSettings) -> None:
 
 
 def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = SINGLE) -> None:
-    """Starts and serves until a signal, or carries out the plans of the group's leader. Passes on fatal exceptions.
+    """Starts (`begun`: by perf_counter) and serves until a signal, or carries out the plans of the group's leader.
 
     A standby worker leaves the CPU to the serving one while it starts; then this thread serves at the normal priority.
     """
@@ -205,7 +205,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
 
 @contextmanager
 def leading(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Iterator[Alone | None]":
-    """What the link tells the other ranks of a group; None if there are none."""
+    """The messages of the link to the other ranks of a group; None for a single process."""
     if not ranks.is_group:
         yield None
         return
@@ -227,7 +227,7 @@ def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join:
 
 
 def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks) -> "tuple[Runner, Join, Together]":
-    """Imports torch, and returns the warm runner, its Join and the other ranks."""
+    """Imports torch, and returns the warm runner, its Join and the other ranks. `begun`: by perf_counter."""
     # Torch takes seconds to import, and a wrong setting is refused without it.
     if not settings.device.startswith("cuda") and settings.native_kernels == "auto":
         build_ahead()

@@ -23,7 +23,7 @@ _OUT_OF_MEMORY_TEXTS = (
 )  # fmt: skip
 # Inductor's message, and Triton's.
 _NO_COMPILER = ("No working C++ compiler", "Failed to find C compiler")
-# Of the module tempfile, with the error number of a missing file.
+# The message of the module tempfile, with the error number of a missing file.
 _NO_TEMPORARY_FOLDER = "No usable temporary directory found"
 _C_COMPILER = re.compile(r"\b(g?cc|[gc]\+\+|clang(\+\+)?)(?!\w)")
 _ROOM = (
@@ -93,7 +93,7 @@ def _needed_to_compile(error: BaseException) -> str:
     Triton's message names only the command of the C compiler, which prints its own errors.
     """
     text, module = str(error), type(error).__module__
-    has_no_compiler = any(each in text for each in _NO_COMPILER)
+    has_no_compiler = any(sign in text for sign in _NO_COMPILER)
     is_by_command = isinstance(error, subprocess.CalledProcessError) and _C_COMPILER.search(str(error.cmd))
     if not (has_no_compiler or is_by_command or module.startswith(("torch._inductor", "torch._dynamo", "triton"))):
         return ""

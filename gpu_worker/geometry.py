@@ -15,7 +15,7 @@ CPU_CHUNK_ALIGN, GPU_CHUNK_ALIGN = 64, 128
 # Prompt tokens with logprobs in one step, beside the rows that sample; each needs logits of the whole vocabulary.
 _PROMPT_LOGIT_ROWS = 256
 PAGES_AT_ONCE = 4
-"""Pages whose checksums are computed at once. Each takes the bytes of one head's page, in all layers."""
+"""How many checksums of pages are computed at once. Each takes the bytes of one head's page, in all layers."""
 # Texts of the self-check (`compatibility/self_check.py`) with their decode steps, and pages that are copied to time it
 # (`timings.py`). A test compares all such plans with `num_first_pages`.
 _CHECKED_TEXTS, _CHECKED_TOKENS, _TIMED_PAGES = 2, 320, 8

@@ -1,8 +1,8 @@
 """`python -m gpu_worker.holder`: keeps the memory of workers' KV pools, so that it outlives them, until a signal.
 
 Owns the process's flags, limit and exit code, the socket in the runtime folder and its connections. Only processes of
-the same user are answered. The holder touches no content; `shared_pool/holder_pools.py` decides who gets which memory.
-Imports no torch: it must cost little memory and start at once.
+the same user are answered. The holder touches no content; `shared_pool/holder_pools.py` decides which process gets
+which memory. Imports no torch: it must cost little memory and start at once.
 """
 
 import gpu_worker.process.import_path  # noqa: F401
@@ -51,7 +51,7 @@ from tandem_contract.stopping import StopRequests
 
 log = logging.getLogger("gpu_worker.holder")
 
-# Of the memory that this process may have, if no limit is set. The worker's own check of free memory is stricter.
+# The share of memory that this process may have, without a limit. The worker's own check of free memory is stricter.
 _SHARE_OF_MEMORY = 0.8
 # From asm-generic/socket.h; Python has no names for them before 3.14. Linux 6.5 has the second one.
 _PEER_CREDENTIALS, _PEER_PIDFD = struct.Struct("3i"), 77
@@ -104,7 +104,7 @@ class Holder:
             self._pools.close()
 
     def _listen_again(self) -> None:
-        """Makes the socket again, whose file or folder was removed or replaced. Connections stay."""
+        """Makes the socket again after its file or folder was removed or replaced. Connections stay."""
         try:
             own_runtime_dir(self._path.parent)
             listener = _listen(self._path)
@@ -212,12 +212,12 @@ class Holder:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Identifies the file at the path; None if there is none. Inode numbers are used again, so it has the time too."""
+    """Identifies the file at the path; None without one. Inode numbers are used again, so it has the time too."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _listen(path: Path) -> socket.socket:

@@ -133,12 +133,12 @@ class WorkerSettings(BaseModel):
     def _a_group_and_its_hosts(self) -> Self:
         for name, refused in (("shared_pool", "on"), ("fused_layers", "on"), ("standby", True)):
             if self.ranks > 1 and getattr(self, name) == refused:
-                found = "on" if refused is True else refused
-                raise ValueError(f"ranks is {self.ranks} and {name} is {found}; a group has none: leave {name} out")
+                value = "on" if refused is True else refused
+                raise ValueError(f"ranks is {self.ranks} and {name} is {value}; a group has none: leave {name} out")
         if self.nnodes == 1:
             for name in ("rdzv_endpoint", "local_addr"):
-                if found := getattr(self, name):
-                    raise ValueError(f"{name} is {found} and nnodes is 1; set nnodes to the number of hosts")
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} is {value} and nnodes is 1; set nnodes to the number of hosts")
             return self
         if self.ranks % self.nnodes:
             raise ValueError(

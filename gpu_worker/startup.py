@@ -104,7 +104,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         model, bound, sizes.geometry, device, dtype, graphs, costs.captures, fused=fused, pool=pool, together=together
     )
     with phase("self-check against eager attention"):
-        error = check_runner(model, runner, dtype, own=layers)
+        error = check_runner(model, runner, dtype, unbounded=layers)
     same = partial(check_same_computation, files.config, dtype=dtype, packs=packs)
     loader = partial(WeightsLoader, check_config=same, ranks=ranks, agree=lambda ok: together.least([ok]) == [1])
     runner.weights = loader(model, files, runner, dtype=dtype, layers=layers)
@@ -143,9 +143,9 @@ def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> 
     window, sinks = settings.window, settings.window_sinks
     if window is None:
         return layers
-    own = [layer.kind.pattern.window for layer in layers.layers]
-    if None not in own:
-        widest = max(width for width in own if width is not None)
+    windows = [layer.kind.pattern.window for layer in layers.layers]
+    if None not in windows:
+        widest = max(width for width in windows if width is not None)
         raise ValueError(
             f"window is {window}; every layer of this model has its own window (the widest is {widest}), "
             "so the setting has no effect: leave it out"
@@ -164,7 +164,7 @@ def _meet(ranks: Ranks, device: torch.device, trial: "PlanTrial | None") -> Toge
 
 
 def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str) -> None:
-    linears = [each for each in model.modules() if type(each) is PackedLinear and each.is_native]
+    linears = [module for module in model.modules() if type(module) is PackedLinear and module.is_native]
     choose_or_follow(linears, settings, about)
 
 

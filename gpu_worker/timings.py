@@ -16,7 +16,7 @@ from gpu_worker.wire.page_orders import PageOrders
 
 _NUM_PAGES = 8
 _REPEATS = 5
-# Of full steps, which take longer and vary less.
+# The number of full steps, which take longer and vary less.
 _STEPS = 3
 # Limits the time that a slow model spends on the measurement.
 _MOST_SECONDS = 1.0
@@ -49,7 +49,7 @@ def _token_us(runner: Runner, of_leader: Callable[[float], float]) -> float:
 def _page_copy_us(runner: Runner) -> float:
     """Median over pairs of a save and a load; the pages are zero before and after.
 
-    A GPU copies beside the stream whose time is measured. The load waits there for the copies of both plans, so the
+    A GPU copies beside the measured stream. The load waits there for the copies of both plans, so the
     times of a pair together contain both directions.
     """
     count = min(_NUM_PAGES, runner.geometry.host_pages, runner.geometry.num_pages - 1)

@@ -1,4 +1,4 @@
-"""Trees of arrays: frozen dataclasses whose fields are arrays, trees, tuples of these, or other values."""
+"""Trees of arrays: frozen dataclasses with fields that are arrays, trees, tuples of these, or other values."""
 
 import dataclasses
 import functools
@@ -26,19 +26,19 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 def leaves(tree: Any) -> list[Any]:
     """The arrays or tensors of a tree, in the order of the fields."""
-    found: list[Any] = []
-    _collect(tree, found)
-    return found
+    leaves_: list[Any] = []
+    _collect(tree, leaves_)
+    return leaves_
 
 
-def _collect(tree: Any, found: list[Any]) -> None:
+def _collect(tree: Any, leaves_: list[Any]) -> None:
     if tree is None:
         return
     if isinstance(tree, (np.ndarray, Tensor)):
-        found.append(tree)
+        leaves_.append(tree)
         return
     for part in tree if isinstance(tree, tuple) else [getattr(tree, name) for name in _field_names(type(tree))]:
-        _collect(part, found)
+        _collect(part, leaves_)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def generate(root: Path) -> Path:
-    """Writes `.stubs/` under `root` anew and returns it. Raises RuntimeError where protoc refuses a file."""
+    """Writes `.stubs/` under `root` again and returns it. Raises RuntimeError where protoc refuses a file."""
     source, target = root / "protos", root / ".stubs"
     fresh = root / ".stubs.new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -40,10 +40,10 @@ def generate(root: Path) -> Path:
 def _plugin(name: str) -> str:
     """Where a protoc plugin lies: beside this Python, or on the PATH, where an isolated build finds its scripts."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         raise RuntimeError(f"{name} is not installed: it comes with mypy-protobuf")
-    return found
+    return program
 
 
 class StubsBuildHook(BuildHookInterface[Any]):

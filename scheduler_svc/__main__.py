@@ -193,7 +193,7 @@ class _Service:
         return link
 
     def _signals_and_news(self) -> tuple[StopRequests, socket.socket]:
-        """Returns who asked for a stop, and a socket: a signal makes it readable, and news of the front ends do."""
+        """Returns the requests to stop, and a socket: signals and news of the front ends make it readable."""
 
         def on_news() -> None:
             # What the loop has not read yet wakes it too; after its end, threads of processes still call this.

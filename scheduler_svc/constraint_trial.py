@@ -72,7 +72,7 @@ class Trial:
         """Returns why the grammar is refused, in one sentence; empty if it is not."""
         try:
             return self._walk(grammar)
-        # llguidance's panics are no Exceptions.
+        # llguidance's panics are not Exceptions.
         except BaseException as error:
             return f"llguidance: {type(error).__name__}: {_reason(str(error))}"
 
@@ -106,10 +106,10 @@ class Trial:
 
     def _too_early(self, matcher: "LLMatcher", bits: NDArray[np.uint8]) -> list[int]:
         """The EOS tokens of a mask that do not complete the output. A grammar may name one where more must follow."""
-        found = [token for token in self._eos if bits[token]]
-        if not found or matcher.is_accepting():
+        allowed = [token for token in self._eos if bits[token]]
+        if not allowed or matcher.is_accepting():
             return []
-        copies = [(token, matcher.deep_copy()) for token in found]
+        copies = [(token, matcher.deep_copy()) for token in allowed]
         return [token for token, after in copies if not (after.consume_token(token) and after.is_accepting())]
 
 

@@ -1,4 +1,4 @@
-"""Who watches the core's loop: the event log, the flight recorder, the journal, the steps file, the metrics.
+"""The observers of the core's loop: the event log, the flight recorder, the journal, the steps file, the metrics.
 
 An observer sees what comes to the core and what follows from it. It decides nothing. What it does not override, it does
 not want to know.

@@ -1,7 +1,7 @@
 """Workers on other hosts: the files of their keys, which of them are admitted, and the address at which they connect.
 
 Owns what `python -m scheduler_svc.remote` makes, which is `tandem keys`; the present keys of the folder `admitted`,
-where a file that is removed, or that no longer has a key, admits nobody, and a folder that cannot be read changes
+where a file that is removed, or that no longer has a key, admits no worker, and a folder that cannot be read changes
 nothing but the log; the thread that answers libzmq whether a key is admitted (ZAP, RFC 27); and the context of the
 socket, so that encryption and connections of strangers have an I/O thread of their own.
 """
@@ -47,7 +47,7 @@ ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"
 HOW_TO_MAKE = "`tandem keys DIR` makes keys"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEYS = 1024
-# What tells that a file has changed: name, inode, size, time, mode.
+# What shows that a file has changed: name, inode, size, time, mode.
 _State = tuple[tuple[str, int, int, int, int], ...]
 # Where libzmq asks about keys, and in which version.
 _ENDPOINT, _VERSION = "inproc://zeromq.zap.01", b"1.0"
@@ -56,7 +56,7 @@ _POLL_SECONDS, _REPORT_SECONDS = 1.0, 10.0
 _MAX_NAMED = 8
 _ADDRESS = re.compile(r"tcp://(?P<host>[^\s:/]+|\*|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
 _DESCRIPTION = """\
-Make the CURVE keys with which workers on other hosts prove who they are, and with which both sides encrypt. The
+Make the CURVE keys with which workers on other hosts prove their identity, and with which both sides encrypt. The
 scheduler's keys are made once; a later call for the same folder adds workers."""
 _EPILOG = """\
 Where each file goes:
@@ -91,9 +91,9 @@ def make(folder: Path, names: list[str]) -> None:
                 "underscores and begin with a letter or digit"
             )
     try:
-        for each in (folder, folder / ADMITTED, folder / WORKERS):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_owner(each, each.stat(), 0o077)
+        for made in (folder, folder / ADMITTED, folder / WORKERS):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_owner(made, made.stat(), 0o077)
         of_workers = {name: (folder / WORKERS / name, folder / ADMITTED / f"{name}{PUBLIC_SUFFIX}") for name in names}
         if taken := [path for paths in of_workers.values() for path in paths if path.exists()]:
             raise KeyFileError(f"{taken[0]} exists; remove it for new keys, or choose another name")
@@ -102,11 +102,11 @@ def make(folder: Path, names: list[str]) -> None:
         of_scheduler = zmq.curve_public(read_key(folder / SCHEDULER_SECRET, is_secret=True))
         if not (folder / SCHEDULER_PUBLIC).exists():
             _write(folder / SCHEDULER_PUBLIC, of_scheduler)
-        for own, admitted in of_workers.values():
-            own.mkdir(mode=0o700)
+        for of_worker, admitted in of_workers.values():
+            of_worker.mkdir(mode=0o700)
             public, secret = zmq.curve_keypair()
-            _write(own / WORKER_SECRET, secret)
-            _write(own / SCHEDULER_PUBLIC, of_scheduler)
+            _write(of_worker / WORKER_SECRET, secret)
+            _write(of_worker / SCHEDULER_PUBLIC, of_scheduler)
             _write(admitted, public)
     except OSError as error:
         raise KeyFileError(f"{error.filename or folder}: {error.strerror}") from None
@@ -165,7 +165,7 @@ class AdmittedKeys:
                     raise KeyFileError(f"{path} is not named like a worker")
                 names[read_key(path, is_secret=False).decode("ascii")] = name
             except KeyFileError as error:
-                log.warning("workers_keys: %s; it admits nobody", error)
+                log.warning("workers_keys: %s; it admits no worker", error)
         self.names = names
         removed = sorted(name for key, name in before.items() if key not in names)
         if removed:
@@ -175,10 +175,10 @@ class AdmittedKeys:
 
 def _state_of(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
     try:
-        found = entry.stat()
+        stat = entry.stat()
     except FileNotFoundError:
         return entry.name, 0, 0, 0, 0
-    return entry.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode
 
 
 def _reason(folder: Path, error: OSError | KeyFileError) -> str:

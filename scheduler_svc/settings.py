@@ -70,7 +70,7 @@ class SchedulerSettings(BaseModel):
     weights_folders: Annotated[str, AfterValidator(_absolute_folders)] = Field(
         "",
         title="DIR[,DIR]",
-        description="workers may be told to load new weights from here; default: updates of weights are off",
+        description="workers may load new weights from here; default: updates of weights are off",
     )
     reflection: bool | None = Field(
         None, description="serve gRPC reflection; default: where listen is a loopback address"
@@ -92,7 +92,7 @@ class SchedulerSettings(BaseModel):
     journal_bytes: int = number(1 << 30, 1 << 20, 1 << 40, "BYTES", "largest size of the journal")
     grace_seconds: float = number(30.0, 0, 3600, "SECONDS", "how long running streams may continue after SIGTERM")
     step_timeout_seconds: float = Field(
-        120.0, gt=0, le=3600, title="SECONDS", description="a worker whose step takes longer is lost, at the latest"
+        120.0, gt=0, le=3600, title="SECONDS", description="a worker is lost, at the latest, if a step takes longer"
     )
     silence_timeout_seconds: float = Field(
         3.0, gt=0, le=3600, title="SECONDS", description="an idle worker that is silent longer is treated as lost"

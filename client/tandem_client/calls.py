@@ -42,7 +42,7 @@ class Stubs:
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[_Value]):
-    """One call. `method` finds it among a client's stubs, `read` makes the value of its answer."""
+    """One call. `method` finds it among a client's stubs, `read` makes the value of its answer. `timeout`: seconds."""
 
     method: Callable[[Any], Any]
     request: object
@@ -64,7 +64,7 @@ def _rpc(
 def tokenize(
     text: str, *, add_special_tokens: bool | None = None, model: str | None = None, timeout: float | None = None
 ) -> Rpc[list[int]]:
-    """The token ids that `generate` would make of the text."""
+    """The token ids that `generate` would make of the text. `timeout`: seconds."""
     request = fill(inference_pb2.TokenizeRequest(), text=text, add_special_tokens=add_special_tokens, model=model)
     return _rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
 
@@ -76,7 +76,7 @@ def detokenize(
     model: str | None = None,
     timeout: float | None = None,
 ) -> Rpc[str]:
-    """The text of token ids."""
+    """The text of token ids. `timeout`: seconds."""
     request = inference_pb2.DetokenizeRequest()
     fill(request, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
     return _rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
@@ -85,13 +85,13 @@ def detokenize(
 def render_chat(
     chat: ChatMessages, *, model: str | None = None, timeout: float | None = None, **options: Unpack[ChatOptions]
 ) -> Rpc[types.RenderedChat]:
-    """The text and the token ids that `generate` would make of a conversation. Options as in `ChatOptions`."""
+    """The text and the token ids that `generate` would make of a conversation (`ChatOptions`). `timeout`: seconds."""
     request = fill(inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options)), model=model)
     return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
 
 
 def abort(*request_ids: str, service: str | None = None, timeout: float | None = None) -> Rpc[types.AbortOutcomes]:
-    """Cancels waiting or running requests of this client's tenant; the outcome for each id.
+    """Cancels waiting or running requests of this client's tenant; the outcome for each id. `timeout`: seconds.
 
     An id may be that of an HTTP answer, too (`cmpl-…`, `chatcmpl-…`). With the right of control, `tenant/id` is another
     tenant's request. The result's `details` name what was looked for, by the ids that were not found.
@@ -114,7 +114,7 @@ def list_requests(
 
     Without the right of control only this client's tenant has requests here. `states`: waiting, running, kept; none:
     all. `id_prefix`: the beginning of an id. `page_size`: at most 100; 0: 100. `page_token`: `next_page_token` of the
-    page before. InvalidArgument: the token is from before the service's last start.
+    page before. InvalidArgument: the token is from before the service's last start. `timeout`: seconds.
     """
     request = control_pb2.ListRequestsRequest(
         tenant=tenant,
@@ -137,18 +137,18 @@ def following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[type
 
 
 def model_info(*, timeout: float | None = None) -> Rpc[types.ModelInfo]:
-    """The served model, its limits and default settings."""
+    """The served model, its limits and default settings. `timeout`: seconds."""
     request = control_pb2.GetModelInfoRequest()
     return _rpc(lambda stubs: stubs.control.GetModelInfo, request, timeout, messages.model_info)
 
 
 def load(*, timeout: float | None = None) -> Rpc[types.Load]:
-    """The service's load: requests, pages, workers; and whether it serves."""
+    """The service's load: requests, pages, workers; and whether it serves. `timeout`: seconds."""
     return _rpc(lambda stubs: stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout, messages.load)
 
 
 def health(*, timeout: float | None = None) -> Rpc[bool]:
-    """Whether the service is ready. Raises Unavailable if it cannot be reached."""
+    """Whether the service is ready. Raises Unavailable if it cannot be reached. `timeout`: seconds."""
 
     def read(answer: health_pb2.HealthCheckResponse) -> bool:
         return answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -157,13 +157,13 @@ def health(*, timeout: float | None = None) -> Rpc[bool]:
 
 
 def flush_cache(*, timeout: float | None = None) -> Rpc[int]:
-    """Empties the prefix cache; the number of pages that it held."""
+    """Empties the prefix cache; the number of pages that it held. `timeout`: seconds."""
     request = control_pb2.FlushCacheRequest()
     return _rpc(lambda stubs: stubs.control.FlushCache, request, timeout, lambda answer: answer.pages)
 
 
 def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedRequest]]:
-    """The requests that the service refuses because they killed their workers, oldest first."""
+    """The requests that the service refuses because they killed workers, oldest first. `timeout`: seconds."""
     request = control_pb2.ListQuarantineRequest()
 
     def read(answer: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
@@ -173,7 +173,7 @@ def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedReq
 
 
 def clear_quarantine(*keys: str, timeout: float | None = None) -> Rpc[int]:
-    """Ends the quarantine of the requests with these keys, of all without keys; the number of requests."""
+    """Ends the quarantine of requests with these keys, of all without keys; their number. `timeout`: seconds."""
     request = control_pb2.ClearQuarantineRequest(keys=keys)
     return _rpc(lambda stubs: stubs.control.ClearQuarantine, request, timeout, lambda answer: answer.removed)
 
@@ -185,7 +185,7 @@ def drain(
 
     `worker`: its `name` or `pid` in `load().per_worker`. `max_seconds`: the time for the drain; 0: no limit for a
     worker, `grace_seconds` for the service. `force`: also the last worker that serves. The drain goes on if the
-    iteration is left early; the same call watches it again. NotFound: there is no such worker; InvalidArgument: it is
+    iteration is left early; the same call watches it again. NotFound: no worker has this name; InvalidArgument: it is
     the last one.
     """
     request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)

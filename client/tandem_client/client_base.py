@@ -98,7 +98,7 @@ class Recovery:
         if error.request_ended:
             return False
         if self.cause is None and not error.stream_began:
-            # Nothing was sent if nobody answers, and a service that is not ready has refused the request.
+            # Nothing was sent if no service answers, and one that is not ready has refused the request.
             return isinstance(error, Unavailable) and not isinstance(error, NothingAnswers) and not error.is_refusal
         if isinstance(error, Unavailable | QueueFull):
             return True
@@ -125,7 +125,7 @@ class StreamBase(Transcript, Generic[_Event]):
         resumption: inference_pb2.ResumeRequest | None = None,
         service: str | None = None,
     ) -> None:
-        """A lost stream is continued if `recovery` is not None.
+        """A lost stream is continued if `recovery` is not None. `timeout`: seconds for all tries.
 
         With a `resumption` this call is sent to `service` instead of the request, of which only the id is known.
         """
@@ -291,7 +291,7 @@ class ClientBase(Generic[_Stream]):
         self._is_closed = False
         # The process of the channel. A child that fork made has no threads of gRPC, and the parent's connection.
         self._pid = os.getpid()
-        # Aborts of requests that linger and whose streams were closed. What is dropped is cancelled.
+        # Aborts of lingering requests with closed streams. What is dropped is cancelled.
         self._aborting: set[Any] = set()
 
     def __repr__(self) -> str:
@@ -308,7 +308,7 @@ class ClientBase(Generic[_Stream]):
     ) -> _Stream:
         """Starts a completion of a text or of token ids, or with `chat` an answer; iterate over the stream.
 
-        Options as in `GenerateOptions`.
+        Options as in `GenerateOptions`. `timeout`: seconds for all tries together.
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
         ids of `traceparent`, a W3C trace context.
         """
@@ -328,12 +328,12 @@ class ClientBase(Generic[_Stream]):
     ) -> _Stream:
         """Continues the stream of a request that lingers, which this or another program began; iterate over it.
 
-        `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` tells what was
+        `request_id` and `secret` are those of its Accepted (`request_id`, `resume_secret`). `offsets` is what was
         received of each sample (`stream.offsets`); the stream has only what lies beyond. A sample without an offset
         is sent from its start. `service` is the first stream's, by which a proxy in front of several finds it.
         This reader replaces an earlier one, which gets Replaced. NotFound: no such request is kept, or the secret is
         wrong. If the stream is lost, it is continued for `linger_seconds`; 0: it raises.
-        Leaving it early aborts the request, as with `generate`.
+        Leaving it early aborts the request, as with `generate`. `timeout`: seconds.
         """
         recovery = Recovery(linger_seconds) if linger_seconds > 0 else None
         resumption = resume_request(request_id, secret, offsets)

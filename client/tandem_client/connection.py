@@ -1,6 +1,6 @@
-"""How a client reaches a service: its channel, proof of who it is, encryption, and when a call is tried again.
+"""How a client reaches a service: its channel, proof of identity, encryption, and when a call is tried again.
 
-Owns the options of a channel, the TLS settings, and the rule that a token is sent only where nobody else can read it.
+Owns the options of a channel, the TLS settings, and the rule that a token is sent only where no other can read it.
 Knows nothing of the methods that are called.
 """
 

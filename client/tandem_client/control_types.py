@@ -27,7 +27,7 @@ class RequestLimits:
     # Headers of a call: 32 bytes for each, and its name and value.
     max_metadata_bytes: int
     max_prompt_tokens: int
-    # Of a text; 0 without a tokenizer.
+    # The longest text; 0 without a tokenizer.
     max_text_chars: int
     # The caller's own limit; None if the model's length alone limits it.
     max_new_tokens: int | None
@@ -38,14 +38,14 @@ class RequestLimits:
     max_stop_strings: int
     max_stop_string_chars: int
     max_stop_token_ids: int
-    # Of each: logit_bias, allowed_token_ids, banned_token_ids.
+    # The longest logit_bias, allowed_token_ids and banned_token_ids, each.
     max_listed_tokens: int
     max_time_seconds: float
     max_linger_seconds: float
     max_queue_seconds: float
-    # Of one abort.
+    # The most ids of one abort.
     max_abort_ids: int
-    # Of a chat, whose text counts in max_text_chars.
+    # Limits of a chat; its text counts in max_text_chars.
     max_chat_messages: int
     max_chat_tools: int
     max_constraint_bytes: int
@@ -65,7 +65,7 @@ class ModelInfo:
     token_budget: int
     eos_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults
-    # Of an unset max_new_tokens; None: the rest of the context.
+    # What an unset max_new_tokens stands for; None: the rest of the context.
     default_max_new_tokens: int | None
     max_waiting: int
     has_tokenizer: bool
@@ -214,7 +214,7 @@ class Load:
     journal_suspended: str
     # The version of the last update of weights; empty without one.
     weights_version: str = ""
-    # Of `not_serving`, and since when no request is computed, in Unix time; None while requests are.
+    # The reason of `not_serving`, and since when no request is computed, in Unix time; None while requests are.
     not_serving_reason: WaitReason | None = None
     not_serving_since: float | None = None
 
@@ -235,7 +235,7 @@ class RequestState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRequest:
-    """One sample of a request that waits or runs, or whose answer is kept."""
+    """One sample of a request that waits or runs, or has a kept answer."""
 
     # As its caller knows it.
     request_id: str
@@ -250,7 +250,7 @@ class ListedRequest:
     # Since it was accepted.
     age_seconds: float
     prompt_tokens: int
-    # Of the output: so far, and at most; the latter is 0 if it is kept.
+    # The output so far, and at most; the latter is 0 if it is kept.
     output_tokens: int
     max_new_tokens: int
     priority: int
@@ -344,11 +344,11 @@ class UpdateProgress:
 class QuarantinedRequest:
     """A request that the service refuses for a time, because it killed its workers or made their steps fail."""
 
-    # A hash of tenant, prompt and options.
+    # A hash of tenant, salt, prompt and options.
     key: str
     # The id that it had when the service ended it.
     request_id: str
-    # A hash of the tenant.
+    # A hash of tenant and salt.
     tenant: str
     age_seconds: float
     # The time until the quarantine ends by itself.

@@ -112,7 +112,7 @@ class NothingAnswers(Unavailable):
 
 
 class OtherProtocol(NothingAnswers):
-    """What listens at the address does not connect so: with or without TLS, with its certificate, or it is no gRPC."""
+    """What listens at the address takes no such connection: other TLS, another certificate, or not gRPC."""
 
 
 class AnswersTooSlowly(Unavailable):

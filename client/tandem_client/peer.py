@@ -24,7 +24,7 @@ _SECONDS = 5.0
 # How a client of HTTP/2 begins: a fixed text and an empty SETTINGS frame. The server's answer begins with such a frame.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KIND_AT, _SETTINGS = 3, 4
-# Of the alternative names in a certificate.
+# The kinds of alternative names in a certificate.
 _KINDS = ("DNS", "IP Address")
 # OpenSSL's numbers: not yet valid, expired; another host's name, another address.
 _OUT_OF_TIME, _OTHER_NAME = (9, 10), (62, 64)

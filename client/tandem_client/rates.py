@@ -7,6 +7,6 @@ _LEAST_SECONDS = 0.05
 def rate_of(num_tokens: int, seconds: float) -> float | None:
     """Tokens per second of the `num_tokens` after the first delta, the last of which came `seconds` after it.
 
-    None if that tells nothing: a rate needs two moments, and a time that is worth measuring.
+    None if they do not give a rate: a rate needs two moments, and a time that is worth measuring.
     """
     return num_tokens / seconds if num_tokens > 0 and seconds >= _LEAST_SECONDS else None

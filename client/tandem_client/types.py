@@ -24,7 +24,7 @@ class ToolCall:
     arguments: str
 
     def parsed_arguments(self) -> dict[str, Any]:
-        """The arguments by name. Raises ValueError if they are no JSON object, as those of a call that was cut off."""
+        """The arguments by name. Raises ValueError if they are not a JSON object, as in a call that was cut off."""
         parsed: Any = json.loads(self.arguments)
         if not isinstance(parsed, dict):
             raise ValueError(f"the arguments of {self.name} are {self.arguments[:60]!r}; they must be a JSON object")
@@ -44,10 +44,10 @@ class ChatMessage:
     role: str
     # Text, or parts of text, which the model's template joins; None for a message without content.
     content: str | tuple[str, ...] | None = None
-    # Of the assistant. Templates decide whether the model sees the reasoning again.
+    # Only in messages of the assistant. Templates decide whether the model sees the reasoning again.
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    # Of a tool: the call that it answers.
+    # Only in messages of a tool: the call that it answers.
     tool_call_id: str = ""
     # The name of the speaker or of the tool.
     name: str = ""
@@ -117,7 +117,7 @@ class AbortOutcomes(dict[str, AbortOutcome]):
 
     def __init__(self, outcomes: Iterable[tuple[str, AbortOutcome]], details: Mapping[str, str]) -> None:
         super().__init__(outcomes)
-        # Of ids without a request: the names that the service looked for, in one sentence.
+        # For ids without a request: the names that the service looked for, in one sentence.
         self.details = dict(details)
 
 
@@ -206,7 +206,7 @@ class Delta:
     sample_idx: int = 0
     # One for each new token; empty if they were not requested.
     logprobs: tuple[TokenLogprob, ...] = ()
-    # Of a chat whose answer is parsed: new reasoning and new pieces of tool calls; `text` is then the content.
+    # In a chat with a parsed answer: new reasoning and new pieces of tool calls; `text` is then the content.
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 

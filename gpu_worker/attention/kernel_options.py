@@ -121,9 +121,9 @@ def entries(table: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, tuple
 
 def chosen(lines: Iterable[Entry], call: Call, card: Card) -> Entry:
     """The first of `lines` that covers the call."""
-    found = next((entry for entry in lines if entry.covers(call, card)), None)
-    assert found is not None, f"{_TABLE.name} has no entry for {call} on {card}"
-    return found
+    entry_of_call = next((entry for entry in lines if entry.covers(call, card)), None)
+    assert entry_of_call is not None, f"{_TABLE.name} has no entry for {call} on {card}"
+    return entry_of_call
 
 
 @cache

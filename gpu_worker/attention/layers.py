@@ -93,7 +93,7 @@ class LayerMap:
     def bounded(self, window: int, sink_tokens: int) -> "LayerMap":
         """The layers with this window and these sink tokens; layers that have their own window stay unchanged."""
         return self._seeing(
-            lambda own: replace(own, window=window, sink_tokens=sink_tokens) if own.window is None else own,
+            lambda mask: replace(mask, window=window, sink_tokens=sink_tokens) if mask.window is None else mask,
         )
 
     def _seeing(self, change: Callable[[AttentionPattern], AttentionPattern]) -> "LayerMap":

@@ -174,7 +174,7 @@ class PagedLayer:
         )
 
     def kept(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Of key and value [1, heads, T, D], the heads that this process keeps."""
+        """Returns key and value [1, heads, T, D] of the heads that this process keeps."""
         if self.first_kv_head is None:
             return key, value
         heads = slice(self.first_kv_head, self.first_kv_head + self.kind.num_kv_heads)

@@ -58,16 +58,16 @@ class ModelFiles:
     tokenizer: ModelTokenizer
 
 
-def read_files(folder: Path, own: ModelFiles | None = None) -> ModelFiles:
+def read_files(folder: Path, served: ModelFiles | None = None) -> ModelFiles:
     """Reads the folder, and only the headers of weights; own: of the served model, which has what the folder lacks.
 
     Raises ModelRefused, or OSError with the file's name.
     """
-    config = copy.deepcopy(own.config) if own and not (folder / "config.json").is_file() else read_config(folder)
-    generation = own.generation if own and not (folder / GENERATION_FILE).is_file() else read_generation(folder)
+    config = copy.deepcopy(served.config) if served and not (folder / "config.json").is_file() else read_config(folder)
+    generation = served.generation if served and not (folder / GENERATION_FILE).is_file() else read_generation(folder)
     weights, ids = find_weights(folder), stop_ids(config, generation, folder)
-    if own and not tokenizer_files(folder):
-        tokenizer = own.tokenizer
+    if served and not tokenizer_files(folder):
+        tokenizer = served.tokenizer
     else:
         tokenizer = read_tokenizer(folder, config.get_text_config().vocab_size, config)
     return ModelFiles(
@@ -109,8 +109,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise
     except Exception as error:  # any error of a config class of Transformers
         raise ModelRefused(f"{path} cannot be used: {' '.join(str(error).split())[:300]}") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and (found := of_refused(settings)):
-        raise ModelRefused(found.sentence(folder))
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and (refused := of_refused(settings)):
+        raise ModelRefused(refused.sentence(folder))
     for part in parts:
         if not isinstance(part, PreTrainedConfig):
             raise ModelRefused(f"{path} has a text_config that is not an object of settings: correct the file")
@@ -215,16 +215,16 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
             yield file.read(_SAMPLE_BYTES)
 
 
-def check_described(own: ModelFiles, new: ModelFiles) -> None:
+def check_described(served: ModelFiles, new: ModelFiles) -> None:
     """Raises ModelRefused, which names file and field, unless both folders describe the same for Join."""
-    for name in differences(_for_join(own), _for_join(new)):
+    for name in differences(_for_join(served), _for_join(new)):
         raise ModelRefused(f"{name}; {_START_ANEW}")
 
 
-def differences(own: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:
+def differences(served: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:
     """Each field that differs, as `name is X, the served model's is Y`, with the path of nested ones."""
-    for name in sorted(own.keys() | new.keys()):
-        ours, theirs = own.get(name), new.get(name)
+    for name in sorted(served.keys() | new.keys()):
+        ours, theirs = served.get(name), new.get(name)
         if isinstance(ours, dict) and isinstance(theirs, dict):
             yield from differences(ours, theirs, f"{within}{name}.")
         elif ours != theirs:

@@ -1,8 +1,8 @@
 """Finds a model's folder, local or downloaded from the hub, and checks that its files are complete and may be read.
 
 Owns the refusal of files that are incomplete, and of files that links lead to outside the folders that may be read;
-`recognise` knows what a folder holds that is no model in safetensors. Imports neither torch nor Transformers, so that a
-wrong name is refused within a second.
+`recognise` knows what a folder holds other than a model in safetensors. Imports neither torch nor Transformers, so that
+a wrong name is refused within a second.
 """
 
 import errno
@@ -193,14 +193,14 @@ def _read_index(index: Path) -> dict[str, str]:
     return shard_of
 
 
-def _refused(what: object, found: Found) -> ModelRefused:
-    return ModelRefused(found.sentence(what))
+def _refused(what: object, content: Found) -> ModelRefused:
+    return ModelRefused(content.sentence(what))
 
 
 def by_kind(error: ModelRefused, settings: Mapping[str, Any]) -> ModelRefused:
     """A check's refusal as that of the kind of model, if config.json shows which; else the refusal itself."""
-    found = of_refused(settings, str(error))
-    return _refused("the folder", found) if found else error
+    content = of_refused(settings, str(error))
+    return _refused("the folder", content) if content else error
 
 
 def tensor_types(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -262,8 +262,8 @@ def locate(name: str) -> Path:
 
 
 def _refused_file(path: Path) -> ModelRefused:
-    if found := of_file(path):
-        return _refused(f"model {path}", found)
+    if content := of_file(path):
+        return _refused(f"model {path}", content)
     beside = (path.parent / CONFIG).is_file()
     which = f"its folder {path.parent}" if beside else "the folder with config.json and safetensors"
     return ModelRefused(f"model {path} is a file; give {which}")
@@ -280,8 +280,8 @@ def _from_hub(name: str) -> Path:
 
     neither = f"model {name} is neither a local folder nor reachable on the hub"
     hint = "check the spelling, or download it and give the folder"
-    own = name.rpartition("/")[2]
-    command = f"hf download {name} --local-dir {own}"
+    last_part = name.rpartition("/")[2]
+    command = f"hf download {name} --local-dir {last_part}"
     try:
         return Path(snapshot_download(name, allow_patterns=_PATTERNS))
     except HFValidationError as error:
@@ -295,9 +295,9 @@ def _from_hub(name: str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelRefused for a folder without a complete model in safetensors, or whose model is surely not served."""
-    if found := recognise(folder):
-        raise _refused(folder, found)
+    """Raises ModelRefused for a folder without a complete model in safetensors, or with one that cannot be served."""
+    if content := recognise(folder):
+        raise _refused(folder, content)
     read_settings(folder)
     find_weights(folder)
 
@@ -308,8 +308,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _refused(folder, of_names(folder))
     settings = read_json(path)
-    if found := of_config(settings):
-        raise _refused(folder, found)
+    if content := of_config(settings):
+        raise _refused(folder, content)
     return settings
 
 

@@ -1,6 +1,6 @@
 """Reads what a model's files ask of sampling: generation_config.json, and the stop ids of config.json.
 
-The ranges are those of requests. A value outside them whose meaning is plain is brought into range, with a note for the
+The ranges are those of requests. A value outside them with a plain meaning is brought into range, with a note for the
 log; any other is refused with its file, field and limit. Values that sampling does not use are not judged. Imports
 neither torch nor Transformers, so that a wrong value is refused within a second.
 """
@@ -78,7 +78,7 @@ def eos_ids(value: object, path: Path, notes: list[str]) -> tuple[int, ...] | No
         return None
     listed = value if isinstance(value, list) else [value]
     if None in listed:
-        notes.append(f"eos_token_id in {path} is {str(value)[:80]}; null is no token, it is left out")
+        notes.append(f"eos_token_id in {path} is {str(value)[:80]}; null is not a token, it is left out")
     ids = dict.fromkeys(_whole("eos_token_id", token, path) for token in listed if token is not None)
     if len(ids) > MAX_EOS_IDS:
         raise ModelRefused(f"eos_token_id in {path} has {len(ids)} ids; the limit is {MAX_EOS_IDS}: correct the file")
@@ -120,12 +120,12 @@ def _number(name: str, value: object, path: Path) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _refused(name, value, path, "it must be a number")
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        number = math.inf
+    if not math.isfinite(number):
         raise _refused(name, value, path, "it must be finite")
-    return found
+    return number
 
 
 def _whole(name: str, value: object, path: Path) -> int:

@@ -191,7 +191,7 @@ class LinearKernel:
 
 @cache
 def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
-    """The kernel of this machine for a dtype; None if there is none."""
+    """The kernel of this machine for a dtype; None without one."""
     library = native_library()
     return None if library is None else kernel_of(library, dtype)
 
@@ -310,7 +310,7 @@ def _packed_memory(weights: list[Tensor]) -> list[Tensor | None]:
 
     With huge pages one row's weights are read at 27 GB/s instead of 24 (512 x 8,192, one core).
     """
-    sizes = [0 if (kernel := linear_kernel(each.dtype)) is None else kernel.packed_bytes(each) for each in weights]
+    sizes = [0 if (kernel := linear_kernel(given.dtype)) is None else kernel.packed_bytes(given) for given in weights]
     if not any(sizes):
         return [None] * len(weights)
     parts = huge_zeros((sum(sizes),), torch.uint8).split(sizes)

@@ -158,7 +158,7 @@ def load_plain(
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
-            model, found = loaded
+            model, report = loaded
     except SafetensorError as error:
         raise ModelRefused(f"the weights in {files.folder} cannot be read: {error}; download them again") from error
     except RuntimeError as error:
@@ -173,11 +173,11 @@ def load_plain(
     finally:
         progress.close()
     try:
-        check_complete(found)
+        check_complete(report)
     except ModelRefused as error:
         raise by_kind(error, files.config.to_diff_dict()) from None
     _check_dtypes(model, files.weights)
-    _warn_of_unused(found["unexpected_keys"])
+    _warn_of_unused(report["unexpected_keys"])
     without_warning_of_padding(model)
     return model
 
@@ -217,20 +217,20 @@ def own_part(parameter: Any) -> Tensor:
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
-def check_complete(found: Mapping[str, Any]) -> None:
+def check_complete(report: Mapping[str, Any]) -> None:
     """Raises ModelRefused unless the checkpoint has every tensor of the model, in its shape.
 
-    found: Transformers' `output_loading_info`, without tied weights and the model's own exceptions.
+    report: Transformers' `output_loading_info`, without tied weights and the model's own exceptions.
     """
     hint = "checkpoint and config.json do not belong together, download both again"
-    mismatched = sorted(found["mismatched_keys"])
+    mismatched = sorted(report["mismatched_keys"])
     if mismatched:
         name, stored, wanted = mismatched[0]
         raise ModelRefused(
             f"{_some([entry[0] for entry in mismatched])} of another shape than in config.json: "
             f"{name} is {list(stored)}, expected {list(wanted)}; {hint}"
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise ModelRefused(f"{_some(missing)} missing from the checkpoint; {hint}")
 
 

@@ -39,7 +39,7 @@ class Kind(Enum):
     DIFFUSION = ("holds a diffusion pipeline ({}), which makes images", _TEXT_MODEL)
     EMBEDDING = ("holds an encoder or embedding model ({}), which generates no text", _TEXT_MODEL)
     EMPTY = ("is empty", "download the model again; it is a folder with config.json and safetensors")
-    ENCODER_DECODER = ("holds an encoder-decoder model ({}), whose encoder is not served", _TEXT_MODEL)
+    ENCODER_DECODER = ("holds an encoder-decoder model ({}); its encoder is not served", _TEXT_MODEL)
     EXPORT = ("holds an export for another runtime ({}), which is not read", _ORIGINAL)
     FOLDERS = ("holds no model itself, but folders of models: {}", "give one of them")
     GGUF = ("holds GGUF ({}), the format of llama.cpp, which is not read", _ORIGINAL)
@@ -78,7 +78,7 @@ class Kind(Enum):
     )
     SNAPSHOTS = ("is a model's folder in the hub's cache, with the snapshots {}", "give one of them")
     STATE_SPACE = (
-        "holds a model with state-space, recurrent or convolution layers ({}), whose state no page keeps",
+        "holds a model with state-space, recurrent or convolution layers ({}); no page keeps their state",
         _TEXT_MODEL,
     )
 
@@ -101,9 +101,9 @@ _CLASSES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (Kind.CLASSIFIER, ("RewardModel",)),
     (Kind.EMBEDDING, ("ForMaskedLM", "ForPreTraining", "EncoderModel", "ForTextEncoding")),
 )
-# Of sentence-transformers: a pooling layer, or a head, follows the model.
+# A file of sentence-transformers: a pooling layer, or a head, follows the model.
 _AFTER_MODEL = "modules.json"
-# Keys, layer types and model types of models whose layers have a state.
+# Keys, layer types and model types of models with layers that have a state.
 _STATE = re.compile(
     r"state spaces|mamba|rwkv|ssm|state_size|linear_(attention|attn|num|conv)|recurrent|lstm|short_conv|conv_L"
 )
@@ -133,8 +133,8 @@ def recognise(folder: Path) -> Found | None:
     names = _names(folder)
     if pointer := _pointer(folder, names):
         return Found(Kind.POINTER, pointer)
-    if CONFIG in names and (found := of_config(_json(folder / CONFIG))):
-        return found
+    if CONFIG in names and (content := of_config(_json(folder / CONFIG))):
+        return content
     if CONFIG not in names or not {SINGLE, INDEX} & {*names}:
         return of_names(folder)
     if _AFTER_MODEL in names:
@@ -149,12 +149,12 @@ def of_names(folder: Path, view: Path | None = None) -> Found:
         if weights in names:
             return Found(Kind.NO_CONFIG, weights)
     for kind, patterns in _NAMES:
-        found = next((name for pattern in patterns for name in names if fnmatch(name, pattern)), "")
-        if found and kind is Kind.ADAPTER:
+        first = next((name for pattern in patterns for name in names if fnmatch(name, pattern)), "")
+        if first and kind is Kind.ADAPTER:
             base = _json((view or folder) / ADAPTER_CONFIG).get("base_model_name_or_path")
-            return Found(kind, f"for {base:.150} ({found})" if isinstance(base, str) and base else f"({found})")
-        if found:
-            return Found(kind, found)
+            return Found(kind, f"for {base:.150} ({first})" if isinstance(base, str) and base else f"({first})")
+        if first:
+            return Found(kind, first)
     if snapshots := snapshots_of(folder):
         return Found(Kind.SNAPSHOTS, _some([str(path.relative_to(folder)) for path in snapshots]))
     if inside := _models_inside(folder, names):
@@ -202,7 +202,7 @@ def of_refused(settings: Mapping[str, Any], why: str = "") -> Found | None:
 
 
 def senses_of(settings: Mapping[str, Any]) -> str:
-    """The sign in config.json that a model takes or makes images or sound; empty if there is none."""
+    """The sign in config.json that a model takes or makes images or sound; empty without one."""
     return _matching(_SENSES, [*settings])
 
 
@@ -216,9 +216,9 @@ def snapshots_of(folder: Path) -> list[Path]:
     within = folder if folder.name == "snapshots" else folder / "snapshots"
     if not within.is_dir():
         return []
-    found = sorted(path for path in within.iterdir() if (path / CONFIG).is_file())
+    snapshots = sorted(path for path in within.iterdir() if (path / CONFIG).is_file())
     main = _first_bytes(within.parent / "refs" / "main", 64).decode(errors="replace").strip()
-    return sorted(found, key=lambda path: path.name != main)
+    return sorted(snapshots, key=lambda path: path.name != main)
 
 
 def _models_inside(folder: Path, names: Sequence[str]) -> list[str]:
@@ -226,7 +226,7 @@ def _models_inside(folder: Path, names: Sequence[str]) -> list[str]:
     return [
         name
         for name in names
-        if name.startswith("models--") or any((folder / name / each).is_file() for each in (CONFIG, "model_index.json"))
+        if name.startswith("models--") or any((folder / name / file).is_file() for file in (CONFIG, "model_index.json"))
     ]
 
 
@@ -240,7 +240,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _pointer(folder: Path, names: Sequence[str]) -> str:
-    """The first small file that Git LFS has not fetched; empty if there is none."""
+    """The first small file that Git LFS has not fetched; empty without one."""
     looked = [name for name in names if name.endswith((".safetensors", ".json", ".model", ".tiktoken"))]
     return next((name for name in looked if _first_bytes(folder / name, len(POINTER)) == POINTER), "")
 
@@ -263,12 +263,12 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 def _matching(pattern: re.Pattern[str], names: Sequence[str]) -> str:
     """The first of these names that matches, of a part of config.json if there is one; empty if none does."""
-    found = [name for name in names if pattern.search(name)]
-    return next((name for name in found if name.endswith("_config")), (found or [""])[0])
+    matching = [name for name in names if pattern.search(name)]
+    return next((name for name in matching if name.endswith("_config")), (matching or [""])[0])
 
 
 def _list(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
 
 
 def _some(names: Sequence[str]) -> str:

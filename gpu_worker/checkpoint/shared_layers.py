@@ -3,7 +3,7 @@
 Transformers loads them with parameters that know of all ranks (DTensor) and replaces their forwards by its own, which
 unwrap the parameters at every call. Plain linear layers cost nothing beside the product and the call, and can be merged
 and packed as those of one process. The styles are Transformers': the names say how the parameters lie. A layer with
-another style, or whose parameters lie otherwise, stays as it was loaded.
+another style, or with parameters that lie otherwise, stays as it was loaded.
 
 Shape legend: T tokens, I and O features of input and output, n ranks.
 """
@@ -91,7 +91,7 @@ class SummedLookup:
 
 
 def plain_layers(model: PreTrainedModel) -> int:
-    """Replaces the layers whose style is known, one by one. Returns their number."""
+    """Replaces the layers of a known style, one by one. Returns their number."""
     styles: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
     count = 0
     for name, module in list(model.named_modules()):
@@ -146,8 +146,8 @@ def _part(linear: nn.Linear) -> nn.Linear:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    found = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return found.detach()
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local.detach()
 
 
 def _ranks_of(layer: nn.Linear | nn.Embedding) -> dist.ProcessGroup:

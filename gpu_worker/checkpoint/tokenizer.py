@@ -24,7 +24,7 @@ from tandem_contract.plural import numbered
 
 log = logging.getLogger(__name__)
 
-# Of templates and settings, as the proto says.
+# The most bytes of templates and settings, as the proto says.
 MAX_CHAT_BYTES = 1 << 20
 _JSON = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\n")
@@ -59,7 +59,7 @@ def source_hashes(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_tokenizer(folder: Path, vocab_size: int, config: PreTrainedConfig | None = None) -> ModelTokenizer:
-    """Builds the tokenizer of a folder; an empty one if there is none that can be served.
+    """Builds the tokenizer of a folder; an empty one if none can be served.
 
     config: the model's, if it was read before; else Transformers reads config.json again.
     Raises ModelRefused if its files cannot be used, belong to a model with a larger vocabulary, or are too large.

@@ -88,16 +88,16 @@ def parse(arguments: Sequence[str]) -> tuple[str, BaseModel]:
     if command not in _COMMANDS:
         raise SettingError(f"there is no command {command}; it must be one of {', '.join(_COMMANDS)}")
     place = given.index("--") if "--" in given else len(given)
-    own, of_worker = given[:place], given[place + 1 :]
+    own_words, of_worker = given[:place], given[place + 1 :]
     if of_worker and command != "up":
         raise SettingError(f"{command} takes no flags of the worker after --")
     if command == "scale":
-        # Its number is the word that is no flag and no flag's value.
-        values = {n + 1 for n, word in enumerate(own) if word[:1] == "-" and "=" not in word}
-        place = next((n for n, word in enumerate(own) if word[:1] != "-" and n not in values), len(own))
-        own.insert(place, "--workers")
+        # Its number is the word that is neither a flag nor a flag's value.
+        values = {n + 1 for n, word in enumerate(own_words) if word[:1] == "-" and "=" not in word}
+        place = next((n for n, word in enumerate(own_words) if word[:1] != "-" and n not in values), len(own_words))
+        own_words.insert(place, "--workers")
     program = Program(command=f"{_PROGRAM} {command}", model=_COMMANDS[command], description=_HELP.split("\n\n")[1])
-    settings = program.read(own, {})
+    settings = program.read(own_words, {})
     if isinstance(settings, Fleet):
         return command, settings.model_copy(update={"flags": tuple(of_worker)}).checked()
     return command, settings
@@ -110,8 +110,8 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def use_token(variables: MutableMapping[str, str]) -> None:
     """Sets Ray's authentication for this process if this user has a token. Called before Ray is imported."""
-    own = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    if any(variables.get(name) for name in own) or (Path.home() / ".ray" / "auth_token").exists():
+    of_user = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    if any(variables.get(name) for name in of_user) or (Path.home() / ".ray" / "auth_token").exists():
         variables.setdefault("RAY_AUTH_MODE", "token")
 
 

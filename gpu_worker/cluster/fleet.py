@@ -69,7 +69,7 @@ class Fleet(Sized):
     def checked(self) -> "Fleet":
         """The fleet with the GPUs of a worker. Raises ValueError for what no worker can do."""
         for flag in _OWN_FLAGS:
-            if any(each == flag or each.startswith(f"{flag}=") for each in self.flags):
+            if any(word == flag or word.startswith(f"{flag}=") for word in self.flags):
                 raise SettingError(f"{flag} is a flag of `up`; give it before the --")
         check_address(self.connect)
         if not PurePosixPath(self.keys).is_absolute():
@@ -179,6 +179,6 @@ class Worker:
 def why_not_placed(placed: int, count: int, one: _Resources, nodes: Iterable[tuple[str, _Resources]]) -> str:
     """Why only `placed` of `count` workers found a node. nodes: the name and all resources of each, in use or not."""
     amounts = "{GPU:g} GPU and {CPU:g} CPU".format_map
-    held = ", ".join(f"{name} has {amounts({'GPU': 0, 'CPU': 0, **each})}" for name, each in nodes) or "none is there"
-    found = f"{placed} of {numbered(count, 'worker')} found {amounts(one)} free on a node; nodes: {held}"
-    return f"{found}; add nodes, or place fewer; workers without a GPU need --device cpu"
+    held = ", ".join(f"{name} has {amounts({'GPU': 0, 'CPU': 0, **free})}" for name, free in nodes) or "none is there"
+    outcome = f"{placed} of {numbered(count, 'worker')} found {amounts(one)} free on a node; nodes: {held}"
+    return f"{outcome}; add nodes, or place fewer; workers without a GPU need --device cpu"

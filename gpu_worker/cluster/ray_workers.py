@@ -23,29 +23,29 @@ from tandem_contract.processes import State
 _ANSWER_SECONDS, _PROBE_SECONDS, _LOOK_SECONDS = 5.0, 3.0, 0.5
 # For an actor's own start, beside the time for a node.
 _START_SECONDS = 10.0
-# Of an actor that does not answer, and of one that cannot be made.
+# The states of an actor that does not answer, and of one that cannot be made.
 _WAITING, _BROKEN = "waiting", "broken"
 _HEAD = "`python -m gpu_worker.cluster head` starts"
 
 
 def carry_out(command: str, asked: Any) -> int:
     """Joins the cluster and does a command with its flags; returns its exit code. Raises ClusterFailed."""
-    found = asked.address if asked.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
-    if found != "auto":
-        host, _, port = found.rpartition(":")
+    address = asked.address if asked.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
+    if address != "auto":
+        host, _, port = address.rpartition(":")
         try:
             # Ray would try for a minute.
             socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
         except (OSError, ValueError, OverflowError) as error:
             why = (getattr(error, "strerror", None) or str(error)).lower()
             raise ClusterFailed(
-                f"no cluster at {found}: {why}; it must be HOST:PORT of the head; {_HEAD} one"
+                f"no cluster at {address}: {why}; it must be HOST:PORT of the head; {_HEAD} one"
             ) from None
     try:
-        ray.init(address=found, namespace=f"tandem-{asked.name}", log_to_driver=False, logging_level="error")
+        ray.init(address=address, namespace=f"tandem-{asked.name}", log_to_driver=False, logging_level="error")
     except (RayError, ConnectionError, RuntimeError, ValueError, OSError, AssertionError) as error:
         raise ClusterFailed(
-            f"cannot join the cluster at {found}: {first_line(error)}; this host must be one of its nodes, with the "
+            f"cannot join the cluster at {address}: {first_line(error)}; this host must be one of its nodes, with the "
             f"token that the cluster may ask for: `ray start` makes it one, {_HEAD} a cluster"
         ) from error
     try:
@@ -90,8 +90,8 @@ def _down(asked: Named) -> int:
 
 
 def _retry(asked: Named) -> int:
-    found = [f"worker {number}" for number, answer in _ask(_actors(), "retry").items() if answer is True]
-    print(f"started again: {', '.join(found) or 'none was given up'}")
+    retried = [f"worker {number}" for number, answer in _ask(_actors(), "retry").items() if answer is True]
+    print(f"started again: {', '.join(retried) or 'none was given up'}")
     return 0
 
 
@@ -106,17 +106,17 @@ def _watch(seconds: float, *, as_json: bool = False) -> int:
     until = time.monotonic() + seconds
     shown: dict[int, tuple[str, str]] = {}
     while True:
-        found = [_report(number, answer) for number, answer in _ask(_actors(), "report").items()]
-        for report in found:
+        reports = [_report(number, answer) for number, answer in _ask(_actors(), "report").items()]
+        for report in reports:
             if shown.get(report.number) != (now := (report.state, report.cause)):
                 shown[report.number] = now
                 print(json.dumps(asdict(report)) if as_json else report, flush=True)
-        num_serving = sum(report.state == State.SERVING for report in found)
-        num_failed = sum(report.state in (State.GIVEN_UP, _BROKEN) for report in found)
-        if num_serving + num_failed == len(found) or time.monotonic() >= until:
+        num_serving = sum(report.state == State.SERVING for report in reports)
+        num_failed = sum(report.state in (State.GIVEN_UP, _BROKEN) for report in reports)
+        if num_serving + num_failed == len(reports) or time.monotonic() >= until:
             if not as_json:
-                print(f"{num_serving} of {numbered(len(found), 'worker', 'serve')}")
-            return 0 if found and num_serving == len(found) else 1
+                print(f"{num_serving} of {numbered(len(reports), 'worker', 'serve')}")
+            return 0 if reports and num_serving == len(reports) else 1
         time.sleep(_LOOK_SECONDS)
 
 
@@ -140,13 +140,13 @@ def _place(fleet: Fleet, wanted: Iterable[int], place_seconds: float) -> None:
     options = {"lifetime": "detached", "scheduling_strategy": "SPREAD"}
     actors = [spread.options(name=str(number), **options).remote(fleet, number) for number in wanted]
     asked = {actor.report.remote(): actor for actor in actors}
-    found, missing = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
+    answered, missing = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
     if missing:
-        for each in missing:
-            ray.kill(asked[each], no_restart=True)
-        _end([asked[each] for each in found])
-        nodes = [(each["NodeName"], each["Resources"]) for each in ray.nodes() if each["Alive"]]
-        raise ClusterFailed(why_not_placed(len(found), len(asked), one, nodes))
+        for reference in missing:
+            ray.kill(asked[reference], no_restart=True)
+        _end([asked[reference] for reference in answered])
+        nodes = [(node["NodeName"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        raise ClusterFailed(why_not_placed(len(answered), len(asked), one, nodes))
 
 
 def _end(actors: list[Any]) -> None:
@@ -166,7 +166,7 @@ def _ask(actors: dict[int, Any], method: str) -> dict[int, Any]:
     """What each answers, or its RayError."""
     asked = {number: getattr(actor, method).remote() for number, actor in actors.items()}
     _wait(list(asked.values()), _ANSWER_SECONDS)
-    return {number: _answer(each) for number, each in asked.items()}
+    return {number: _answer(reference) for number, reference in asked.items()}
 
 
 def _wait(asked: list[Any], seconds: float) -> int:

@@ -73,8 +73,8 @@ def meta_model_of(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrained
     try:
         with torch.device("meta"):
             # Some configs name a kernel that is not installed and not needed here.
-            own = copy.deepcopy(config)
-            meta_model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation="eager")
+            copied = copy.deepcopy(config)
+            meta_model = AutoModelForCausalLM.from_config(copied, dtype=dtype, attn_implementation="eager")
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(f"the model cannot be built from its config: {_in_short(error)}") from error
     if not getattr(meta_model, "_supports_attention_backend", False):
@@ -97,16 +97,16 @@ def check_model(meta_model: PreTrainedModel) -> LayerMap:
     if [call.module for call in recorded.calls] != [call.module for call in masked.calls]:
         raise ModelRefused("attention depends on the mask: the model calls other layers with masks than without")
     length = length_limit(meta_model.config)
-    known: dict[object, AttentionPattern] = {}
+    patterns: dict[object, AttentionPattern] = {}
     layers: list[AttentionLayer] = []
     for call, with_mask in zip(recorded.calls, masked.calls, strict=True):
         name = names[call.module]
         if any(layer.name == name for layer in layers):
             raise ModelRefused(f"a layer calls attention several times in a step: {name}")
         key = id(with_mask.mask)
-        if key not in known:
-            known[key] = _pattern(with_mask, masked, name, length)
-        layers.append(AttentionLayer(name=name, kind=_kind(call, name, known[key])))
+        if key not in patterns:
+            patterns[key] = _pattern(with_mask, masked, name, length)
+        layers.append(AttentionLayer(name=name, kind=_kind(call, name, patterns[key])))
     return LayerMap(layers=tuple(layers))
 
 

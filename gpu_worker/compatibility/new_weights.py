@@ -56,21 +56,21 @@ def read_weights(files: ModelFiles, dtype: torch.dtype) -> NewWeights:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ModelRefused(f"{name} in {files.folder} has values that are not finite")
-    found = NewWeights(files=files.weights, tensors=tensors, states=states)
-    if found.has_changed():
+    weights = NewWeights(files=files.weights, tensors=tensors, states=states)
+    if weights.has_changed():
         raise ModelRefused(
             f"{files.folder} changed while it was checked; write weights to a new folder for each version"
         )
-    return found
+    return weights
 
 
 def _states(files: WeightFiles) -> tuple[tuple[int, ...], ...]:
     try:
-        found = [path.stat() for path in files.paths]
+        stats = [path.stat() for path in files.paths]
     except OSError:
         return ()
     # A file that is held open has no name after it was removed or replaced.
-    return tuple((each.st_ino, each.st_size, each.st_mtime_ns, min(each.st_nlink, 1)) for each in found)
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns, min(stat.st_nlink, 1)) for stat in stats)
 
 
 def check_targets(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE) -> None:
@@ -98,11 +98,11 @@ def _tied(model: nn.Module, names: Iterable[str]) -> Iterator[list[str]]:
         has_own = isinstance(module, (PackedLinear, MergedLinear))
         if not has_own and (target := own_part(getattr(module, leaf))).numel():
             by_memory.setdefault(target.data_ptr(), []).append(name)
-    return (each for each in by_memory.values() if len(each) > 1)
+    return (same for same in by_memory.values() if len(same) > 1)
 
 
 def _part(tensor: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
-    """Of a tensor that the ranks share, the part of this shape that is this rank's; else the tensor itself.
+    """Returns this rank's part, of this shape, of a tensor that the ranks share; else the tensor itself.
 
     Ranks share one dimension, in parts of the sizes that torch.chunk gives, as torch's DTensor lays them out.
     """
@@ -170,7 +170,7 @@ def replace_weights(model: nn.Module, weights: NewWeights, ranks: Ranks = SINGLE
 
 
 def _local(target: Any, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a target that Transformers shares among ranks (a DTensor), this rank's memory, and its part of the tensor."""
+    """Returns this rank's memory of a target that ranks may share (a DTensor), and its part of the tensor."""
     if not hasattr(target, "to_local"):
         return target, tensor
     from torch.distributed.tensor import distribute_tensor
@@ -216,7 +216,7 @@ class WeightsLoader:
             self.runner.labels.forget()
             if not order.keep_rows:
                 # It uses rows and pages of its own, so it is left out where they must stay.
-                check_runner(self.model, self.runner, self.dtype, own=self.layers)
+                check_runner(self.model, self.runner, self.dtype, unbounded=self.layers)
         log.info(
             "weights %r from %s: checked in %.3f s, copied in %.3f s, self-check in %.3f s",
             *(order.version, order.folder, checked - begun, copied - checked, time.perf_counter() - copied),
@@ -224,7 +224,7 @@ class WeightsLoader:
         return pb.WeightsLoaded(version=order.version, ok=True)
 
     def _checked(self, order: pb.LoadWeights, opened: ExitStack) -> tuple[NewWeights | None, str]:
-        """The weights, whose files `opened` closes; or None and why they are refused."""
+        """The weights; `opened` closes their files; or None and why they are refused."""
         view = ""
         try:
             folder = opened.enter_context(opened_weights(order.folder, order.roots))

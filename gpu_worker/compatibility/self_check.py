@@ -50,25 +50,27 @@ _NUM_DECODE = 4
 BOUNDED_NAME = "tandem_bounded_eager"
 
 
-def check_runner(model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, own: LayerMap | None = None) -> float:
+def check_runner(
+    model: PreTrainedModel, runner: Runner, dtype: torch.dtype, *, unbounded: LayerMap | None = None
+) -> float:
     """The median relative error of the logits. Raises ModelRefused if it exceeds rounding. Leaves both unchanged.
 
-    own: the layers as the model has them. If a setting bounds the runner's layers, eager attention is bounded too.
+    unbounded: the model's own layers. If a setting bounds the runner's layers, eager attention is bounded too.
     """
-    reference = eager_name(model, own)
+    reference = eager_name(model, unbounded)
     prompts = make_prompts(runner.geometry)
     if runner.geometry.window + runner.geometry.sink_tokens >= prompts[0].size + _NUM_DECODE:
         log.info("the self-check does not cover the window: its texts have only %s", numbered(prompts[0].size, "token"))
     ours, texts = _served_logits(model, runner, prompts, dtype)
     errors, shaken, at_ends = list[float](), list[float](), list[float]()
-    for text, found in zip(texts, ours, strict=True):
-        if found:
-            eager = _eager_logits(model, reference, text[:-1], len(found))
-            of_text = _errors(torch.stack(found), eager)
+    for text, logits in zip(texts, ours, strict=True):
+        if logits:
+            eager = _eager_logits(model, reference, text[:-1], len(logits))
+            of_text = _errors(torch.stack(logits), eager)
             errors += of_text
             at_ends.append(of_text[0])
             with _shaken(model, torch.finfo(dtype).eps):
-                shaken += _errors(_eager_logits(model, reference, text[:-1], len(found)), eager)
+                shaken += _errors(_eager_logits(model, reference, text[:-1], len(logits)), eager)
     if not np.isfinite(errors).all():
         # A kernel may treat NaN scores as masked and return numbers where eager attention returns NaN.
         raise ModelRefused(_not_finite(model, dtype))
@@ -226,15 +228,15 @@ def _errors(ours: Tensor, eager: Tensor) -> list[float]:
     return ((ours - eager).norm(dim=-1) / eager.norm(dim=-1).clamp(min=1e-30)).tolist()
 
 
-def eager_name(model: PreTrainedModel, own: LayerMap | None) -> str:
+def eager_name(model: PreTrainedModel, unbounded: LayerMap | None) -> str:
     """The name of the eager implementation in which each layer sees what it is served with.
 
-    own: the layers as the model has them. The name is `eager` unless a layer without a window is served with one, or a
+    unbounded: the model's own layers. The name is `eager` unless a layer without a window is served with one, or a
     layer's KV heads are not all served.
     """
     bounded: dict[nn.Module, AttentionPattern] = {}
     keeps_part = False
-    for layer in () if own is None else own.layers:
+    for layer in () if unbounded is None else unbounded.layers:
         module = model.get_submodule(layer.name)
         served: PagedLayer = module.paged_layer  # type: ignore[assignment]
         keeps_part |= served.first_kv_head is not None

@@ -31,7 +31,7 @@ class Constraints:
     def __init__(
         self, tokenizer_json: bytes, sizes: Sizes, eos_token_ids: Sequence[int], limits: Limits = DEFAULT_LIMITS
     ) -> None:
-        """Raises OSError if there is no memory."""
+        """Raises OSError without memory."""
         server = ServerProcess(tokenizer_json, sizes, eos_token_ids)
         self._area, self._eos = server.area, frozenset(eos_token_ids)
         self._registry = Registry()

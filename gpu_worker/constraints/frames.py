@@ -2,7 +2,7 @@
 
 Owns their layout and their limits. A frame is a packet of little-endian int32, and texts in UTF-8: kind, number, and
 the payload. The memory has masks, output tokens, and how far the server is. The worker makes it and writes output
-tokens; the server writes masks and its progress. Pages that nobody has written take no memory.
+tokens; the server writes masks and its progress. Pages that were never written take no memory.
 """
 
 import mmap
@@ -139,14 +139,14 @@ class Kind(IntEnum):
     PREPARE = 1
     DEFINE = 2
     DROP = 3
-    # Rows whose masks are wanted: their entries are (row, start, constraint, number of output tokens).
+    # Rows that need masks: their entries are (row, start, constraint, number of output tokens).
     ADVANCE = 4
     # To the worker: the constraint is ready, or the text says why it is not.
     PREPARED = 5
     # The rows of a request have taken their tokens, or have their masks; their states.
     TAKEN = 6
     MASKED = 7
-    # The first frame of a server, whose process `number` is: from now on it shows its progress (`serving`).
+    # The first frame of a server, with the `number` of its process: from now on it shows its progress (`serving`).
     SERVING = 8
 
 
@@ -161,7 +161,7 @@ class RowState(IntEnum):
 
 
 class FrameError(ValueError):
-    """A packet that is no frame."""
+    """A packet that does not hold a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +224,9 @@ def serving(process: int, preparing_thread: int, slowness: float) -> Frame:
     return Frame(Kind.SERVING, process, _SERVING.pack(preparing_thread, slowness))
 
 
-def states(kind: Kind, number: int, found: Sequence[int], detail: str) -> Frame:
+def states(kind: Kind, number: int, values: Sequence[int], detail: str) -> Frame:
     """The answer to a request: a state for each of its rows."""
-    return Frame(kind, number, len(found).to_bytes(_COUNT_BYTES, "little") + bytes(found) + limited(detail))
+    return Frame(kind, number, len(values).to_bytes(_COUNT_BYTES, "little") + bytes(values) + limited(detail))
 
 
 def limited(text: str) -> bytes:

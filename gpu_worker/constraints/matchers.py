@@ -60,7 +60,7 @@ class Matchers:
         self._rows: dict[int, FollowedRow] = {}
 
     def compiled(self, source: bytes) -> Compiled:
-        """A constraint whose first mask is computed. May run in another thread. Raises MatcherError."""
+        """A constraint with its first mask computed. May run in another thread. Raises MatcherError."""
         scratch = np.zeros(self._num_words, np.int32)
         with _errors():
             matcher = llguidance.LLMatcher(self._tokenizer, source.decode(), log_level=0)
@@ -99,7 +99,7 @@ class Matchers:
         return followed
 
     def take(self, followed: FollowedRow, tokens: Sequence[int]) -> None:
-        """Lets the row take tokens. Raises MatcherError, and whatever llguidance raises."""
+        """Lets the row take tokens. Raises MatcherError, and the exceptions of llguidance."""
         matcher = followed.matcher
         if not (matcher.consume_token(tokens[0]) if len(tokens) == 1 else matcher.consume_tokens(list(tokens))):
             _check(matcher)
@@ -158,7 +158,7 @@ def _check(matcher: llguidance.LLMatcher) -> None:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Turns whatever llguidance raises into a MatcherError; its panics are no Exceptions."""
+    """Turns all that llguidance raises into a MatcherError; its panics are not Exceptions."""
     try:
         yield
     except BaseException as error:

@@ -60,7 +60,7 @@ class Places:
 
     @classmethod
     def of(cls, source: bytes) -> Self | None:
-        """What the front end says beside a grammar whose text is JSON; None if no object can have a name twice."""
+        """What the front end says beside a grammar of JSON text; None if no object can have a name twice."""
         if not source.startswith(b'{"grammars"'):
             return None
         states = json.loads(source)["grammars"][0].get("json_places")
@@ -122,7 +122,7 @@ class NamesOfRow:
         self._texts, self._places = texts, places
         # Outside of JSON: the state, and the last bytes, in which marks are searched.
         self._state, self._last, self._is_json = 0, b"", False
-        # A list is None.
+        # None stands for a list.
         self._open: list[_Object | None] = []
         self._is_name_next = self._is_in_string = self._is_escaped = False
         # What there is of the name that is being written.
@@ -149,10 +149,10 @@ class NamesOfRow:
 
     def _outside(self, byte: int) -> None:
         self._last = (self._last + bytes((byte,)))[-self._places.longest :]
-        if (found := self._places.after(self._state, self._last)) is None:
+        if (place := self._places.after(self._state, self._last)) is None:
             return
-        self._state = found.state
-        for begun in found.begun:
+        self._state = place.state
+        for begun in place.begun:
             self._is_json = True
             self._in_json(begun)
 
@@ -183,12 +183,12 @@ class NamesOfRow:
             self._is_in_string = False
             if not self._open:
                 self._is_json, self._last = False, b""
-            own = self._open[-1] if self._open else None
-            if self._name is not None and own is not None:
-                has_twice = bytes(self._name) in own.names
-                own.names.add(bytes(self._name))
+            inner = self._open[-1] if self._open else None
+            if self._name is not None and inner is not None:
+                has_twice = bytes(self._name) in inner.names
+                inner.names.add(bytes(self._name))
                 # Other names may follow now.
-                own.masks.clear()
+                inner.masks.clear()
             self._name, self._is_name_next = None, False
         return has_twice
 
@@ -198,73 +198,73 @@ class NamesOfRow:
             return
         whole_names = _allowed(mask, self._texts.with_two_quotes)
         forbidden = [np.array([id_ for id_ in whole_names if self._copy()._follow(self._texts.texts[id_])], np.int64)]
-        own = self._open[-1] if self._open else None
-        if self._name is not None and own is not None:
+        inner = self._open[-1] if self._open else None
+        if self._name is not None and inner is not None:
             begun = bytes(self._name)
-            for name in [name for name in own.names if name.startswith(begun)]:
+            for name in [name for name in inner.names if name.startswith(begun)]:
                 forbidden.append(self._texts.beginning_with(name[len(begun) :] + b'"'))
-                forbidden += self._blind(own, matcher, begun, name)
+                forbidden += self._blind(inner, matcher, begun, name)
         forbidden.append(np.array(self._beyond_last(matcher, mask), np.int64))
         _clear(mask, forbidden)
 
     def _beyond_last(self, matcher: LLMatcher, mask: Mask) -> list[int]:
         """The tokens with a comma after which an object that has all its names would need another one."""
-        if all(own is None or own.has_more == len(own.names) for own in self._open):
+        if all(opened is None or opened.has_more == len(opened.names) for opened in self._open):
             return []
-        found = list[int]()
+        tokens = list[int]()
         for token in _allowed(mask, self._texts.with_quoted_comma if self._is_in_string else self._texts.with_comma):
             other = self._copy()
             other._follow(self._texts.texts[token])
             depth, needs_name = len(other._open), other._is_name_next or other._name is not None
             if not needs_name or not 0 < depth <= len(self._open):
                 continue
-            own, inner = self._open[depth - 1], other._open[-1]
-            if own is None or inner is None:
+            outer, inner = self._open[depth - 1], other._open[-1]
+            if outer is None or inner is None:
                 continue
-            if own.has_more != len(inner.names):
+            if outer.has_more != len(inner.names):
                 if self._is_more_after(token, other, inner, matcher):
-                    own.has_more = len(inner.names)
+                    outer.has_more = len(inner.names)
                 else:
-                    found.append(token)
-        return found
+                    tokens.append(token)
+        return tokens
 
-    def _is_more_after(self, token: int, other: "NamesOfRow", own: _Object, matcher: LLMatcher) -> bool:
+    def _is_more_after(self, token: int, other: "NamesOfRow", obj: _Object, matcher: LLMatcher) -> bool:
         """Whether a name that the object has not may follow a token with a comma."""
         after, begun = matcher.deep_copy(), bytes(other._name or b"")
         after.consume_token(token)
         quotes = [self._bytes_of(text) for text in ((b' "', b'"') if other._name is None else ())]
         if quotes and not any(after.try_consume_tokens(ids) == len(ids) for ids in quotes):
             return True
-        return other._branches(own, after, begun, begun)
+        return other._branches(obj, after, begun, begun)
 
     def _copy(self) -> "NamesOfRow":
         other = copy(self)
-        other._open = [None if own is None else _Object(set(own.names)) for own in self._open]
+        other._open = [None if obj is None else _Object(set(obj.names)) for obj in self._open]
         other._name = None if self._name is None else bytearray(self._name)
         return other
 
-    def _blind(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Iterator[NDArray[np.int64]]:
+    def _blind(self, obj: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Iterator[NDArray[np.int64]]:
         """The tokens after which only a name that the object has can follow, on the way to `name`."""
-        if name in own.extended:
+        if name in obj.extended:
             return
         if not all(len(self._texts.equal_to(name[idx : idx + 1])) for idx in range(len(begun), len(name))):
             # Without tokens of single bytes the way cannot be followed.
-            own.extended.add(name)
+            obj.extended.add(name)
             return
-        after = self._mask_at(own, matcher, begun, name).copy()
+        after = self._mask_at(obj, matcher, begun, name).copy()
         _clear(after, [self._texts.beginning_with(b'"')])
         if after.any():
-            own.extended.add(name)
+            obj.extended.add(name)
             return
         ends = range(len(name) - 1, len(begun) - 1, -1)
-        last = next((end for end in ends if self._branches(own, matcher, begun, name[:end])), None)
+        last = next((end for end in ends if self._branches(obj, matcher, begun, name[:end])), None)
         if last is not None:
             for end in range(last + 1, len(name) + 1):
                 yield self._texts.equal_to(name[len(begun) : end])
 
-    def _branches(self, own: _Object, matcher: LLMatcher, begun: bytes, so_far: bytes) -> bool:
-        """Whether a name may go on from `so_far` that is none of the object's."""
-        mask, names = self._mask_at(own, matcher, begun, so_far).copy(), [n for n in own.names if n.startswith(so_far)]
+    def _branches(self, obj: _Object, matcher: LLMatcher, begun: bytes, so_far: bytes) -> bool:
+        """Whether a name that the object does not list may go on from `so_far`."""
+        mask, names = self._mask_at(obj, matcher, begun, so_far).copy(), [n for n in obj.names if n.startswith(so_far)]
         other = mask.copy()
         _clear(other, [self._texts.beginning_with(first) for first in {(n + b'"')[len(so_far) :][:1] for n in names}])
         if other.any():
@@ -275,24 +275,24 @@ class NamesOfRow:
             _clear(mask, [self._texts.equal_to(rest[:end]) for end in range(1, len(rest))])
         # If not right here, then further on the way to one of these.
         longer = sorted({name[: len(so_far) + 1] for name in names if len(name) > len(so_far)})
-        return bool(mask.any()) or any(self._branches(own, matcher, begun, one) for one in longer)
+        return bool(mask.any()) or any(self._branches(obj, matcher, begun, one) for one in longer)
 
-    def _mask_at(self, own: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Mask:
+    def _mask_at(self, obj: _Object, matcher: LLMatcher, begun: bytes, name: bytes) -> Mask:
         """The mask after a whole name, before the quote that ends it. Keeps the masks on the way."""
         after: LLMatcher | None = None
         is_way = True
         for end in range(len(begun), len(name) + 1):
-            if name[:end] in own.masks and after is None:
+            if name[:end] in obj.masks and after is None:
                 continue
             if after is None:
                 after = matcher.deep_copy()
                 is_way = after.consume_tokens(self._bytes_of(name[len(begun) : end]))
             elif end > len(begun):
                 is_way = is_way and after.consume_tokens(self._bytes_of(name[end - 1 : end]))
-            # A listed name is none of a pattern.
+            # A listed name does not count as one of a pattern.
             mask = np.frombuffer(after.compute_bitmask(), np.uint32)
-            own.masks[name[:end]] = mask if is_way else np.zeros_like(mask)
-        return own.masks[name]
+            obj.masks[name[:end]] = mask if is_way else np.zeros_like(mask)
+        return obj.masks[name]
 
     def _bytes_of(self, text: bytes) -> list[int]:
         return [int(self._texts.equal_to(text[idx : idx + 1])[0]) for idx in range(len(text))]

@@ -94,7 +94,7 @@ class MaskServer:
             self._send(Frame(Kind.PREPARED, frame.number, limited(error)))
 
     def _define(self, frame: Frame) -> None:
-        """Compiles a constraint that was prepared before; rows whose constraint fails now get the error themselves."""
+        """Compiles a constraint that was prepared before; rows get the error themselves if it fails now."""
         self._show(Stage.DEFINE, frame.number)
         with suppress(MatcherError):
             self._matchers.define(frame.number, self._matchers.compiled(frame.payload))
@@ -112,7 +112,7 @@ class MaskServer:
                 followed = self._matchers.row(row, start, constraint)
                 self._take(followed, self._tokens[row], frame.number, i, num_tokens)
                 state = RowState.COMPLETE if self._matchers.is_complete(followed) else RowState.OPEN
-            except BaseException as reason:  # llguidance's panics are no Exceptions
+            except BaseException as reason:  # llguidance's panics are not Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens})"
                 followed = None
             rows.append(followed)
@@ -121,7 +121,7 @@ class MaskServer:
         self._send(states(Kind.MASKED, frame.number, fates, self._masked(frame.number, entries, rows, fates)))
 
     def _masked(self, request: int, entries: list[list[int]], rows: list[FollowedRow | None], fates: list[int]) -> str:
-        """Computes the masks of the rows that are no None. Changes the states of those that fail; returns the reason
+        """Computes the masks of the rows other than None. Changes the states of those that fail; returns the reason
         of the first."""
         detail, masks = "", self._area.masks
         address, size = masks.ctypes.data, masks.strides[0]
@@ -132,7 +132,7 @@ class MaskServer:
             self._show(Stage.MASK, request, i, num_tokens + 1)
             try:
                 self._matchers.fill(followed, address + row * size)
-            except BaseException as reason:  # llguidance's panics are no Exceptions
+            except BaseException as reason:  # llguidance's panics are not Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens + 1})"
                 fates[i] = RowState.FAILED
         are_possible = masks[[row for row, _, _, _ in entries]].any(1)
@@ -144,7 +144,7 @@ class MaskServer:
         return detail
 
     def _take(self, followed: FollowedRow, tokens: memoryview, request: int, entry: int, num_tokens: int) -> None:
-        """Lets the row have all its output tokens. Raises MatcherError, and whatever llguidance raises."""
+        """Lets the row have all its output tokens. Raises MatcherError, and the exceptions of llguidance."""
         while followed.num_tokens < num_tokens:
             end = min(followed.num_tokens + _PIECE, num_tokens)
             self._matchers.take(followed, tokens[followed.num_tokens : end].tolist())

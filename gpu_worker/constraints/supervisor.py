@@ -4,7 +4,7 @@
 for the server, except `wait`.
 
 A server that computes too long is killed, and one that has ended is started again; the next one takes all output
-tokens anew. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
+tokens again. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
 in a step.
 """
 
@@ -164,7 +164,7 @@ class Supervisor:
         self._refusal = ""
 
     def prepare(self, constraint: Prepared) -> None:
-        """Sends a constraint that is registered to the server, which starts if there is none."""
+        """Sends a registered constraint to the server, which starts unless it runs."""
         if self._refusal:
             self._registry.remove(constraint, self._refusal)
         elif self._is_running:
@@ -238,12 +238,12 @@ class Supervisor:
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.payload.decode("utf-8", "replace"))
         else:
-            found, detail = frame.states()
+            states, detail = frame.states()
             request = self._requests[frame.number]
             if frame.kind is Kind.MASKED:
                 del self._requests[frame.number]
                 self._num_deaths = 0
-            for (row, num_tokens), state in zip(request, found, strict=True):
+            for (row, num_tokens), state in zip(request, states, strict=True):
                 if row.num_tokens == num_tokens:
                     _follow(row, frame.kind, state, detail)
 

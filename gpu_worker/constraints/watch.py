@@ -1,7 +1,7 @@
 """The limits of constraints, and how long the mask server has computed the same thing.
 
-Limits are in CPU time of the thread that computes; wall time only ends what sleeps. Owns the time, and how a refusal
-tells it; what is computed is in the shared memory (`frames.py`). Wall time counts only while somebody waits, so a pause
+Limits are in CPU time of the thread that computes; wall time only ends what sleeps. Owns the time, and its words in a
+refusal; what is computed is in the shared memory (`frames.py`). Wall time counts only while a caller waits, so a pause
 of this process, or of the machine, replaces no server.
 """
 
@@ -64,7 +64,7 @@ class Excess:
 
 @dataclass(slots=True)
 class _Task:
-    """One word of a thread: since when it is seen, how long somebody waited, and the thread's CPU time at its begin."""
+    """One word of a thread: seconds that a caller waited, the last look by the clock, CPU time at the word's begin."""
 
     word: int = -1
     waited: float = 0.0
@@ -136,7 +136,7 @@ class Watch:
         return None if excess is None else (prepared, excess)
 
     def _waited(self, task: _Task, word: int) -> float:
-        """How long somebody has waited for the same word. The begin of another one is now."""
+        """The seconds that a caller has waited for the same word, by the wall. The begin of another one is now."""
         now = self._clock()
         passed, task.last_look = now - task.last_look, now
         if task.word != word:

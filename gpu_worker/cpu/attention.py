@@ -64,7 +64,7 @@ class _Kernel:
         self._run = library.function(f"{self._function}_{_NAMES[dtype]}", self._argument)
         # The table is kept, because the kernel reads it.
         self.kind, self._table, self._dtype = kind, table, dtype
-        # Of the step's part.
+        # The tokens of the step's part.
         self._num_tokens = 0
         self._call: Any = self._argument(
             table=table.data_ptr(),

@@ -74,7 +74,7 @@ class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
         return captured.result
 
     def _capture(self, backend: GraphBackend, shape: Shape, inputs: Inputs) -> Result:
-        # Nothing stays half captured, whatever happens.
+        # Nothing stays half captured, also after an error.
         self._captured[shape] = None
         self._prepare(inputs)
         try:
@@ -90,7 +90,7 @@ class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
         result = self._compute(inputs)
         self._prepare(inputs)
         captured.graph.replay()
-        if all(_has_equal_bits(*each) for each in zip(leaves(result), leaves(captured.result), strict=True)):
+        if all(_has_equal_bits(*pair) for pair in zip(leaves(result), leaves(captured.result), strict=True)):
             captured.is_proven = True
         else:
             log.warning("%s runs without a graph: a replay computed something else", shape)

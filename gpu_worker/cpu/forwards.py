@@ -1,7 +1,7 @@
 """Native forwards in place of those of a model's modules, recognised by what they compute, so that no class is named.
 
 A norm is a module without children, with one parameter (a vector w) and a small positive number among its attributes,
-epsilon, whose results are x / sqrt(mean(x^2) + epsilon) times w or 1 + w.
+epsilon; its results are x / sqrt(mean(x^2) + epsilon) times w or 1 + w.
 
 A gated feed-forward module computes down(activation(gate(x)) * up(x)). Gate and up are two linear layers, or the halves
 of one. A run of the module shows what its linear layers receive and return, and so which layer is which and which
@@ -26,16 +26,16 @@ from torch import Tensor, nn
 
 from gpu_worker.cpu.operators import Activation, gated, rms_norm, rotary
 
-# Of an element: a few roundings of float32; of bfloat16 at most three roundings in a module and one here.
+# The relative error of an element: a few roundings of float32; of bfloat16 at most three in a module and one here.
 TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2**-6}
 _LARGEST_EPSILON = 1e-2
-# Of the inputs. At the least, epsilon decides the result.
+# Scales of the inputs. At the least, epsilon decides the result.
 _NORM_SCALES = (1e-3, 1.0, 30.0)
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: nn.functional.silu,
     Activation.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
 }
-# Of the inputs, so that the gates cover the range in which activations differ.
+# Scales of the inputs, so that the gates cover the range in which activations differ.
 _GATE_SCALES = (1.0, 4.0, 16.0, 64.0, 256.0)
 _TELLING = (0.5, 4.0)
 # Queries, keys, cosines and sines.
@@ -75,8 +75,8 @@ class NativeNorm(NativeForward):
         self._weight.copy_(next(self._module.parameters(recurse=False)).float() + self._offset)
 
     def __call__(self, x: Tensor, *args: Any, **options: Any) -> Any:
-        found = None if args or options else rms_norm(x, self._weight, self._epsilon)
-        return self.own(x, *args, **options) if found is None else found
+        native = None if args or options else rms_norm(x, self._weight, self._epsilon)
+        return self.own(x, *args, **options) if native is None else native
 
 
 def native_norm(module: nn.Module) -> NativeNorm | None:
@@ -98,9 +98,9 @@ def native_norm(module: nn.Module) -> NativeNorm | None:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a call needs so many arguments by position, and no more."""
-    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
-    return len(needed) == count and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in needed)
+    """Whether a call needs exactly this many arguments by position."""
+    needed = [item for item in inspect.signature(function).parameters.values() if item.default is item.empty]
+    return len(needed) == count and all(item.kind is item.POSITIONAL_OR_KEYWORD for item in needed)
 
 
 def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
@@ -113,8 +113,8 @@ def _is_norm(module: nn.Module, weight: Tensor, epsilon: float) -> bool:
         hidden = torch.randn((1, 3, size), generator=generator) * scale
         heads = torch.randn((1, 3, 2 * size + 8), generator=generator)[..., : 2 * size].view(1, 3, 2, size) * scale
         for x in (hidden, heads):
-            for same, own in ((exact, x), (module, x.to(dtype))):
-                if not _close(_result(same, own), rms_norm(own, weight, epsilon)):
+            for same, like in ((exact, x), (module, x.to(dtype))):
+                if not _close(_result(same, like), rms_norm(like, weight, epsilon)):
                     return False
     return True
 
@@ -147,8 +147,8 @@ class NativeGate(NativeForward):
         if args or options:
             return self.own(x, *args, **options)
         gate, up = _parts([layer(x) for layer in self._inner], self._is_swapped)
-        found = gated(gate, up, self.activation)
-        return self._down(_ACTIVATIONS[self.activation](gate) * up if found is None else found)
+        native = gated(gate, up, self.activation)
+        return self._down(_ACTIVATIONS[self.activation](gate) * up if native is None else native)
 
 
 def _parts(outputs: list[Tensor], is_swapped: bool) -> tuple[Tensor, Tensor]:
@@ -213,10 +213,10 @@ def _is_gate(gate: Tensor, up: Tensor, product: Tensor, activation: Activation) 
     """Whether the native product is the module's, within rounding of its terms."""
     least, most = _TELLING
     telling = (gate.abs() > least) & (gate.abs() < most)
-    found = gated(gate, up, activation)
-    if found is None or found.shape != product.shape or not bool(telling.any()):
+    native = gated(gate, up, activation)
+    if native is None or native.shape != product.shape or not bool(telling.any()):
         return False
-    error, allowed = (found.float() - product.float()).abs(), TOLERANCE[gate.dtype] * (gate * up).float().abs()
+    error, allowed = (native.float() - product.float()).abs(), TOLERANCE[gate.dtype] * (gate * up).float().abs()
     return bool((error <= allowed).all())
 
 
@@ -234,9 +234,9 @@ class NativeRotations(NativeForward):
 class _NativeRotation:
     """In place of a function that rotates queries and keys [1, heads, T, D] by cosines and sines [1, T, R]."""
 
-    def __init__(self, own: Rotation, *, rotates_parts: bool) -> None:
+    def __init__(self, original: Rotation, *, rotates_parts: bool) -> None:
         """own: the model's function. rotates_parts: whether R may be less than D."""
-        self._own, self._rotates_parts = own, rotates_parts
+        self._own, self._rotates_parts = original, rotates_parts
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
         is_whole = cos.shape[-1] == q.shape[-1] == k.shape[-1]
@@ -247,18 +247,18 @@ class _NativeRotation:
         return self._own(q, k, cos, sin, *args, **options)
 
 
-def native_rotations(module: nn.Module, known: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
+def native_rotations(module: nn.Module, replaced: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
     """The module's forward with native rotations; None if there is nothing to replace.
 
-    known: the copies that were made before, by the forwards of their classes.
+    replaced: the copies that were made before, by the forwards of their classes.
     """
-    own = type(module).forward
-    if not isinstance(own, FunctionType):
+    original = type(module).forward
+    if not isinstance(original, FunctionType):
         return None
-    if own not in known:
+    if original not in replaced:
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
-        known[own] = _with_native_rotations(own, dtype)
-    forward = known[own]
+        replaced[original] = _with_native_rotations(original, dtype)
+    forward = replaced[original]
     return None if forward is None else NativeRotations(module, forward)
 
 
@@ -309,14 +309,14 @@ def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(1)
     query, key = (torch.randn((1, 5, heads, dim), generator=generator).to(dtype).transpose(1, 2) for heads in (4, 2))
     cos, sin = (torch.randn((1, 5, rotated), generator=generator).to(dtype) for _ in range(2))
-    found = _result(function, query, key, cos, sin)
-    if not isinstance(found, tuple) or len(found) != 2:
+    outputs = _result(function, query, key, cos, sin)
+    if not isinstance(outputs, tuple) or len(outputs) != 2:
         return False
-    for x, own in zip((query, key), found, strict=True):
+    for x, out in zip((query, key), outputs, strict=True):
         native = rotary(x, cos, sin)
-        if native is None or not isinstance(own, Tensor) or own.shape != native.shape or own.dtype != native.dtype:
+        if native is None or not isinstance(out, Tensor) or out.shape != native.shape or out.dtype != native.dtype:
             return False
-        # Of the terms of a sum, which may cancel.
-        if not torch.allclose(own, native, rtol=0, atol=TOLERANCE[dtype] * 16):
+        # Relative to the terms of a sum, which may cancel.
+        if not torch.allclose(out, native, rtol=0, atol=TOLERANCE[dtype] * 16):
             return False
     return True

@@ -110,14 +110,14 @@ class GatheredKernel:
             query = query_THD[tokens].unflatten(1, (kind.num_kv_heads, kind.group))
             out = out_THD[tokens].unflatten(1, (kind.num_kv_heads, kind.group))
             for heads in self._heads(chunk):
-                own = None if sinks is None else sinks[heads]
-                self._attend(chunk, query[:, heads], key[heads], value[heads], own, out[:, heads])
+                sinks_of_heads = None if sinks is None else sinks[heads]
+                self._attend(chunk, query[:, heads], key[heads], value[heads], sinks_of_heads, out[:, heads])
 
     def _heads(self, chunk: _Chunk) -> Iterator[slice]:
         """The KV heads that are computed together."""
         kind = self.kind
-        each = chunk.slots.shape[0] * (2 * kind.head_dim + kind.group * min(chunk.count, _BLOCK))
-        together = max(1, _MOST_ELEMENTS // each)
+        of_one = chunk.slots.shape[0] * (2 * kind.head_dim + kind.group * min(chunk.count, _BLOCK))
+        together = max(1, _MOST_ELEMENTS // of_one)
         for first in range(0, kind.num_kv_heads, together):
             yield slice(first, first + together)
 
@@ -126,8 +126,8 @@ class GatheredKernel:
     ) -> None:
         kind, compute = self.kind, torch.promote_types(key.dtype, torch.float32)
         key, value = (
-            each.index_select(1, chunk.slots)[..., :dim].to(compute)
-            for each, dim in ((key, kind.key_dim), (value, kind.value_dim))
+            tensor.index_select(1, chunk.slots)[..., :dim].to(compute)
+            for tensor, dim in ((key, kind.key_dim), (value, kind.value_dim))
         )
         for first in range(0, chunk.count, _BLOCK):
             block = slice(first, min(first + _BLOCK, chunk.count))

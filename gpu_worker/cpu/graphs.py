@@ -37,7 +37,7 @@ from tandem_contract.plural import numbered
 
 # A cache line, so that vectors of two blocks share none.
 _ALIGNMENT = 64
-# Of huge pages.
+# The size of huge pages.
 _CHUNK_BYTES = 2 << 20
 # A call of a kernel, or of an operator with its arguments.
 Call = RecordedCall | Callable[[], object]
@@ -104,7 +104,7 @@ class Arena:
 
 
 class _Chunk:
-    """Memory whose address stays."""
+    """Memory with a fixed address."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory: NDArray[np.uint8] = huge_zeros((num_bytes,), torch.uint8).numpy()
@@ -113,7 +113,7 @@ class _Chunk:
         self._free = [(0, num_bytes)]
 
     def take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """The first free block that is large enough; None if there is none."""
+        """The first free block that is large enough; None without one."""
         for i, (begin, end) in enumerate(self._free):
             if end - begin >= num_bytes:
                 self._free[i : i + 1] = [(begin + num_bytes, end)] if end - begin > num_bytes else []
@@ -138,7 +138,7 @@ class Capture(TorchDispatchMode):
         super().__init__()
         self._arena = arena
         self.calls: list[Call] = []
-        # Tensors made from host data, whose memory a recorded kernel may read.
+        # Tensors made from host data; a recorded kernel may read their memory.
         self.constants: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -168,18 +168,18 @@ class Capture(TorchDispatchMode):
         """Runs an operator, and records it unless it only makes views."""
         with not_recording():
             result = func(*args, **kwargs)
-        known = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
+        of_inputs = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
         results = result if isinstance(result, (tuple, list)) else (result,)
-        fresh = [isinstance(each, Tensor) and _storage(each) not in known for each in results]
+        fresh = [isinstance(item, Tensor) and _storage(item) not in of_inputs for item in results]
         if not any(fresh):
             if func._schema.is_mutable:
                 self.calls.append(partial(func, *self._lasting(args), **self._lasting(kwargs)))
             return result
         if not all(fresh):
             raise NotCapturable(f"{func} returns new tensors and others")
-        outs = [self._arena.like(each) for each in results]
-        for out, own in zip(outs, results, strict=True):
-            out.copy_(own)
+        outs = [self._arena.like(item) for item in results]
+        for out, item in zip(outs, results, strict=True):
+            out.copy_(item)
         self.calls.append(_writing(func, self._lasting(args), self._lasting(kwargs), self._lasting(tuple(outs))))
         return type(result)(outs) if isinstance(result, (tuple, list)) else outs[0]
 
@@ -191,20 +191,20 @@ class Capture(TorchDispatchMode):
             borrowed = self._arena.borrowed(value)
             return value if borrowed is None else borrowed
         if isinstance(value, dict):
-            return {name: self._lasting(each) for name, each in value.items()}
+            return {name: self._lasting(item) for name, item in value.items()}
         if isinstance(value, (tuple, list)):
-            return type(value)([self._lasting(each) for each in value])
+            return type(value)([self._lasting(item) for item in value])
         return value
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors
 
 
 def _storage(tensor: Tensor) -> int:
@@ -252,13 +252,13 @@ def _writing(func: Any, args: Any, kwargs: dict[str, Any], outs: tuple[Tensor, .
     names = _names_of_outs(func)
     if names is not None and len(names[1]) == len(outs):
         # Operators that write to given tensors take neither type nor device.
-        own = {name: value for name, value in kwargs.items() if name in names[2]}
-        return partial(names[0], *args, **own, **dict(zip(names[1], outs, strict=True)))
+        named = {name: value for name, value in kwargs.items() if name in names[2]}
+        return partial(names[0], *args, **named, **dict(zip(names[1], outs, strict=True)))
 
     def copied() -> None:
         result = func(*args, **kwargs)
-        for out, each in zip(outs, result if isinstance(result, (tuple, list)) else (result,), strict=True):
-            out.copy_(each)
+        for out, source in zip(outs, result if isinstance(result, (tuple, list)) else (result,), strict=True):
+            out.copy_(source)
 
     return copied
 
@@ -266,13 +266,13 @@ def _writing(func: Any, args: Any, kwargs: dict[str, Any], outs: tuple[Tensor, .
 @cache
 def _names_of_outs(func: Any) -> tuple[Any, tuple[str, ...], frozenset[str]] | None:
     """The variant of an operator that writes to given tensors, the names of these, and its other arguments."""
-    own = [(each.name, str(each.type)) for each in func._schema.arguments if each.name not in _OF_NEW_TENSORS]
+    mine = [(item.name, str(item.type)) for item in func._schema.arguments if item.name not in _OF_NEW_TENSORS]
     for name in func.overloadpacket.overloads():
         variant = getattr(func.overloadpacket, name)
         given = variant._schema.arguments
-        outs = tuple(each.name for each in given if each.is_out)
-        others = [(each.name, str(each.type)) for each in given if not each.is_out]
-        if outs and others == own:
+        outs = tuple(item.name for item in given if item.is_out)
+        others = [(item.name, str(item.type)) for item in given if not item.is_out]
+        if outs and others == mine:
             return variant, outs, frozenset(name for name, _ in others)
     return None
 
@@ -311,7 +311,7 @@ class CpuGraphs:
     def capture(self, run: Callable[[], Result]) -> tuple[CpuGraph, Result]:
         """Runs `run` and captures it. Its results are those of the run, and valid until the next capture or replay.
 
-        Requires inference mode. Raises NotCapturable; whatever `run` wrote before that stays written.
+        Requires inference mode. Raises NotCapturable; what `run` wrote before that stays written.
         """
         capture = Capture(self._arena)
         with recording(capture.calls.append), capture:
@@ -325,11 +325,11 @@ class CpuGraphs:
         return CpuGraph(self._library, capture.calls, capture.constants), kept
 
     def _borrowed(self, tensor: Tensor) -> Tensor:
-        found = self._arena.borrowed(tensor)
-        return tensor if found is None else found
+        borrowed = self._arena.borrowed(tensor)
+        return tensor if borrowed is None else borrowed
 
 
 def cpu_graphs() -> CpuGraphs | None:
-    """What captures steps on this machine's CPU; None without C++ kernels, whose calls are what a graph saves."""
+    """What captures steps on this machine's CPU; None without C++ kernels, because a graph saves their calls."""
     library = native_library()
     return None if library is None else CpuGraphs(library)

@@ -25,7 +25,7 @@ class _Expected:
     fields: tuple[str, ...]
     values: tuple[str, ...] = ()
     what: str
-    # Of eight rows of Qwen3's architecture, 1,024 wide, in bfloat16 on one thread; each kind left out alone.
+    # The times of eight rows of Qwen3's architecture, 1,024 wide, in bfloat16 on one thread; each kind left out alone.
     times: float
 
 
@@ -57,14 +57,14 @@ class Replaced:
 
     def lacking(self, config: PreTrainedConfig) -> Iterator[str]:
         """A sentence for each kind of which none was found, although the config has its fields."""
-        own = config.get_text_config()
+        text = config.get_text_config()
         for kind, expected in _EXPECTED.items():
-            found = [(name, value) for name in expected.fields if (value := getattr(own, name, None)) is not None]
-            signs = [name for name, value in found if not expected.values or value in expected.values]
+            fields = [(name, value) for name in expected.fields if (value := getattr(text, name, None)) is not None]
+            signs = [name for name, value in fields if not expected.values or value in expected.values]
             if signs and not getattr(self, kind):
                 yield (
-                    f"no {expected.what} of {own.model_type} is computed by a native operator, although its config has "
-                    f"{signs[0]}: a decode step takes up to {expected.times:g} times as long"
+                    f"no {expected.what} of {text.model_type} is computed by a native operator, although its config "
+                    f"has {signs[0]}: a decode step takes up to {expected.times:g} times as long"
                 )
 
 

@@ -66,12 +66,12 @@ class CpuKernels:
         return isinstance(self._decode, NativeDecode)
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
-        """Tells the kernel of the decode rows of a step."""
+        """Gives the kernel the decode rows of a step."""
         assert inputs.decode is not None
         self._decode.update(inputs.decode.rows, inputs.positions[: inputs.decode.rows.shape[0]])
 
     def context(self, inputs: StepInputs[Tensor]) -> StepContext:
-        """Tells the kernels of the step, and returns the context of every layer."""
+        """Gives the kernels the step, and returns the context of every layer."""
         num_decode, places = 0, inputs.kv_slots[:0]
         if inputs.decode is not None:
             num_decode = inputs.decode.rows.shape[0]

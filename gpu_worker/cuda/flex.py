@@ -52,12 +52,12 @@ class FlexKernels:
         }
         # For each bucket, the kernel of each layer.
         self.decode = {
-            bucket: layers.by_layer(lambda kind, own=own: DecodeAttention(kind, own[kind.pattern], dtype=dtype))
-            for bucket, own in self._decode_masks.items()
+            bucket: layers.by_layer(lambda kind, masks=masks: DecodeAttention(kind, masks[kind.pattern], dtype=dtype))
+            for bucket, masks in self._decode_masks.items()
         }
         self.prefill = {
-            bucket: layers.by_layer(lambda kind, own=own: PrefillAttention(kind, own[kind.pattern], dtype=dtype))
-            for bucket, own in self._prefill_masks.items()
+            bucket: layers.by_layer(lambda kind, masks=masks: PrefillAttention(kind, masks[kind.pattern], dtype=dtype))
+            for bucket, masks in self._prefill_masks.items()
         }
 
     def _block_lists(self, view: View, bucket: int) -> Tensor:

@@ -25,7 +25,7 @@ from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.output import StepOutput
 from gpu_worker.trees import leaves, mapped
 
-# Of what a copy reads or writes while other plans are in flight.
+# Buffers that a copy reads or writes while other plans are in flight.
 NUM_BUFFERS = MAX_IN_FLIGHT + 1
 _WORD_BYTES = 8
 _TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
@@ -46,7 +46,7 @@ class Stream:
 
 
 class Turns:
-    """Whose turn it is among buffers that copies read: one more than plans in flight, so that no copy waits long."""
+    """Rotates the buffers that copies read: one more than plans in flight, so that no copy waits long."""
 
     def __init__(self, stream: Stream, num_buffers: int = NUM_BUFFERS) -> None:
         self._stream, self.turn = stream, 0
@@ -137,7 +137,7 @@ class Staging:
     def inputs(self, shape: StepShape, allocate: Callable[[Space], Any]) -> Any:
         """Returns the inputs of the next step in a host buffer that no copy reads any more.
 
-        allocate: returns inputs of the shape, whose arrays it takes from the space.
+        allocate: returns inputs of the shape; it takes their arrays from the space.
         """
         turn = self._turns.wait()
         placed = self._placed.get((shape, turn))
@@ -145,9 +145,9 @@ class Staging:
             host = self._hosts[turn][: self._buffer.numel()]
             space = Space(host.numpy())
             on_host = allocate(space)
-            own = self._buffer[: space.used]
+            target = self._buffer[: space.used]
             viewed = mapped(on_host, partial(self._view, address_of(host.numpy())))
-            placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=own)
+            placed = _Placed(on_host=on_host, on_device=viewed, source=host[: space.used], target=target)
             if not shape.prompt_logits:
                 self._placed[shape, turn] = placed
         self._current = placed
@@ -257,7 +257,7 @@ class ResultRing:
         return replace(copied, buffer=buffer)
 
     def put_back(self, output: StepOutput) -> None:
-        """Returns the buffer of collected results, whose tensors are invalid from now on."""
+        """Takes back the buffer of collected results; its tensors are invalid from now on."""
         if output.buffer is not None and output.buffer.numel() == self._num_words:
             self._free.append(output.buffer)
 

@@ -14,7 +14,7 @@ from gpu_worker.wire.fields import PlanError
 GROUP_LOST = 3
 # The exit codes of a rank that cannot serve, with which the launcher ends too.
 REFUSED_CODES = (1, 2)
-# Of gloo and NCCL. Their errors have no type of their own.
+# The words of gloo and NCCL. Their errors have no type of their own.
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "ProcessGroup")
 
 

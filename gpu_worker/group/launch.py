@@ -66,7 +66,7 @@ class Meeting:
     host: str
     port: int
     run_id: str
-    # Of this host.
+    # The address of this host.
     address: str
 
     @property
@@ -93,12 +93,12 @@ def meeting_of(settings: WorkerSettings) -> Meeting:
     host, port = matched["host"], int(matched["port"])
     address = settings.local_addr or _address_towards(host, port)
     _check_address(address, host)
-    # What follows the dash is no process's number, unlike on one host.
+    # What follows the dash is not the number of a process, unlike on one host.
     return Meeting(num_hosts=settings.nnodes, host=host, port=port, run_id=f"hosts-{settings.rdzv_id}", address=address)
 
 
 def check_keys(settings: WorkerSettings, ranks: Ranks) -> None:
-    """Raises SettingError for a rank without keys whose group is on several hosts."""
+    """Raises SettingError for a rank without keys in a group on several hosts."""
     if ranks.spans_hosts and settings.keys is None:
         raise SettingError(
             f"ranks is {ranks.size}, {ranks.local_size} of them on this host, and keys is not set; between hosts the "
@@ -134,7 +134,7 @@ def _check_address(address: str, meeting_host: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of this host's network interface whose first address this is; "" if there is none."""
+    """The name of this host's network interface with this first address; "" without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_IFREQ_BYTES}s", name.encode()[:15])
@@ -190,11 +190,11 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
         place = Place(meeting, size // meeting.num_hosts, on_met=lambda: supervisor.hurry())
 
     def program() -> Program | None:
-        found = _alone(size, folder) if place is None else place.variables()
+        variables = _alone(size, folder) if place is None else place.variables()
         return (
             None
-            if found is None
-            else Program(argv=argv, environment=environment | found, takes_stderr=False, has_session=False)
+            if variables is None
+            else Program(argv=argv, environment=environment | variables, takes_stderr=False, has_session=False)
         )
 
     def start(program: Program, wake: Callable[[], None]) -> _Ranks:
@@ -240,15 +240,15 @@ class _Ranks:
     """One start of this host's ranks, as the one process that a supervisor keeps."""
 
     def __init__(self, program: Program, wake: Callable[[], None]) -> None:
-        """Starts them, in the environment of the program, whose RANK is that of the first. Raises OSError."""
+        """Starts them, in the environment of the program, with the RANK of the first. Raises OSError."""
         self._first = int(program.environment["RANK"])
         self._children: list[Child] = []
         self._is_lost = False
         self.end: int | None = None
         try:
             for local_rank in range(int(program.environment["LOCAL_WORLD_SIZE"])):
-                own = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)}
-                self._children.append(Child(replace(program, environment={**program.environment, **own}), wake))
+                of_rank = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)}
+                self._children.append(Child(replace(program, environment={**program.environment, **of_rank}), wake))
         except OSError:
             self.kill()
             raise

@@ -1,10 +1,10 @@
 """Where the launchers of a group on several hosts meet before each start of their ranks.
 
-One launcher holds the meeting at its port, for all groups that meet there. Each says who it is; when all hosts of a
-group are there, each is told the numbers of its ranks and where rank 0 listens. Connections stay: if a host comes again
-while the others' ranks run, the others are told, and come again too. Messages are lines of JSON; empty lines are signs
-of life, in both directions. Ranks of other hosts that end are noticed by those of this one (`pulse.py`). Owns both
-sides. Imports no torch.
+One launcher holds the meeting at its port, for all groups that meet there. Each names itself; when all hosts of a
+group are there, each gets the numbers of its ranks and where rank 0 listens. Connections stay: if a host comes again
+while the others' ranks run, the others are notified, and come again too. Messages are lines of JSON; empty lines are
+signs of life, in both directions. Ranks of other hosts that end are noticed by those of this one (`pulse.py`). Owns
+both sides. Imports no torch.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _JOIN_SECONDS, _CONNECT_SECONDS = 60.0, 2.0
 _SIGN_SECONDS, _SILENCE_SECONDS = 1.0, 5.0
 # Between two looks for the meeting's host.
 _PAUSE_SECONDS = 1.0
-# Of the lines, and of the hosts of all groups.
+# The most bytes of a line, and the most hosts of all groups.
 _MOST_BYTES, _MOST_HOSTS = 4096, 1024
 _SIGN, _AGAIN = b"\n", b"again\n"
 
@@ -52,7 +52,7 @@ class _Host(BaseModel):
 
 
 class _Seat(BaseModel):
-    """What a launcher is told when all have met: the variables of its ranks, RANK for the first of them."""
+    """What a launcher gets when all have met: the variables of its ranks, RANK for the first of them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,7 +76,7 @@ class _Holder:
         self._num_hosts += 1
         signs = asyncio.ensure_future(_give_signs(writer))
         run_id = ""
-        # It has gone, or is no launcher.
+        # It has gone, or is not a launcher.
         with suppress(OSError, ValueError):
             if self._num_hosts <= _MOST_HOSTS:
                 host = _Host.model_validate_json(await _line(reader))
@@ -147,7 +147,7 @@ class Place:
     def watch(self, on_waiting: Callable[[], None]) -> None:
         """Calls `on_waiting` when another host waits for a start; until the next `variables`.
 
-        A meeting that is silent or gone is no reason to end ranks.
+        A meeting that is silent or gone does not end ranks.
         """
         self._tasks.append(needed_task(self._hear(on_waiting), "meeting"))
 
@@ -211,7 +211,7 @@ class Place:
 
 
 async def _line(reader: StreamReader) -> bytes:
-    """The next line that is no sign of life. Raises ConnectionError, or ValueError for a line that is too long."""
+    """The next line other than signs of life. Raises ConnectionError, or ValueError for a line that is too long."""
     while True:
         try:
             line = await asyncio.wait_for(reader.readline(), _SILENCE_SECONDS)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 60.0
 # For the last word.
 _LINGER_MS = 200
-# Of a follower, while the device computes, and otherwise.
+# A follower's waits [ms], while the device computes, and otherwise.
 _BUSY_POLL_MS, _IDLE_POLL_MS = 1, 500
 
 
@@ -56,7 +56,7 @@ class Leader(Pulse):
         self._tell(FRAME, frame)
 
     def close(self) -> None:
-        """Tells the followers to end, if they still take frames, and closes the socket."""
+        """Lets the followers end, if they still take frames, and closes the socket."""
         self.stop()
         with suppress(RankLost):
             self._tell(STOP)
@@ -75,7 +75,7 @@ class Follower:
     """One rank above 0."""
 
     def __init__(self, runner: "Runner", ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
-        """Tells the leader that this rank is here."""
+        """Reports this rank to the leader."""
         self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
         self._pulse = Pulse(ranks, wires.signs)
         self._socket = wires.frames

@@ -29,7 +29,7 @@ _SHARED_SIZES = ("num_pages", "host_pages", "max_rows", "max_length", "token_bud
 
 
 class Together:
-    """What ranks decide together: here what one process does, which has nobody to agree with."""
+    """What ranks decide together: here what one process does, which decides alone."""
 
     # Whether there are several.
     is_group = False
@@ -71,15 +71,15 @@ class Collectives(Together):
 
     def least(self, values: Sequence[int]) -> list[int]:
         """As `Together`."""
-        found = torch.tensor(list(values), dtype=torch.int64)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._hosts)
-        return [int(value) for value in found]
+        tensor = torch.tensor(list(values), dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._hosts)
+        return [int(value) for value in tensor]
 
     def of_leader(self, value: float) -> float:
         """As `Together`."""
-        found = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(found, 0, group=self._hosts)
-        return float(found)
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(tensor, 0, group=self._hosts)
+        return float(tensor)
 
     def share_tokens(self, tokens: Tensor) -> None:
         """As `Together`. Logits may differ between ranks in the last bit, and then a draw; the next step must not."""

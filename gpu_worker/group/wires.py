@@ -35,7 +35,7 @@ PURPOSES = ("frames", "signs")
 # There are at most two plans in flight; a longer queue means that the rank is gone.
 HIGH_WATER_MARK = 64
 _LEADER_VARIABLE = "MASTER_ADDR"
-# A hash of so many bytes is a whole number of a tensor.
+# A hash of this many bytes is a whole number of a tensor.
 _HASH_BYTES = 6
 _MAX_FROM_FOLLOWERS = 4096
 # The name under which the keys of these sockets are checked (ZAP).
@@ -110,40 +110,40 @@ class Wires:
 
     def _bound(self, purpose: str) -> tuple[zmq.Socket[bytes], int]:
         """The leader's end, and its port for other hosts; 0 if there are none."""
-        found = self._context.socket(zmq.ROUTER)
-        found.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        found.setsockopt(zmq.MAXMSGSIZE, _MAX_FROM_FOLLOWERS)
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        router.setsockopt(zmq.MAXMSGSIZE, _MAX_FROM_FOLLOWERS)
         if self._ranks.local_size > 1:
             before = os.umask(0o177)
             try:
                 check_socket_name(self._path(purpose))
-                found.bind(f"ipc://{self._path(purpose)}")
+                router.bind(f"ipc://{self._path(purpose)}")
             finally:
                 os.umask(before)
         if self._keys is None:
-            return found, 0
+            return router, 0
         # For what is bound from here on.
-        found.setsockopt(zmq.CURVE_SERVER, 1)
-        found.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
-        found.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
-        found.bind(f"tcp://{socket.gethostbyname(os.environ[_LEADER_VARIABLE])}:0")
-        return found, int(found.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        router.setsockopt(zmq.CURVE_SERVER, 1)
+        router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
+        router.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+        router.bind(f"tcp://{socket.gethostbyname(os.environ[_LEADER_VARIABLE])}:0")
+        return router, int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def _connected(self, purpose: str, port: int) -> zmq.Socket[bytes]:
         """Another rank's end; the leader's may not be there yet."""
-        found = self._context.socket(zmq.DEALER)
-        found.setsockopt(zmq.ROUTING_ID, name_of(self._ranks.rank))
-        found.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        found.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        found.setsockopt(zmq.LINGER, 0)
-        found.setsockopt(zmq.RECONNECT_IVL, 20)
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, name_of(self._ranks.rank))
+        dealer.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 20)
         if self._ranks.shares_host(0):
-            found.connect(f"ipc://{self._path(purpose)}")
-            return found
+            dealer.connect(f"ipc://{self._path(purpose)}")
+            return dealer
         assert self._keys is not None, "the leader is on another host"
-        self._keys.of_group().configure(found)
-        found.connect(f"tcp://{os.environ[_LEADER_VARIABLE]}:{port}")
-        return found
+        self._keys.of_group().configure(dealer)
+        dealer.connect(f"tcp://{os.environ[_LEADER_VARIABLE]}:{port}")
+        return dealer
 
     def _path(self, purpose: str) -> Path:
         name = re.sub(r"[^A-Za-z0-9]+", "-", self._group)[:32]
@@ -154,12 +154,12 @@ def _check_equal(together: "Together", keys: CurveKeys, identity: str) -> None:
     """Raises SettingError, on all ranks, if the hosts have different keys or models."""
     marks = [_mark(keys.public), _mark(identity.encode())]
     least = together.least([*marks, *(-mark for mark in marks)])
-    for setting, found, low, high in zip(
+    for setting, here, low, high in zip(
         ("keys", "model"), (str(keys.folder), identity), least[:2], least[2:], strict=True
     ):
         if low != -high:
             raise SettingError(
-                f"{setting}: the hosts of this group do not have the same one (here {found}); use the same "
+                f"{setting}: the hosts of this group do not have the same one (here {here}); use the same "
                 "folder on each"
             )
 

@@ -112,9 +112,9 @@ class SlotEdits(Generic[Array]):
     @classmethod
     def of(cls, edits: TableEdits) -> "SlotEdits[HostArray]":
         """Those of a plan, on the host."""
-        own = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
-        own.write(edits)
-        return own
+        made = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
+        made.write(edits)
+        return made
 
     def write(self: "SlotEdits[HostArray]", edits: TableEdits) -> None:
         """Writes those of a plan, and zeros after them."""
@@ -226,7 +226,7 @@ class RowTables:
                 f"row {rows[first]} gets page {cols[first] + 1}; the limit is {self.geometry.pages_per_row}"
             )
         self.page_table[rows, cols] = pages
-        # Of a row's pages the last one counts.
+        # The last one of a row's pages counts.
         self._set_num_pages(rows, cols + 1)
         self._sum_of_pages += sum_of_pages(rows, cols, pages)
         return TableEdits(rows=rows, cols=cols, pages=pages)
@@ -283,9 +283,9 @@ def _nth_of_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
     is_first = np.ones(values.size, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     nth = np.arange(values.size)
-    found = np.empty(values.size, np.int64)
-    found[order] = nth - np.maximum.accumulate(nth * is_first)
-    return found
+    result = np.empty(values.size, np.int64)
+    result[order] = nth - np.maximum.accumulate(nth * is_first)
+    return result
 
 
 def _require(rows: NDArray[np.int64], *rules: _Rule) -> None:

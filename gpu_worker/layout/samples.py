@@ -104,12 +104,12 @@ def _penalties(
     """
     features, width = tables.features, tables.geometry.max_length
     kept = edited[penalised]
-    own = rows[kept]
+    kept_rows = rows[kept]
     presence, frequency, repetition = (
-        tables.sampling[name][own].astype(np.float32)
+        tables.sampling[name][kept_rows].astype(np.float32)
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
     )
-    fresh, missing = own[tables.num_tokens[own] == tables.num_started[own]].tolist(), None
+    fresh, missing = kept_rows[tables.num_tokens[kept_rows] == tables.num_started[kept_rows]].tolist(), None
     if fresh:
         places = np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh])
         missing = places, np.concatenate([tables.tokens[row] for row in fresh]).astype(np.int64)
@@ -117,17 +117,17 @@ def _penalties(
     inside = positions[kept] < width
     return Penalties(
         at=penalised,
-        rows=own,
-        num_tokens=tables.num_tokens[own],
-        num_prompt=features.num_prompt[own],
+        rows=kept_rows,
+        num_tokens=tables.num_tokens[kept_rows],
+        num_prompt=features.num_prompt[kept_rows],
         presence=presence,
         frequency=frequency,
         repetition=repetition,
-        max_tokens=int(tables.num_tokens[own].max()),
+        max_tokens=int(tables.num_tokens[kept_rows].max()),
         repeats=bool((repetition != 1).any()),
         counts=bool(((presence != 0) | (frequency != 0)).any()),
         missing=missing,
-        sampled=(own[inside] * width + positions[kept[inside]], kept[inside]) if inside.any() else None,
+        sampled=(kept_rows[inside] * width + positions[kept[inside]], kept[inside]) if inside.any() else None,
     )
 
 
@@ -152,7 +152,7 @@ class Samples(Generic[Array]):
     kept: Array
     # int64 [samples]: the row that each sampled token belongs to; padding is row 0.
     rows: Array
-    # Of every sample, if the inputs have room for them; otherwise those of the rows that draw are extras.
+    # For every sample, if the inputs have room; otherwise those of the rows that draw are extras.
     drawing: DrawInputs[Array] | None
 
 
@@ -162,7 +162,7 @@ class SampleExtras(Generic[Array]):
 
     # Without padding, if some row draws and the samples have no parameters.
     drawing: SamplingInputs[Array] | None
-    # Of samples with parameters, if some row filters by typical_p.
+    # For samples with parameters, if some row filters by typical_p.
     typical: Typical[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.

@@ -164,7 +164,7 @@ def write_inputs(
     inputs: StepInputs[HostArray], plan: Plan, tables: RowTables, views: Sequence[View], sampled: SampledRows
 ) -> None:
     """Writes all inputs but the entries of the page table."""
-    # Of packed tokens: first those of decode rows, then those of chunks, then padding.
+    # The packed tokens: first those of decode rows, then those of chunks, then padding.
     begin = 0
     ids, positions, kv_slots = inputs.token_ids, inputs.positions, inputs.kv_slots
     if inputs.decode is not None:

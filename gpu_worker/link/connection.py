@@ -131,7 +131,7 @@ class CurveKeys:
 
 
 class NoKey:
-    """Stands for the `KeyFile` of a runtime folder: CURVE has already proved who this worker is."""
+    """Stands for the `KeyFile` of a runtime folder: CURVE has already proved this worker's identity."""
 
     def read(self) -> bytes:
         """No key."""
@@ -218,7 +218,7 @@ class Connection:
         return poller
 
     def receive(self) -> bytes | None:
-        """Returns the next frame, or None without waiting if there is none."""
+        """Returns the next frame, or None without waiting."""
         # Cheaper than the exception of a receive from an empty socket.
         if not int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE:
             return None

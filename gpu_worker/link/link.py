@@ -45,7 +45,7 @@ _BUSY_POLL_SECONDS, _BUSY_MONITOR_SECONDS = 50e-6, 0.02
 
 
 class Alone:
-    """What a group's leader tells the other ranks while it serves. Here there are none."""
+    """What a group's leader sends to the other ranks while it serves. Here nothing: one process has none."""
 
     def turn(self) -> None:
         """The serving loop turns."""
@@ -129,7 +129,7 @@ class Reconnects:
 
 
 def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
-    """Milliseconds, at least 1. join_at: when a Join is due; None if it was sent. is_open: whether it can be sent."""
+    """Milliseconds, at least 1. join_at: when, on `now`'s clock, a Join is due; None: it was sent, if `is_open`."""
     until = now + HEARTBEAT_SECONDS
     if join_at is None:
         until = last_sent + HEARTBEAT_SECONDS
@@ -171,19 +171,19 @@ class Link:
         self._connection = Connection(self._context, endpoint, curve)
         self._reconnects = Reconnects(endpoint)
         self._next_look_at = 0.0
-        # When the next Join is due; None: one was sent on this connection.
+        # When, on the monotonic clock, the next Join is due; None: one was sent on this connection.
         self._join_at: float | None = 0.0
         self._joined = False
         self._last_sent = 0.0
         # Asked to stop, it computes until it is dismissed: rows that no other worker takes may need it.
         self._is_asked = self._is_dismissed = False
-        # When the scheduler, told of that, has last sent something; None: it was not told.
+        # Time on the loop's clock [s] when the scheduler, notified of that, last sent something; None: not notified.
         self._heard_at: float | None = None
         # Number of the oldest plans in flight that belong to an ended session.
         self._num_void = 0
         self._ready = ReadyLines(endpoint if curve else "")
         self._num_bad_frames = 0
-        self._done = pb.Heartbeat()  # Of the newest result that was sent.
+        self._done = pb.Heartbeat()  # what the newest result that was sent says
         self._last_problem = ""  # the last one in the log, so that it is logged once and not at every try
 
     def serve(self) -> None:
@@ -216,7 +216,7 @@ class Link:
         self._is_asked = True  # by another thread
 
     def _is_over(self) -> bool:
-        """Whether the worker ends now. Tells the scheduler that it was asked to stop."""
+        """Whether the worker ends now. Notifies the scheduler that it was asked to stop."""
         if self._is_dismissed or not self._is_asked:
             return self._is_dismissed
         if not self._joined or self._connection.has_ended:

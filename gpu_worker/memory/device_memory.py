@@ -63,8 +63,8 @@ def resident_growth(device: torch.device) -> Iterator[list[int]]:
 
 
 def _status(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", text_of(PROC / "self" / "status"), re.MULTILINE)
-    return int(found.group(1)) << 10 if found else 0
+    match = re.search(rf"^{name}:\s+(\d+) kB", text_of(PROC / "self" / "status"), re.MULTILINE)
+    return int(match.group(1)) << 10 if match else 0
 
 
 def machine_of(settings: WorkerSettings, device: torch.device) -> Machine:

@@ -3,7 +3,7 @@
 The facts are its attention layers, its memory, its linear layers with a common input, and a hash of what it computes.
 Building and running the meta model takes half a second or more, so the facts are kept in a file. Its name is a hash of
 all that they depend on: the config, dtype, versions of torch and Transformers, the file of the model's class, and the
-worker's sources. A file that cannot be read, is not this user's, or whose contents do not match its checksum is
+worker's sources. A file that cannot be read, is not this user's, or does not match its checksum is
 ignored. Refusals are not kept.
 
 The hash of a computation covers every operator, with its numbers and the tensors that it joins, of a step and of the
@@ -79,16 +79,16 @@ def model_facts(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool, fo
     """
     folder = cache_dir("models") if folder is None else folder
     path = folder / f"{_key(config, dtype, packs)}.json"
-    known = _read(path)
-    if known is not None:
+    cached = _read(path)
+    if cached is not None:
         log.info("the model is known from an earlier start: %s", path)
-        return known
-    found = examine(config, dtype=dtype, packs=packs)
+        return cached
+    facts = examine(config, dtype=dtype, packs=packs)
     try:
-        _write(path, found)
+        _write(path, facts)
     except OSError as error:
         log.warning("facts of the model cannot be kept in %s: %s; the next start takes longer", path, error.strerror)
-    return found
+    return facts
 
 
 def examine(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> ModelFacts:
@@ -103,32 +103,32 @@ def examine(config: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> Mod
     return ModelFacts(layers=layers, costs=costs, merged=merged, computation=computation_of(meta_model, layers))
 
 
-def check_same_computation(own: PreTrainedConfig, new: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> None:
+def check_same_computation(served: PreTrainedConfig, new: PreTrainedConfig, *, dtype: torch.dtype, packs: bool) -> None:
     """Raises ModelRefused, which names the fields, unless both configs compute the same with the same weights."""
-    ours, theirs = own.to_dict(), new.to_dict()
+    ours, theirs = served.to_dict(), new.to_dict()
     if ours == theirs:
         return
-    before, why = model_facts(own, dtype=dtype, packs=packs).computation, "config.json computes something else"
+    before, why = model_facts(served, dtype=dtype, packs=packs).computation, "config.json computes something else"
     try:
-        if type(own) is type(new) and model_facts(new, dtype=dtype, packs=packs).computation == before:
+        if type(served) is type(new) and model_facts(new, dtype=dtype, packs=packs).computation == before:
             return
     except ModelRefused as error:
         why = f"the model of config.json cannot be served, {error}"
     differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     trials = differing[:_MOST_TRIALS] if len(differing) > 1 else ()
-    guilty = [name for name in trials if not _computes(own, {name: theirs.get(name)}, before, dtype)]
-    ours, theirs = ({name: each.get(name) for name in guilty or differing} for each in (ours, theirs))
+    guilty = [name for name in trials if not _computes(served, {name: theirs.get(name)}, before, dtype)]
+    ours, theirs = ({name: settings.get(name) for name in guilty or differing} for settings in (ours, theirs))
     raise ModelRefused(
         f"{why}: {'; '.join(list(differences(ours, theirs))[:_MOST_NAMED])}; start the worker with this folder instead"
     )
 
 
-def _computes(own: PreTrainedConfig, changes: dict[str, Any], computation: str, dtype: torch.dtype) -> bool:
+def _computes(served: PreTrainedConfig, changes: dict[str, Any], computation: str, dtype: torch.dtype) -> bool:
     """Whether the config computes this with these fields changed."""
     if "model_type" in changes:
         return False
     try:
-        changed = type(own).from_dict(own.to_dict() | changes)
+        changed = type(served).from_dict(served.to_dict() | changes)
         return examine(changed, dtype=dtype, packs=False).computation == computation
     except Exception:  # any error of a config class of Transformers, because other fields belong to this one
         return False
@@ -185,7 +185,7 @@ def _write(path: Path, facts: ModelFacts) -> None:
         return
     data = TypeAdapter(ModelFacts).dump_json(facts)
     private_file.put(path, _sum(data).encode() + data)
-    files = sorted(path.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
+    files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
     for old in files[:-_MOST_FILES]:
         old.unlink(missing_ok=True)
 
@@ -234,9 +234,9 @@ class _Operators(TorchDispatchMode):
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)):
-            return [self._described(each) for each in value]
+            return [self._described(item) for item in value]
         if isinstance(value, dict):
-            return [(name, self._described(each)) for name, each in value.items()]
+            return [(name, self._described(item)) for name, item in value.items()]
         is_plain = isinstance(value, (str, int, float, complex, torch.dtype, torch.device, torch.layout))
         return value if is_plain or value is None else str(type(value))
 
@@ -279,7 +279,7 @@ def shared_inputs(meta_model: PreTrainedModel) -> Groups:
         for name, module in meta_model.named_modules()
         if type(module) is nn.Linear
     }
-    uses = Counter(id(each) for module in meta_model.modules() for each in module.parameters(recurse=False))
+    uses = Counter(id(parameter) for module in meta_model.modules() for parameter in module.parameters(recurse=False))
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(module: Any, args: tuple[Any, ...]) -> None:

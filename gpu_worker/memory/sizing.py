@@ -5,7 +5,7 @@ out, the defaults by device, and the table of the chosen sizes in the log, plann
 argument. Knows nothing of torch, models or sockets.
 
 Standby workers run the same model on the same device. Each takes weights, a step, graphs and tables beside its pool. On
-a CPU its pool takes no memory before it is written, which is after the end of the worker whose place it takes. On a GPU
+a CPU its pool takes no memory before it is written, which is after the end of the worker that it replaces. On a GPU
 its pool is allocated at its start, unless it is shared: then it gets the memory of the other worker's pool.
 
 A KV pool of a GPU that outlives its worker takes memory beside its pages. A worker that waits to take a pool over has
@@ -35,7 +35,7 @@ WHY_CAPPED = "K (or V) of one layer must have fewer than 2^31 elements, or its d
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _NAME_WIDTH, _FIGURE_WIDTH = 40, 12
 DEFAULT_CPU_POOL_BYTES = 1 << 30
-# Of a CUDA process, before it allocates anything: its context, kernels and libraries.
+# The memory of a CUDA process, before it allocates anything: its context, kernels and libraries.
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02
@@ -188,10 +188,10 @@ class _Choice:
             )
         self.step, self.graphs, self.tables = self._beside(widest)
         self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
-        own = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
-        self.of_standby = own + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
+        of_one = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
+        self.of_standby = of_one + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
         self.standbys = self.settings.standbys * self.of_standby
-        self.room = self.free - own - self.standbys - self.reserve
+        self.room = self.free - of_one - self.standbys - self.reserve
         least, with_theirs = self._pool_bytes(2), self.room + self.standbys
         if self.room < least <= with_theirs:
             raise DoesNotFit(
@@ -414,9 +414,9 @@ def ledger(sizes: Sizes, place: str, dtype: str, measured: Measured | None = Non
         (True, f"free, {readable(sizes.reserve)} of it kept", left, measured and measured.free),
     ]
     lines = [_line(f"memory on {place}", "planned", "" if measured is None else "measured")]
-    for is_shown, name, planned, found in items:
+    for is_shown, name, planned, used in items:
         if is_shown:
-            second = "" if measured is None else "-" if found is None else readable(found)
+            second = "" if measured is None else "-" if used is None else readable(used)
             lines.append(_line(f"  {name}", readable(planned), second))
     if measured and (measured.graphs > sizes.graphs or measured.num_graphs > MAX_GRAPHS):
         lines.append("  graphs: more than planned; the difference comes from the memory that is kept free")

@@ -73,10 +73,10 @@ def cpu_flags() -> frozenset[str]:
 
 def best_instruction_set(flags: frozenset[str]) -> InstructionSet:
     """The best set that a CPU with these features has. Raises NotBuilt."""
-    found = next((each for each in INSTRUCTION_SETS if each.cpu_flags <= flags), None)
-    if found is None:
+    best = next((candidate for candidate in INSTRUCTION_SETS if candidate.cpu_flags <= flags), None)
+    if best is None:
         raise NotBuilt(f"the CPU ({platform.machine()}) has no AVX2 with FMA")
-    return found
+    return best
 
 
 # One build at a time: a second one finds the file of the first.
@@ -118,8 +118,8 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
 def _compiler() -> list[str]:
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [[name] for name in _COMPILERS]:
-        if found := shutil.which(command[0]):
-            return [found, *command[1:]]
+        if program := shutil.which(command[0]):
+            return [program, *command[1:]]
     if named:
         raise NotBuilt(f"the compiler {named[0]} of CXX is not found")
     raise NotBuilt("there is no C++ compiler; install g++ (Debian: apt install g++), or name one in CXX")
@@ -127,15 +127,15 @@ def _compiler() -> list[str]:
 
 def _key(command: list[str]) -> str:
     """A hash of all that the library depends on. The compiler counts by path, size and time, which takes no process."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     compiler = Path(command[0]).resolve()
     about = compiler.stat()
     facts = [*command, str(compiler), str(about.st_size), str(about.st_mtime_ns), _cpu_info("model name")]
     # kernels.cpp includes all others.
     sources = sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
     for part in [fact.encode() for fact in facts] + [path.read_bytes() for path in sources]:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()[:24]
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
 
 
 def _compile(command: list[str], path: Path) -> None:
@@ -173,11 +173,11 @@ def _run(command: list[str]) -> tuple[int, str]:
 def _own(folder: Path) -> None:
     """Creates the folder, or checks that only this user writes to it, because code is loaded from it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        raise NotBuilt(f"{folder} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
-    if found.st_mode & 0o022:
-        raise NotBuilt(f"{folder} has mode {stat.S_IMODE(found.st_mode):o}; only its owner may write to it")
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise NotBuilt(f"{folder} belongs to user {status.st_uid}; it must belong to {os.getuid()}")
+    if status.st_mode & 0o022:
+        raise NotBuilt(f"{folder} has mode {stat.S_IMODE(status.st_mode):o}; only its owner may write to it")
 
 
 def _cpu_info(name: str) -> str:

@@ -15,9 +15,9 @@
 
 namespace decode {
 
-// Tokens whose values are added to registers at once.
+// The number of tokens with values that are added to registers at once.
 constexpr int VALUE_TILE = 32;
-// Query rows whose scores are computed at once at most; larger groups have several times as many.
+// The most query rows with scores that are computed at once; larger groups have several times as many.
 constexpr int MOST_ROWS = 8;
 
 // Sizes of the scratch memory, in floats, for any type of elements.
@@ -54,7 +54,7 @@ static inline Floats finite(Floats largest) {
 // as the others as far as that is simpler.
 template <typename T, bool DOTS, int R, int M>
 struct Item {
-    // What products are of, and the rows whose values are added at once.
+    // What products are of, and the rows of values that are added at once.
     using E = std::conditional_t<DOTS, BFloat16, float>;
     static constexpr int W = LANES / R, VALUE_ROWS = std::min(R * M, DOTS ? 8 : LANES == 16 ? 4 : 2);
     static constexpr bool CONVERTS = !std::is_same_v<T, E>;
@@ -235,7 +235,7 @@ struct Item {
     }
 };
 
-// DOTS: products of pairs of bfloat16. R: query rows of a block. M: blocks whose scores are computed at once.
+// DOTS: products of pairs of bfloat16. R: query rows of a block. M: blocks of scores that are computed at once.
 template <typename T, bool DOTS, int R, int M>
 static void run_all(const DecodeCall &call) {
     const Sizes sizes(call);

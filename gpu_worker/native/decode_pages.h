@@ -18,7 +18,7 @@ namespace decode {
 
 constexpr int64_t SPAN = 512;
 constexpr int CHUNK = 128;
-// Positions whose scores are computed at once.
+// The number of positions with scores that are computed at once.
 constexpr int TILE = 16;
 constexpr int MAX_PIECES = CHUNK / TILE;
 

@@ -57,7 +57,7 @@ class Prefetcher {
     Chunk<T> chunk;
     int piece, first;
     bool is_value;
-    // Numbers of units: the next to be prefetched, of those whose address is known, of those that were used.
+    // Numbers of units: the next to be prefetched, of those with a known address, of those that were used.
     uint32_t at, known, used;
     const char *ring[RING];
 

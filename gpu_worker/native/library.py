@@ -1,10 +1,10 @@
 """The C++ kernels of a CPU as Python functions of addresses and sizes, and the recording of their calls.
 
 Owns the loaded library. Its callers declare the functions. A recorded call is a function and a copy of its arguments,
-which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to whoever
-recorded them. Knows nothing of attention, models or steps.
+which the library repeats without Python (`recorded.h`); the memory that the arguments point to belongs to the code
+that recorded them. Knows nothing of attention, models or steps.
 
-The library also writes the last line of a worker whose own code is ended by a signal: Python's faulthandler, which
+The library also writes the last line of a worker that a signal in its own code ends: Python's faulthandler, which
 `__main__` enables, writes the stacks, and the handler of `crash.h` a line with the phase and a hint. A worker without
 the library, or one that ends before it is loaded, leaves the stacks alone.
 """
@@ -92,7 +92,7 @@ class NativeFunction:
         has no function of this name."""
         self.name = name
         self._run: Any = getattr(functions, name)
-        self._run.argtypes = [ctypes.POINTER(each) if _is_structure(each) else each for each in types]
+        self._run.argtypes = [ctypes.POINTER(type_) if _is_structure(type_) else type_ for type_ in types]
         self._run.restype = None
         self._of_words: int | None = ctypes.cast(getattr(functions, f"{name}_recorded"), ctypes.c_void_p).value
 
@@ -103,11 +103,11 @@ class NativeFunction:
             _recorder(self._recorded(arguments))
 
     def _recorded(self, arguments: Sequence[Any]) -> RecordedCall:
-        copies = tuple(type(each).from_buffer_copy(each) for each in arguments if isinstance(each, ctypes.Structure))
+        copies = tuple(type(item).from_buffer_copy(item) for item in arguments if isinstance(item, ctypes.Structure))
         places = iter(copies)
         words = [
-            ctypes.addressof(next(places)) if isinstance(each, ctypes.Structure) else _word(each, kind)
-            for each, kind in zip(arguments, self._run.argtypes, strict=True)
+            ctypes.addressof(next(places)) if isinstance(item, ctypes.Structure) else _word(item, kind)
+            for item, kind in zip(arguments, self._run.argtypes, strict=True)
         ]
         assert self._of_words is not None
         return RecordedCall(
@@ -179,12 +179,12 @@ def native_library() -> NativeLibrary | None:
     begun = time.perf_counter()
     try:
         instructions = best_instruction_set(cpu_flags())
-        found = NativeLibrary(built_library(instructions), instructions.name)
+        library = NativeLibrary(built_library(instructions), instructions.name)
     except (NotBuilt, OSError) as error:
         log.warning("torch's operators compute attention, linear layers and the rest, more slowly: %s", error)
         return None
-    log.info("C++ kernels for %s: %.2f s", found.instructions, time.perf_counter() - begun)
-    return found
+    log.info("C++ kernels for %s: %.2f s", library.instructions, time.perf_counter() - begun)
+    return library
 
 
 def write_last_line() -> None:

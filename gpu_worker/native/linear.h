@@ -3,7 +3,7 @@
 // Shapes: x [rows, K], y [rows, N], b float32 [panels * PANEL] or null. W is packed in panels of PANEL columns of y: a
 // panel is [units][PANEL] words of 32 bits, and a word has one float, or two bfloat16 of successive k; zeros pad N and K.
 //
-// Each element of y is one chain of fused multiply-adds over k in ascending order, whatever the number of rows and
+// Each element of y is one chain of fused multiply-adds over k in ascending order, for any number of rows and
 // threads, so a token's bits do not depend on its batch.
 //
 // The loops are those of Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008), with W as the

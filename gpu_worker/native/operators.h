@@ -1,6 +1,6 @@
 // The small operators of a decoder layer, each in one pass: RMS norm, rotary embedding, gated activation, and the greedy
 // choice of tokens. Every row is computed by itself and in one order, so its bits depend neither on the number of threads
-// nor on other rows. Arithmetic is float32 whatever the element type, and a result is rounded once.
+// nor on other rows. Arithmetic is float32 for any element type, and a result is rounded once.
 #pragma once
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 // [dimensions, lanes]. Each element of K and V is broadcast, and maximum, sum and mask need no operation across lanes.
 // A panel is as many lanes as the registers hold; a block is as many keys as fit the L1 cache beside it.
 //
-// Products read K and V in the pool where pages are as long as a block and the words are alike, else in a copy.
+// Products read K and V in the pool where pages are as long as a block and have the same words, else in a copy.
 // A product reads words: floats, or pairs of bfloat16 (AVX512_BF16), which its instruction multiplies and adds.
 #pragma once
 
@@ -266,7 +266,7 @@ struct Item {
         return pool + (page * call.page_size + position % call.page_size) * call.head_dim;
     }
 
-    // Finds, or copies, the block's keys and values, whose first rows are those of position `block`.
+    // Finds, or copies, the block's keys and values; their first rows are those of position `block`.
     void locate(int64_t block, int64_t low, int64_t high, const Word *&keys, int64_t &key_row, const Word *&values,
                 int64_t &value_row) const {
         const bool is_whole = call.page_size >= BLOCK;
@@ -402,7 +402,7 @@ struct Item {
         }
     }
 
-    // A key that nothing sees, whose weight is one of a pair.
+    // A key that nothing sees, with a weight that is one of a pair.
     template <int N>
     void hide(int key) const {
         for (int n = 0; n < N; n++) store(scratch.scores + (key * N + n) * LANES, broadcast(-__builtin_inff()));

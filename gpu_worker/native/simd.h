@@ -144,7 +144,7 @@ static inline Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
     return Floats(_mm512_scalef_ps(__m512(p), __m512(x)));
 #else
-    // Two factors, because 2^-150 is no float.
+    // Two factors, because 2^-150 is not a float.
     const Ints power = Ints(_mm256_cvtps_epi32(__m256(whole))), half = Ints(_mm256_srai_epi32(__m256i(power), 1));
     return p * Floats((half + 127) << 23) * Floats((power - half + 127) << 23);
 #endif

@@ -25,10 +25,10 @@ def memory_groups(proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[tuple[
         )
         used = text_of(folder / current).strip()
         # Without a limit a file has "max", or a number beyond all memory in version 1.
-        found = [int(text) for name in limits if (text := text_of(folder / name).strip()).isdigit()]
-        if found and used.isdigit():
+        numbers = [int(text) for name in limits if (text := text_of(folder / name).strip()).isdigit()]
+        if numbers and used.isdigit():
             stat = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
-            yield min(found), min(found) - int(used) + int(stat.get(reclaimable, 0))
+            yield min(numbers), min(numbers) - int(used) + int(stat.get(reclaimable, 0))
 
 
 def groups_of(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[Path, bool]]:
@@ -78,8 +78,8 @@ def usable_cpus(proc: Path = PROC, system: Path = SYSTEM, affinity: Iterable[int
 def _core(cpu: int, system: Path) -> tuple[str, ...]:
     """What the siblings of a core share; the CPU itself where the system does not say."""
     topology = system / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
-    found = tuple(text_of(topology / name).strip() for name in ("physical_package_id", "core_id"))
-    return found if all(found) else (str(cpu),)
+    ids = tuple(text_of(topology / name).strip() for name in ("physical_package_id", "core_id"))
+    return ids if all(ids) else (str(cpu),)
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:

@@ -62,12 +62,12 @@ def ranks_of(size: int, environment: Mapping[str, str] = os.environ) -> Ranks:
     if size == 1:
         return SINGLE
     try:
-        rank, found, local_rank, local_size = (int(environment[name]) for name in _VARIABLES)
+        rank, world_size, local_rank, local_size = (int(environment[name]) for name in _VARIABLES)
     except (KeyError, ValueError) as error:
         raise NotInGroup(f"ranks is {size} and torchrun's variable {error} is missing or no number") from error
-    if found != size:
+    if world_size != size:
         raise NotInGroup(
-            f"ranks is {size} and torchrun has started {numbered(found, 'process')} (WORLD_SIZE); set both alike"
+            f"ranks is {size} and torchrun has started {numbered(world_size, 'process')} (WORLD_SIZE); make both equal"
         )
     if not 0 <= local_rank < local_size or not 0 <= rank < size:
         raise NotInGroup(f"torchrun's variables contradict each other: rank {rank} of {size}, {local_rank} here")

@@ -1,7 +1,7 @@
 """What makes a start cheap: lean imports, no garbage collections meanwhile, and a low priority beside another worker.
 
 Transformers marks functions for torch.compile and imports distributed tensors and FlexAttention; that loads Dynamo,
-SymPy and FSDP, 600 modules and a second of CPU. A worker whose kernels are C++ needs none of it. Whatever asks for
+SymPy and FSDP, 600 modules and a second of CPU. A worker with C++ kernels needs none of it. Code that asks for
 Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same, the log says so.
 
 A process without privileges cannot raise its priority again. Two ways around this, used together:
@@ -133,9 +133,9 @@ class _StandIn(ModuleType):
 
 
 def _loaded(name: str) -> ModuleType:
-    for each in (_DYNAMO, _INDEX_MODE):
-        if isinstance(sys.modules.get(each), _StandIn):
-            del sys.modules[each]
+    for module in (_DYNAMO, _INDEX_MODE):
+        if isinstance(sys.modules.get(module), _StandIn):
+            del sys.modules[module]
     return importlib.import_module(name)
 
 

@@ -1,6 +1,6 @@
 """The number of CPU threads of an operation: by a setting, or by a measurement of the model's linear layers.
 
-Owns the candidates, the measurement, the choice, and the file that tells standby workers. A token's bits do not depend
+Owns the candidates, the measurement, the choice, and the file for standby workers. A token's bits do not depend
 on the number. Knows nothing of models but their linear layers.
 """
 
@@ -101,14 +101,14 @@ def choose_threads(linears: Sequence[Linear]) -> None:
     if len(counts) == 1 or not linears:
         log.info("threads: %d; %s", torch.get_num_threads(), _described(cpus))
         return
-    found: list[Measured] = []
+    measured: list[Measured] = []
     begun = time.perf_counter()
     for threads in counts:
-        if found and time.perf_counter() - begun > _MOST_SECONDS:
+        if measured and time.perf_counter() - begun > _MOST_SECONDS:
             break
         torch.set_num_threads(threads)
-        found.append(_measure(linears, threads))
-    choice = best(found, cpus)
+        measured.append(_measure(linears, threads))
+    choice = best(measured, cpus)
     torch.set_num_threads(choice)
     log.info(
         "threads: %d; %s; %s with 1 and %d rows: %s; measured in %.0f ms",
@@ -116,7 +116,7 @@ def choose_threads(linears: Sequence[Linear]) -> None:
         _described(cpus),
         numbered(len(linears), "linear layer"),
         _MANY_ROWS,
-        ", ".join(f"{each.one_row * 1e3:.2f} and {each.many_rows * 1e3:.2f} ms by {each.threads}" for each in found),
+        ", ".join(f"{one.one_row * 1e3:.2f} and {one.many_rows * 1e3:.2f} ms by {one.threads}" for one in measured),
         (time.perf_counter() - begun) * 1e3,
     )
 
@@ -128,10 +128,10 @@ def candidates(cpus: Cpus, limit: int) -> list[int]:
     """
     cores = _cores_by_quota(cpus)
     powers = (1 << i for i in range(cores.bit_length()))
-    return sorted({min(each, limit) for each in (*powers, cores - 1, cores) if each >= 1})
+    return sorted({min(number, limit) for number in (*powers, cores - 1, cores) if number >= 1})
 
 
-def best(found: Sequence[Measured], cpus: Cpus) -> int:
+def best(candidates: Sequence[Measured], cpus: Cpus) -> int:
     """The fewest threads that are almost as fast as the fastest, in both kinds of step together.
 
     The geometric mean weighs a step of one row and one of many the same. A thread on every CPU that this process may
@@ -139,21 +139,21 @@ def best(found: Sequence[Measured], cpus: Cpus) -> int:
     """
     full = int(min(cpus.logical, cpus.quota or cpus.logical))
 
-    def cost(each: Measured) -> float:
-        if each.threads < full or full == 1:
-            return (each.one_row * each.many_rows) ** 0.5
-        return ((each.one_row + _SERVICE_OF_ONE_ROW) * (each.many_rows + _SERVICE_OF_MANY_ROWS)) ** 0.5
+    def cost(item: Measured) -> float:
+        if item.threads < full or full == 1:
+            return (item.one_row * item.many_rows) ** 0.5
+        return ((item.one_row + _SERVICE_OF_ONE_ROW) * (item.many_rows + _SERVICE_OF_MANY_ROWS)) ** 0.5
 
-    least = min(map(cost, found))
-    return min(each.threads for each in found if cost(each) * _GOOD_ENOUGH <= least)
+    least = min(map(cost, candidates))
+    return min(item.threads for item in candidates if cost(item) * _GOOD_ENOUGH <= least)
 
 
 def _read(file: Path, about: str) -> int | None:
     try:
-        number, _, found = file.read_text().strip().partition(" ")
+        number, _, described = file.read_text().strip().partition(" ")
     except (OSError, ValueError):
         return None
-    if found != about or not number.isdecimal() or not 1 <= int(number) <= usable_cpus().logical:
+    if described != about or not number.isdecimal() or not 1 <= int(number) <= usable_cpus().logical:
         return None
     return int(number)
 

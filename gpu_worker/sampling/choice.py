@@ -57,7 +57,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 
 def parts(num_rows: int, width: int, most: int) -> Iterator[slice]:
-    """Slices of rows whose scratch tensors, of `width` elements for each row, have `most` elements at most."""
+    """Slices of rows with scratch tensors, of `width` elements for each row, of `most` elements at most."""
     step = max(1, most // width)
     return (slice(first, first + step) for first in range(0, num_rows, step))
 
@@ -109,8 +109,8 @@ def rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -
     if few or logits.device.type != "cpu" or vocab_size <= SMALL_VOCABULARY:
         num_ranks = FEW_RANKS if few else vocab_size
         at_once = parts(num_rows, min(num_ranks, vocab_size), MAX_SCRATCH)
-        found = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in at_once]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        thresholds = [threshold_within(logits[at], top_k[at], top_p[at], None, num_ranks)[0] for at in at_once]
+        return thresholds[0] if len(thresholds) == 1 else torch.cat(thresholds)
     # The most probable token's share of the row.
     peak = logits.softmax(-1).amax(-1)
     threshold = torch.empty_like(peak)
@@ -118,8 +118,8 @@ def rank_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, *, few: bool) -
     for num_ranks in (*(size for size in _CPU_RANKS if size <= vocab_size // 4), vocab_size):
         whole = left.numel() == num_rows
         rows = logits if whole else logits.index_select(0, left)
-        found, settled = threshold_within(rows, top_k[left], top_p[left], peak[left], num_ranks)
-        threshold[left] = found
+        within_ranks, settled = threshold_within(rows, top_k[left], top_p[left], peak[left], num_ranks)
+        threshold[left] = within_ranks
         left = left[~settled]
         if not left.numel():
             break
@@ -159,7 +159,7 @@ def threshold_within(
 def typical(logits: Tensor, typical_p: Tensor) -> Tensor:
     """Locally typical sampling (Meister et al. 2022): float32 [G, V], -inf for the tokens that are removed.
 
-    Keeps the tokens whose information, -log p, is closest to the row's entropy, until they hold typical_p [G]. Tokens
+    Keeps the tokens with information, -log p, closest to the row's entropy, until they hold typical_p [G]. Tokens
     at an equal distance stand or fall together.
     """
     logprobs = logits.log_softmax(-1)

@@ -192,7 +192,7 @@ def kept_from(
             True, BLOCK, AT_ONCE, FIXED
         )  # fmt: skip
         if limited:
-            # Of logits equal to the last one, only those within top_k count.
+            # Among logits equal to the last one, only those within top_k count.
             larger, _, _ = _measure(
                 row_logits, entries, num_listed, peak, steepness, kept_value, kept_value, kept_value, vocab_size,
                 False, BLOCK, AT_ONCE, FIXED
@@ -240,10 +240,10 @@ def _gumbel(key, tokens):
 
 
 @triton.jit
-def _is_filtered(own, top_p, min_p, top_k, vocab_size):
-    limit = tl.load(top_k + own)
+def _is_filtered(at, top_p, min_p, top_k, vocab_size):
+    limit = tl.load(top_k + at)
     limited = (limit > 0) & (limit < vocab_size)
-    return limited | (tl.load(top_p + own) < 1.0) | (tl.load(min_p + own) > 0.0)
+    return limited | (tl.load(top_p + at) < 1.0) | (tl.load(min_p + at) > 0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=PARAMETERS)
@@ -271,10 +271,10 @@ def summarise(
     score = peak
     place = tl.min(tl.where(values == peak[:, None], tokens, _NO_TOKEN), axis=1)
     if temperature is not None:
-        own = row if at is None else tl.load(at + row)
-        degree = tl.load(temperature + own)
-        if (degree > 0.0) & (_is_filtered(own, top_p, min_p, top_k, vocab_size) == 0):
-            key = _noise_key(tl.load(seed + own), tl.load(sample_idx + own), tl.load(position + own))
+        entry = row if at is None else tl.load(at + row)
+        degree = tl.load(temperature + entry)
+        if (degree > 0.0) & (_is_filtered(entry, top_p, min_p, top_k, vocab_size) == 0):
+            key = _noise_key(tl.load(seed + entry), tl.load(sample_idx + entry), tl.load(position + entry))
             noised = tl.div_rn(values, degree) + _gumbel(key, tokens)
             score = tl.max(noised, axis=1)
             place = tl.min(tl.where(noised == score[:, None], tokens, _NO_TOKEN), axis=1)
@@ -330,18 +330,18 @@ def decide(
     token = tl.min(tl.where(score == tl.max(score), place, _NO_TOKEN))
     floor = tl.full([], float("-inf"), tl.float32)
     if temperature is not None:
-        own = row if at is None else tl.load(at + row)
-        degree = tl.load(temperature + own)
-        if usable & (degree > 0.0) & _is_filtered(own, top_p, min_p, top_k, vocab_size):
+        idx = row if at is None else tl.load(at + row)
+        degree = tl.load(temperature + idx)
+        if usable & (degree > 0.0) & _is_filtered(idx, top_p, min_p, top_k, vocab_size):
             row_logits, entries = logits + row * stride, places + row * num_blocks
             kept = kept_from(
-                row_logits, entries, blocks, block_peaks, peak, degree, tl.load(top_k + own), tl.load(top_p + own),
+                row_logits, entries, blocks, block_peaks, peak, degree, tl.load(top_k + idx), tl.load(top_p + idx),
                 vocab_size, BLOCK, AT_ONCE, UNUSED_BITS, FIXED
             )  # fmt: skip
-            share = tl.load(min_p + own)
+            share = tl.load(min_p + idx)
             least = tl.where(share > 0.0, tl.log(tl.maximum(share, 1e-37)), float("-inf"))
             floor = tl.maximum(tl.div_rn(kept, degree), tl.div_rn(peak, degree) + least)
-            key = _noise_key(tl.load(seed + own), tl.load(sample_idx + own), tl.load(position + own))
+            key = _noise_key(tl.load(seed + idx), tl.load(sample_idx + idx), tl.load(position + idx))
             remaining = (block_peaks > float("-inf")) & (tl.div_rn(block_peaks, degree) >= floor)
             num_listed = listed(entries, blocks, remaining)
             token = _draw(row_logits, entries, num_listed, degree, floor, key, vocab_size, BLOCK, AT_ONCE)

@@ -121,7 +121,7 @@ class LogitEdits(Generic[Array]):
     penalties: Penalties[Array] | None = None
     # int64 [A], [N], [N]: the E samples that have allowed tokens; pairs of an index into the A and an allowed token.
     allowed: tuple[Array, Array, Array] | None = None
-    # int64 [M]: the E samples whose tokens must be those of a mask. The masks come apart, because they depend on tokens
+    # int64 [M]: the E samples that must take tokens of a mask. The masks come apart, because they depend on tokens
     # that may not be known when the step begins.
     masked: Array | None = None
 

@@ -22,7 +22,7 @@ from gpu_worker.sampling.inputs import LogitEdits, Penalties, TokenLogprobs
 
 # Elements of each scratch tensor; rows beyond that are processed in parts.
 _MAX_SCRATCH = 1 << 24
-# Of those for logprobs on a CPU: a thread's stay in its cache, which takes a third of the time for 32 rows of 152,000.
+# Elements for logprobs on a CPU: a thread's stay in its cache: a third of the time for 32 rows of 152,000.
 _CPU_SCRATCH = 1 << 18
 
 
@@ -101,9 +101,9 @@ def _penalised(scores: Tensor, tokens: Tensor, penalties: Penalties[Tensor], par
     """Returns penalised scores, float32 [P, V], of rows with tokens int32 [P, L]. No row affects another."""
     num_rows, vocab_size = scores.shape
     positions = torch.arange(tokens.shape[1], device=tokens.device)
-    known = positions < penalties.num_tokens[part, None]
+    is_token = positions < penalties.num_tokens[part, None]
     # Tokens that do not count go to an extra column, number V.
-    places = tokens.long().masked_fill_(~known, vocab_size)
+    places = tokens.long().masked_fill_(~is_token, vocab_size)
     if penalties.repeats:
         seen = torch.zeros(num_rows, vocab_size + 1, dtype=torch.bool, device=scores.device)
         seen.scatter_(1, places, True)
@@ -122,14 +122,14 @@ def _penalised(scores: Tensor, tokens: Tensor, penalties: Penalties[Tensor], par
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> TokenLogprobs[Tensor]:
     """Returns logprobs of `tokens`, int64 [m], under logits [m, V], or under logits[rows]; the softmax is float32."""
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    blocks: list[tuple[Tensor, Tensor, Tensor]] = []
     scratch = min(_MAX_SCRATCH, torch.get_num_threads() * _CPU_SCRATCH) if logits.is_cpu else _MAX_SCRATCH
     for part in parts(tokens.shape[0], logits.shape[1], scratch):
-        own = (logits[part] if rows is None else logits.index_select(0, rows[part])).float()
-        logprobs, top = own.log_softmax(-1), _most_probable(own, top_k)
-        found.append((logprobs.gather(1, tokens[part, None])[:, 0], top.int(), logprobs.gather(1, top)))
-    own, ids, values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*found, strict=True))
-    return TokenLogprobs(logprobs=own, top_token_ids=ids, top_logprobs=values)
+        wanted = (logits[part] if rows is None else logits.index_select(0, rows[part])).float()
+        logprobs, top = wanted.log_softmax(-1), _most_probable(wanted, top_k)
+        blocks.append((logprobs.gather(1, tokens[part, None])[:, 0], top.int(), logprobs.gather(1, top)))
+    logs, ids, values = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*blocks, strict=True))
+    return TokenLogprobs(logprobs=logs, top_token_ids=ids, top_logprobs=values)
 
 
 def _most_probable(logits: Tensor, top_k: int) -> Tensor:

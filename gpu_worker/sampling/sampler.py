@@ -70,8 +70,8 @@ def revise(
     if edited is not None:
         # As parameters, so that the GPU's kernels for changed logits are compiled in one variant only.
         inputs = inputs or _all_greedy(tokens)
-        own = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
-        _replace(tokens, edited.samples, own)
+        revised = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
+        _replace(tokens, edited.samples, revised)
     if typical_samples is not None:
         assert inputs is not None, "a greedy sample does not filter"
         samples = typical_samples.samples
@@ -85,9 +85,9 @@ def revise(
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
 
 
-def _replace(tokens: Tensor, samples: Tensor, own: Tensor) -> None:
+def _replace(tokens: Tensor, samples: Tensor, revised: Tensor) -> None:
     before = tokens.index_select(0, samples)
-    tokens.index_copy_(0, samples, torch.where(before < 0, before, own))
+    tokens.index_copy_(0, samples, torch.where(before < 0, before, revised))
 
 
 def _scores(logits: Tensor, samples: Tensor, edited: EditedLogits | None) -> Tensor:
@@ -147,9 +147,9 @@ def _operator(
     floors = logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
     columns: Any = (temperature, top_p, min_p, top_k, seed, sample_idx, position)
     if temperature is not None:
-        own = _inputs_of(columns if at is None else [column.index_select(0, at) for column in columns])
-        drawn, floors = _drawn(logits, own)
-        tokens = torch.where(own.temperature > 0, drawn, tokens)
+        drawing = _inputs_of(columns if at is None else [column.index_select(0, at) for column in columns])
+        drawn, floors = _drawn(logits, drawing)
+        tokens = torch.where(drawing.temperature > 0, drawn, tokens)
     return tokens.masked_fill_(~usable, -1), floors
 
 
@@ -201,8 +201,8 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
                 threshold = rank_threshold(logits, inputs.top_k, inputs.top_p, few=group.few)
             else:
                 top_k, top_p = inputs.top_k[group.places], inputs.top_p[group.places]
-                own = rank_threshold(logits.index_select(0, group.places), top_k, top_p, few=group.few)
-                threshold.index_copy_(0, group.places, own)
+                of_group = rank_threshold(logits.index_select(0, group.places), top_k, top_p, few=group.few)
+                threshold.index_copy_(0, group.places, of_group)
         logits = logits.masked_fill(logits < threshold[:, None], -torch.inf)
     if inputs.filters_min_p:
         # log 0 is -inf: a row without min_p keeps all tokens.
@@ -211,9 +211,9 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
     if inputs.typical is not None:
         places, typical_p = inputs.typical
         for part in parts(places.numel(), logits.shape[1], MAX_SCRATCH):
-            own = logits.index_select(0, places[part])
+            of_part = logits.index_select(0, places[part])
             # In place: the division above made a copy.
-            logits.index_copy_(0, places[part], typical(own, typical_p[part]))
+            logits.index_copy_(0, places[part], typical(of_part, typical_p[part]))
     return logits
 
 

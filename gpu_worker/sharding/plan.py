@@ -4,10 +4,10 @@ Two things are added to a class's own plan. If the model has fewer KV heads than
 and keeps those that its query heads read. And gpt-oss, whose plan in Transformers shards its experts only, also shards
 its attention.
 
-A plan can be wrong without an error: the statistics of a layer whose input is sharded are those of a part, for example.
-Eager attention on the same ranks would be wrong alike, so the self-check cannot find it. `make census ARGS="--ranks 2
---write"` compares a tiny model of each class with the whole model in one process, and writes `proven.json`: a hash of
-each plan that gave the logits of one process, by model type.
+A plan can be wrong without an error: the statistics of a layer with a sharded input are those of a part, for example.
+Eager attention on the same ranks would be wrong in the same way, so the self-check cannot find it. `make census
+ARGS="--ranks 2 --write"` compares a tiny model of each class with the whole model in one process, and writes
+`proven.json`: a hash of each plan that gave the logits of one process, by model type.
 
 What one rank holds and computes is found before a byte of weights is read. Transformers applies the plan to a copy of
 the model without data, in a process group that exists in this process alone (torch's `fake` backend, whose collective
@@ -66,7 +66,7 @@ _ADDED: Mapping[str, Mapping[str, str]] = {
 
 
 def plan_for(model: PreTrainedModel, layers: LayerMap, size: int) -> DistributedConfig:
-    """The plan by which `size` ranks share the model, whose attention layers are `layers`. Raises ModelRefused."""
+    """The plan by which `size` ranks share the model with attention layers `layers`. Raises ModelRefused."""
     name = type(model).__name__
     overrides = dict(_ADDED.get(model.config.model_type, {}))
     ep_size = size if overrides else None
@@ -153,7 +153,7 @@ def part_of(
 
 @contextmanager
 def pretended_group(ranks: Ranks) -> Iterator[None]:
-    """A process group for the duration whose other ranks do not exist; its collective calls do nothing."""
+    """A process group for the duration, without its other ranks; its collective calls do nothing."""
     dist.init_process_group("fake", rank=ranks.rank, world_size=ranks.size, store=FakeStore())
     try:
         yield
@@ -168,12 +168,12 @@ def sharded_model(
 
     layers: the attention layers of the whole model.
     """
-    own = copy.deepcopy(config)
+    untied = copy.deepcopy(config)
     # Transformers shards before it ties, and a tied head has no name of its own.
-    for each in (own, own.get_text_config()):
-        each.tie_word_embeddings = False
+    for changed in (untied, untied.get_text_config()):
+        changed.tie_word_embeddings = False
     # Torch's grouped matrix product runs on the meta device in bfloat16 alone.
-    model = meta_model_of(own, dtype=torch.bfloat16)
+    model = meta_model_of(untied, dtype=torch.bfloat16)
     plan = plan_for(model, layers, ranks.size)
     names = ("pp", "dp_replicate", "fsdp", "tp"), ("pp", "dp_replicate", "efsdp", "ep")
     dense = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=names[0])
@@ -220,8 +220,8 @@ def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) 
     if num_heads == kind.num_heads or num_kv_heads < kind.num_kv_heads:
         return replace(layer, kind=replace(kind, num_heads=num_heads, num_kv_heads=num_kv_heads))
     # All KV heads are computed, and those are kept that the query heads from `rank * num_heads` on read.
-    own = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
-    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=own)
+    local = replace(kind, num_heads=num_heads, num_kv_heads=max(1, num_heads // kind.group))
+    return replace(layer, first_kv_head=rank * num_heads // kind.group, kind=local)
 
 
 def _in_short(error: Exception) -> str:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _HEAD_DIM, _MAX_LENGTH, _VOCAB = 32, 256, 131
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# So many layers are kept as they are: some read each other's cache.
+# This many layers are kept as they are: some read each other's cache.
 _FEW = 4
 
 
@@ -92,8 +92,8 @@ class PlanTrial:
                     chunk_align=32,
                     vocab_size=_VOCAB,
                 )
-                for each in (whole, model):
-                    pin(each, _MAX_LENGTH)
+                for one in (whole, model):
+                    pin(one, _MAX_LENGTH)
                 runner = runner_of(model, facts.layers, geometry, device=device, dtype=torch.float32)
                 runner.warm_up()
                 check_runner(whole, runner, torch.float32)
@@ -124,7 +124,7 @@ def _unknown(config: PreTrainedConfig, why: str) -> str:
 
 
 def tiny_config(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
-    """The config with small sizes, the first layer of each kind, and KV heads that `size` ranks share alike."""
+    """The config with small sizes, the first layer of each kind, and KV heads that `size` ranks share evenly."""
     fields = config.to_dict()
     heads, kv_heads = 2 * size, fields.get("num_key_value_heads")
     sizes: dict[str, Any] = {
@@ -146,16 +146,16 @@ def tiny_config(config: PreTrainedConfig, size: int) -> PreTrainedConfig:
 def fewer_layers(fields: Mapping[str, Any], *, few: int = 2, most: int | None = None) -> dict[str, Any]:
     """The fields of a config's layers, for the first layer of each kind and at least two layers.
 
-    few: so many layers are all kept. most: the kinds that are kept. Raises StopIteration without a number of layers.
+    few: this many layers are all kept. most: the kinds that are kept. Raises StopIteration without a number of layers.
     """
     name = next(name for name in COUNTS if name in fields)
     count = fields[name]
-    lists = {each: value for each, value in fields.items() if isinstance(value, list) and len(value) == count}
+    lists = {key: value for key, value in fields.items() if isinstance(value, list) and len(value) == count}
     kinds = [repr([value[layer] for value in lists.values()]) for layer in range(count)]
     firsts = list(dict.fromkeys(map(kinds.index, kinds)))[:most]
     others = [layer for layer in range(count) if layer not in firsts]
     kept = sorted(firsts + others[: count if count <= few else max(0, 2 - len(firsts))])
-    return {name: len(kept)} | {each: [value[layer] for layer in kept] for each, value in lists.items()}
+    return {name: len(kept)} | {key: [value[layer] for layer in kept] for key, value in lists.items()}
 
 
 @torch.no_grad()

@@ -140,13 +140,13 @@ class Driver:
     def is_exportable(self) -> bool:
         """Whether the device has virtual memory management, and memory that file descriptors can stand for."""
         needed = VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, FILE_DESCRIPTOR_SUPPORTED
-        return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), each, self._device) for each in needed)
+        return all(self._found("cuDeviceGetAttribute", ctypes.c_int(), attribute, self._device) for attribute in needed)
 
     def uuid(self) -> str:
         """Names the device in every process of this machine: 32 hexadecimal digits."""
-        found = Uuid()
-        self._call("cuDeviceGetUuid_v2", ctypes.byref(found), self._device)
-        return bytes(found.bytes).hex()
+        uuid = Uuid()
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device)
+        return bytes(uuid.bytes).hex()
 
     def granularity(self) -> int:
         """Sizes, and addresses of mappings, are multiples of this number of bytes."""
@@ -154,7 +154,7 @@ class Driver:
         return self._found("cuMemGetAllocationGranularity", ctypes.c_size_t(), *asked)
 
     def create(self, num_bytes: int) -> int:
-        """Allocates physical memory, whose content is undefined, and returns its handle."""
+        """Allocates physical memory with undefined content, and returns its handle."""
         return self._found("cuMemCreate", Handle(), num_bytes, ctypes.byref(self._prop), 0)
 
     def release(self, handle: int) -> None:
@@ -167,7 +167,7 @@ class Driver:
 
     def import_from(self, descriptor: int) -> int:
         """Returns a handle of the memory that the descriptor stands for. The descriptor stays the caller's."""
-        # The argument is a pointer whose value is the descriptor.
+        # The argument is a pointer with the descriptor as its value.
         asked = ctypes.c_void_p(descriptor), FILE_DESCRIPTOR
         return self._found("cuMemImportFromShareableHandle", Handle(), *asked)
 
@@ -208,8 +208,8 @@ class Driver:
         texts: list[str] = []
         for name in ERROR_TEXTS:
             text = ctypes.c_char_p()
-            found = getattr(self._library, name)(code, ctypes.byref(text)) == SUCCESS
-            texts.append(text.value.decode() if found and text.value else "")
+            has_text = getattr(self._library, name)(code, ctypes.byref(text)) == SUCCESS
+            texts.append(text.value.decode() if has_text and text.value else "")
         return f"{texts[0] or 'code'} ({code}){f': {texts[1]}' if texts[1] else ''}"
 
 

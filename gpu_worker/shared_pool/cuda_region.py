@@ -1,4 +1,4 @@
-"""Memory of a GPU that torch did not allocate: addresses whose memory can be replaced, and tensors over it.
+"""Memory of a GPU that torch did not allocate: addresses with replaceable memory, and tensors over it.
 
 Owns the reservation and what is mapped at it. A region has either one memory over its whole length, which other
 processes can map too, or *pieces* of the process's own, or nothing. Tensors and captured graphs keep pointing to the
@@ -103,7 +103,7 @@ def mapped_at_new_addresses(driver: Driver, handle: int, num_bytes: int, alignme
     try:
         yield address
     finally:
-        # Addresses whose mapping cannot be ended cannot be freed either.
+        # Addresses cannot be freed if their mapping cannot be ended.
         driver.unmap(address, num_bytes)
         driver.free_addresses(address, num_bytes)
 
@@ -124,7 +124,7 @@ class _Memory:
 def bytes_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
     """A uint8 tensor [num_bytes] over the memory at the address.
 
-    On a GPU, torch asks the driver whose address it is, so memory must be mapped at the first byte.
+    On a GPU, torch asks the driver which device has the address, so memory must be mapped at the first byte.
     """
     if device.type != "cuda":
         return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=torch.uint8)

@@ -80,7 +80,7 @@ class DevicePool(WorkerPool):
         self._describe()
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """As of any pool. Raises PoolError, too, if the whole pool is needed and there is no memory for it."""
+        """As of any pool. Raises PoolError, too, if the whole pool is needed and has no memory."""
         if not self.is_whole and (not self._region.mapped or _needs_whole(plan, self._num_first)):
             self._grow()
         super().begin_step(plan, tables)
@@ -108,7 +108,7 @@ class DevicePool(WorkerPool):
                 except CudaError as error:
                     if not error.is_out_of_memory or time.monotonic() > until:
                         raise
-                # Pools that dead workers left and that nobody has taken over.
+                # Pools that dead workers left and no worker has taken over.
                 self._holder.free_unused(self._uuid)
                 time.sleep(_TRY_SECONDS)
 

@@ -6,10 +6,10 @@ starts with it, so that only pages that are used are read, each once.
 
 The checksum of a page is a weighted sum of its 64-bit words, modulo 2^64. Each word of K (or V) of a layer has an odd
 weight that depends on its place in a head, so that moved values change the sum as well as changed ones; heads are not
-told apart. K and V of the layers, in order, have odd weights, too. It finds damage, not malice, at the cost of reading
-the page once. In host memory the kernels of the machine compute it if they are built (`native/page_sum.h`), otherwise
-torch does; on a device it takes a few launches and no wait. The sums are equal, so that another worker can check them:
-products and sums of int64 wrap modulo 2^64 on every device.
+distinguished. K and V of the layers, in order, have odd weights, too. It finds damage, not malice, at the cost of
+reading the page once. In host memory the kernels of the machine compute it if they are built (`native/page_sum.h`),
+otherwise torch does; on a device it takes a few launches and no wait. The sums are equal, so that another worker can
+check them: products and sums of int64 wrap modulo 2^64 on every device.
 """
 
 import ctypes
@@ -87,8 +87,8 @@ class KernelChecksums:
             self.calls.append(_PageWords(*addresses, num_pools, group.stride(0), num_heads, group.stride(1), num_words))
 
     def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
-        found = self.of(pages)
-        return lambda: found
+        sums = self.of(pages)
+        return lambda: sums
 
     def of(self, pages: Sequence[int]) -> list[int]:
         return [sum(self._sum(call, page) for call in self.calls) & _LAST_64_BITS for page in pages]
@@ -170,7 +170,7 @@ def _group(pools: Sequence[Tensor], page_size: int) -> Tensor:
 
 
 def _weights(words: Sequence[Tensor]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Of each group, the weights of its pools, and those of the words of a page."""
+    """Returns for each group the weights of its pools, and those of the words of a page."""
     num_before = 0
     of_pools = odd(sum(group.shape[0] for group in words))
     for group in words:
@@ -189,7 +189,7 @@ class PageGuard:
         self._is_unchecked = bytearray(num_pages)
         self._may_be_unchecked = False
         self._filled: list[int] = []
-        # Of each step in flight that fills pages, those that no later plan has begun to write.
+        # For each step in flight that fills pages: those that no later plan has begun to write.
         self._in_flight: list[set[int]] = []
         self._generation = 0
 
@@ -270,11 +270,11 @@ class PageGuard:
 
 
 def _pages_read(plan: Plan, page_size: int) -> set[int]:
-    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that nobody reads."""
+    """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that is not read."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:
-        for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
-            pages.update(own[: first // page_size].tolist())
+        for of_row, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
+            pages.update(of_row[: first // page_size].tolist())
     return pages
 
 
@@ -282,8 +282,8 @@ def pages_begun(plan: Plan, page_size: int) -> list[int]:
     """Pages that the plan gives to rows that will write them, and those that it zeroes, copies to or loads."""
     pages: list[int] = plan.append_pages.tolist()
     if plan.started is not None:
-        for own, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
-            pages += own[first // page_size :].tolist()
+        for of_row, first in zip(plan.started.pages, plan.started.first_position.tolist(), strict=True):
+            pages += of_row[first // page_size :].tolist()
     if orders := plan.page_orders:
         pages += [*orders.zeroed.tolist(), *orders.copied_to.tolist(), *orders.loaded_pages.tolist()]
     return pages

@@ -1,9 +1,9 @@
 """The memory of shared pools: creates it, grants it to one process at a time, and frees it.
 
-Owns the memory and the rule who may have it: memfds, and descriptors of memory of GPUs, which workers hand over. A
-process has a pool from the grant until it has given the pool back or is dead. Dead means that its pidfd is readable: a
-worker that hangs and wakes up still writes to its pages, so nobody else gets them before. Knows nothing of sockets, and
-nothing of CUDA.
+Owns the memory and the rule which process may have it: memfds, and descriptors of memory of GPUs, which workers hand
+over. A process has a pool from the grant until it has given the pool back or is dead. Dead means that its pidfd is
+readable: a worker that hangs and wakes up still writes to its pages, so no other process gets them before. Knows
+nothing of sockets, and nothing of CUDA.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ class _Pool:
     memory: int
     num_bytes: int
     user: User | None
-    # When it lost its last user.
+    # When, on the monotonic clock, it lost its last user.
     unused_since: float
-    # Of a pool on a GPU, whose header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
+    # For a pool on a GPU; its header is `memory`: the GPU, the number of pages, the descriptor of their memory, bytes.
     device: str = ""
     num_pages: int = 0
     device_memory: int | None = None
@@ -102,7 +102,7 @@ class Pools:
         pool.device_memory, pool.device_bytes = memory, num_bytes
 
     def take(self, pool_id: bytes, user: User, now: float) -> tuple[list[int], dict[str, int]]:
-        """Returns descriptors and bytes of a pool whose last user is dead: of its memory, and on a GPU of its pages'.
+        """Returns descriptors and bytes of a pool with a dead last user: of its memory, and on a GPU of its pages'.
 
         Raises HolderError.
         """
@@ -121,12 +121,12 @@ class Pools:
         return memories, sizes
 
     def give_back(self, pool_id: bytes, user: User) -> None:
-        """Frees a pool that its user needs no longer. Raises HolderError for anybody else."""
+        """Frees a pool that its user needs no longer. Raises HolderError for another process."""
         self._own(pool_id, user, "give a pool back")
         self._free(pool_id)
 
     def collect(self, now: float) -> None:
-        """Notes which users are dead, and frees pools that nobody used for long, and the oldest of too many."""
+        """Notes which users are dead, and frees pools that were unused for long, and the oldest of too many."""
         for pool in self._pools.values():
             if pool.user is not None and pool.user.is_dead():
                 pool.user, pool.unused_since = None, now
@@ -153,8 +153,8 @@ class Pools:
         return len(unused)
 
     def _unused_on(self, device: str) -> list[bytes]:
-        found = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
-        return [pool_id for pool_id, pool in found if pool.device == device and pool.device_memory is not None]
+        unused = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
+        return [pool_id for pool_id, pool in unused if pool.device == device and pool.device_memory is not None]
 
     def close(self) -> None:
         """Frees all pools. Processes that have one mapped keep it until they end."""
@@ -169,8 +169,8 @@ class Pools:
 
     def _unused(self) -> list[bytes]:
         """Pools without a user, the longest unused first."""
-        found = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
-        return sorted(found, key=lambda pool_id: self._pools[pool_id].unused_since)
+        unused = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
+        return sorted(unused, key=lambda pool_id: self._pools[pool_id].unused_since)
 
     def _total(self) -> int:
         return sum(pool.num_bytes for pool in self._pools.values())
@@ -179,5 +179,5 @@ class Pools:
         pool = self._pools.pop(pool_id)
         os.close(pool.memory)
         if pool.device_memory is not None:
-            # The driver frees the memory when nobody has it mapped any more.
+            # The driver frees the memory when no process has it mapped any more.
             os.close(pool.device_memory)

@@ -90,12 +90,12 @@ def pool_id_of(message: dict[str, object]) -> bytes:
     """The id of a pool, which travels as hexadecimal digits. Raises MessageError."""
     value = message.get("pool_id")
     try:
-        found = bytes.fromhex(value) if isinstance(value, str) else b""
+        pool_id = bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
-        found = b""
-    if len(found) != POOL_ID_BYTES:
+        pool_id = b""
+    if len(pool_id) != POOL_ID_BYTES:
         raise MessageError(f"pool_id must be {2 * POOL_ID_BYTES} hexadecimal digits")
-    return found
+    return pool_id
 
 
 def device_of(message: dict[str, object]) -> str:
@@ -108,8 +108,8 @@ def device_of(message: dict[str, object]) -> str:
 
 def close_all(descriptors: Iterable[int]) -> None:
     """Closes descriptors that came with a packet."""
-    for each in descriptors:
-        os.close(each)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class HolderClient:
@@ -122,7 +122,7 @@ class HolderClient:
     def create(self, num_bytes: int, *, device: str = "", pages: int = 0) -> tuple[bytes, int]:
         """Returns the id and a descriptor of a new pool of zeros; the caller closes it. Raises HolderError.
 
-        device: names the GPU that has the pool's pages, whose number is `pages`; the new memory is then their header.
+        device: names the GPU that has the pool's `pages` pages; the new memory is then their header.
         """
         answer, memories = self._ask({"want": "create", "bytes": num_bytes, "device": device, "pages": pages})
         [memory] = _descriptors(answer, memories, {"bytes": num_bytes})
@@ -133,9 +133,9 @@ class HolderClient:
         self._ask({"want": "attach", "pool_id": pool_id.hex(), "bytes": num_bytes}, [memory])
 
     def take(self, pool_id: bytes, num_bytes: int, device_bytes: int = 0) -> list[int]:
-        """Returns a descriptor of a pool whose last user is dead, and waits for its end a moment. Raises HolderError.
+        """Returns a descriptor of a pool after the death of its last user, for which it waits. Raises HolderError.
 
-        device_bytes: of a pool on a GPU, whose memory is a second descriptor; the first is that of its header.
+        device_bytes: of a pool on a GPU; its memory is a second descriptor; the first is that of its header.
         """
         sizes = {"bytes": num_bytes} | ({"device_bytes": device_bytes} if device_bytes else {})
         until = time.monotonic() + (_TAKE_DEVICE_SECONDS if device_bytes else _TAKE_SECONDS)
@@ -201,21 +201,21 @@ class HolderClient:
             self._socket = None
 
 
-def _descriptors(answer: dict[str, object], found: list[int], sizes: dict[str, int]) -> list[int]:
+def _descriptors(answer: dict[str, object], files: list[int], sizes: dict[str, int]) -> list[int]:
     """Returns the descriptors that came with an answer: one for each size, the first of host memory.
 
     Raises HolderError, and closes them, if their number or a size is not as needed.
     """
     try:
-        if len(found) != len(sizes):
-            raise HolderError(f"the holder's answer has {numbered(len(found), 'descriptor')}; {len(sizes)} are needed")
+        if len(files) != len(sizes):
+            raise HolderError(f"the holder's answer has {numbered(len(files), 'descriptor')}; {len(sizes)} are needed")
         # The size of device memory shows only when it is mapped.
-        given = {"its memory": os.fstat(found[0]).st_size}
+        given = {"its memory": os.fstat(files[0]).st_size}
         given |= {name: number(answer, name, 1, MAX_POOL_BYTES) for name in sizes}
         for size, needed in zip(given.values(), [next(iter(sizes.values())), *sizes.values()], strict=True):
             if size != needed:
                 raise HolderError(f"the pool has {numbered(size, 'byte')}; {needed} are needed")
     except (HolderError, MessageError) as error:
-        close_all(found)
+        close_all(files)
         raise HolderError(str(error)) from error
-    return found
+    return files

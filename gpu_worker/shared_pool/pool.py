@@ -62,9 +62,9 @@ class WorkerPool(PoolMemory):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next tensor of the pool. Called for K and V of each layer, in order."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        found = bytes_at(self._address, num_bytes, device)
+        memory = bytes_at(self._address, num_bytes, device)
         self._address += align_up(num_bytes, self._alignment)
-        return found.view(dtype).view(shape)
+        return memory.view(dtype).view(shape)
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
@@ -89,19 +89,19 @@ class WorkerPool(PoolMemory):
         """
         memories = self._holder.take(order.pool_id, self._host.num_bytes, self._device_bytes)
         try:
-            found = Header(bytearray(os.pread(memories[0], self._header_bytes, 0)), self._num_pages)
-            found.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
+            other = Header(bytearray(os.pread(memories[0], self._header_bytes, 0)), self._num_pages)
+            other.check(pool_id=order.pool_id, layout=self.layout, identity=self._identity, generation=order.generation)
             self._map(memories)
         except OSError as error:
             raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
             close_all(memories)
         self._guard.taken_over()
-        own, self.pool_id = self.pool_id, order.pool_id
-        if own != order.pool_id:
+        replaced_id, self.pool_id = self.pool_id, order.pool_id
+        if replaced_id != order.pool_id:
             # If the holder does not answer, it frees the pool when this process ends.
             with suppress(HolderError):
-                self._holder.give_back(own)
+                self._holder.give_back(replaced_id)
 
     def _map(self, memories: Sequence[int]) -> None:
         """Puts the memory in place of the own one. Raises PoolError or OSError."""
@@ -147,7 +147,7 @@ def layout_of(layers: LayerMap, geometry: Geometry, dtype: torch.dtype) -> bytes
 
 
 class PrivatePool:
-    """The same for a worker whose pool ends with it. It has nothing to record or to check."""
+    """The same for a worker with a pool that ends with it. It has nothing to record or to check."""
 
     pool_id = layout = b""
     num_bytes = 0

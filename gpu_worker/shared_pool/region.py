@@ -1,4 +1,4 @@
-"""The memory of a shared pool in this process: addresses whose memory can be replaced, and what it says of itself.
+"""The memory of a shared pool in this process: addresses with replaceable memory, and what it says of itself.
 
 Owns the mapping of one shared memory object. `MAP_FIXED` puts another object at the same addresses in one step, as
 CUDA's virtual memory management does with an imported handle, so tensors and recorded kernels keep pointing to it. The
@@ -64,11 +64,11 @@ class Region:
         return (ctypes.c_char * num_bytes).from_address(self.address + offset)
 
     def _mmap(self, address: int | None, num_bytes: int, protection: int, flags: int, memory: int) -> int:
-        found = self._libc.mmap(address, num_bytes, protection, flags, memory, 0)
-        if found == _MAP_FAILED:
+        mapped = self._libc.mmap(address, num_bytes, protection, flags, memory, 0)
+        if mapped == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, f"a KV pool of {numbered(num_bytes, 'byte')} cannot be mapped: {os.strerror(number)}")
-        return int(found)
+        return int(mapped)
 
     def _madvise(self, advice: int) -> None:
         if self._libc.madvise(self.address, self.num_bytes, advice) != 0:
@@ -110,15 +110,15 @@ class Header:
 
     def check(self, *, pool_id: bytes, layout: bytes, identity: bytes, generation: int) -> None:
         """Raises PoolDiffers unless this is that pool and no generation after `generation` has written to it."""
-        magic, version, newest, *found = _HEADER.unpack_from(self._memory, 0)  # type: ignore[arg-type]
+        magic, version, newest, *hashes = _HEADER.unpack_from(self._memory, 0)  # type: ignore[arg-type]
         if (magic, version) != (MAGIC, VERSION):
             raise PoolDiffers(f"the memory is not a KV pool of version {VERSION}")
-        for name, own, wanted in zip(("id", "layout", "model"), found, (pool_id, layout, identity), strict=True):
-            if own != wanted:
-                raise PoolDiffers(f"the {name} of the pool is {own.hex()[:12]}; {wanted.hex()[:12]} is needed")
+        for name, actual, wanted in zip(("id", "layout", "model"), hashes, (pool_id, layout, identity), strict=True):
+            if actual != wanted:
+                raise PoolDiffers(f"the {name} of the pool is {actual.hex()[:12]}; {wanted.hex()[:12]} is needed")
         if newest > generation:
             raise PoolDiffers(f"generation {newest} has written to the pool; {generation} is the last one expected")
 
     def begin_generation(self, generation: int) -> None:
-        """Records the generation whose plans write from now on."""
+        """Records the generation of the plans that write from now on."""
         struct.pack_into("<Q", self._memory, _GENERATION_OFFSET, generation)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ def open_pool(
     holder = HolderClient(settings.runtime_dir)
     try:
         if device.type == "cuda":
-            # Beside the pool of a worker that serves, or has died, there is no room for another one.
+            # Beside the pool of a worker that serves, or has died, another one does not fit.
             is_whole = not settings.standby and not (unused_pools(settings, device) or (0, 0))[0]
             driver = _driver(device)
             pool: WorkerPool = DevicePool(
@@ -84,7 +84,7 @@ def unused_pools(settings: WorkerSettings, device: torch.device) -> tuple[int, i
 
 @cache
 def _driver(device: torch.device) -> Driver:
-    """The driver of a GPU whose memory can outlive its process. Raises CudaError or OSError."""
+    """The driver of a GPU with memory that can outlive its process. Raises CudaError or OSError."""
     torch.cuda.init()
     driver = cuda_driver(device.index or 0)
     check_exportable(driver, device)

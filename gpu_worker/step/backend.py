@@ -59,7 +59,7 @@ class StepBackend(Protocol):
         ...
 
     def inputs_of(self, need: StepShape) -> tuple[StepShape, StepInputs[HostArray]]:
-        """Returns the shape of the next step, whose own sizes are `need`, and its inputs, to be written.
+        """Returns the shape of the next step, which needs the sizes `need`, and its inputs, to be written.
 
         They are valid until the step runs.
         """
@@ -73,7 +73,7 @@ class StepBackend(Protocol):
         ...
 
     def run(self, shape: StepShape, inputs: StepInputs[Tensor]) -> StaticOutput:
-        """Computes the logits of the step that was uploaded last, whose page tables are set; the next one overwrites
+        """Computes the logits of the step that was uploaded last; its page tables are set. The next one overwrites
         them."""
         ...
 
@@ -85,7 +85,7 @@ class StepBackend(Protocol):
         ...
 
     def put_back(self, output: StepOutput) -> None:
-        """Returns the memory of results that were read, whose tensors are invalid from now on."""
+        """Takes back the memory of results that were read; their tensors are invalid from now on."""
         ...
 
     def timer(self) -> StepTimer | None:

@@ -59,8 +59,8 @@ class ConstrainedSteps:
         tokens = outcome.tokens[masked.samples]
         tokens[np.isin(masked.samples, outcome.nonfinite)] = -1
         self.constraints.learn(zip(masked.rows, tokens.tolist(), strict=True))
-        fates = [own.fate for own in masked.rows]
-        details = [own.detail for own in masked.rows if own.fate is Fate.FAILED]
+        fates = [row.fate for row in masked.rows]
+        details = [row.detail for row in masked.rows if row.fate is Fate.FAILED]
         return replace(
             outcome,
             constraint_complete=_samples(masked, [fate is Fate.COMPLETE for fate in fates]),

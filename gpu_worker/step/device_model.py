@@ -97,12 +97,12 @@ class DeviceModel:
         ids, kept = inputs.token_ids, inputs.samples.kept
         if inputs.decode is not None:
             rows = inputs.decode.rows
-            own = ids[: rows.shape[0]]
-            known = torch.where(own < 0, self.tables.newest_token.index_select(0, rows), own)
+            given = ids[: rows.shape[0]]
+            filled = torch.where(given < 0, self.tables.newest_token.index_select(0, rows), given)
             if rows.shape == ids.shape:
-                ids = known
+                ids = filled
             else:
-                own.copy_(known)
+                given.copy_(filled)
         arguments = {
             "input_ids": ids[None],
             "position_ids": inputs.positions[None],
@@ -164,8 +164,8 @@ class DeviceModel:
     def free_memory(self) -> None:
         """Gives back what a step that ran out of memory left behind.
 
-        The caller no longer holds the exception, whose traceback held tensors. If a frame refers to the exception, they
-        form a cycle, so garbage is collected too.
+        The caller no longer holds the exception, because its traceback held tensors. If a frame refers to the
+        exception, they form a cycle, so garbage is collected too.
         """
         self.last_logits = None
         gc.collect()

@@ -39,16 +39,16 @@ def _compiled_layer() -> Callable[..., Any]:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The outermost entries of module lists that contain a paged attention module, in the order of the model."""
-    found: dict[nn.Module, None] = {}
+    layers: dict[nn.Module, None] = {}
     inside: set[nn.Module] = set()
     for modules in model.modules():
         if not isinstance(modules, nn.ModuleList) or modules in inside:
             continue
         for layer in modules:
             if any(hasattr(module, "paged_layer") for module in layer.modules()):
-                found[layer] = None
+                layers[layer] = None
                 inside.update(layer.modules())
-    return list(found)
+    return list(layers)
 
 
 def _kernels_of(layer: nn.Module) -> tuple[int, ...]:
@@ -68,10 +68,10 @@ class FusedLayers:
         self.why_eager = "" if self.layers else "no list of modules contains attention"
         compiled: dict[object, Callable[..., Any]] = {}
         for layer in self.layers:
-            own = _kernels_of(layer)
-            if (type(layer), own) not in compiled:
-                compiled[type(layer), own] = _compiled_layer()
-            run = compiled[type(layer), own]
+            kernels = _kernels_of(layer)
+            if (type(layer), kernels) not in compiled:
+                compiled[type(layer), kernels] = _compiled_layer()
+            run = compiled[type(layer), kernels]
             # An attribute of the instance comes before the class's forward.
             layer.forward = partial(self._call, run, layer)
         self.compiled = tuple(compiled.values())

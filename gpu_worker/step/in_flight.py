@@ -95,7 +95,7 @@ class Execution:
         *,
         on_error: Callable[[Outcome, Exception], InFlight],
     ) -> None:
-        """on_error: the answer to a plan whose tokens could not be chosen."""
+        """on_error: the answer to a plan if its tokens could not be chosen."""
         self._on_device, self._steps, self._pool, self._on_error = on_device, steps, pool, on_error
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.
         self.constrained: ConstrainedSteps | None = None
@@ -104,13 +104,13 @@ class Execution:
     def take_constraints(self, join: pb.Join, *, is_leader: bool) -> None:
         """Lets rows have constraints from now on, unless the Join says that they cannot. Raises OSError.
 
-        is_leader: False for the ranks of a group whose tokens another rank chooses.
+        is_leader: False for the ranks of a group that get their tokens from another rank.
         """
         self.follows = not is_leader
         if is_leader and not join.constraint_refusal:
-            own = self._on_device.geometry
-            sizes = Sizes(max_rows=own.max_rows, vocab_size=own.vocab_size, max_length=own.max_length)
-            upload = self._steps.mask_upload(max_rows=own.max_rows, mask_words=sizes.mask_words)
+            geometry = self._on_device.geometry
+            sizes = Sizes(max_rows=geometry.max_rows, vocab_size=geometry.vocab_size, max_length=geometry.max_length)
+            upload = self._steps.mask_upload(max_rows=geometry.max_rows, mask_words=sizes.mask_words)
             constraints = Constraints(join.tokenizer_json, sizes, join.eos_token_ids)
             self.constrained = ConstrainedSteps(constraints, upload)
 
@@ -209,7 +209,7 @@ class PlansInFlight:
         return self._items[-1]
 
     def tell_pool(self, pool_id: bytes) -> None:
-        """Lets the outcome of the newest plan tell which pool the worker uses."""
+        """Puts the pool that the worker uses into the outcome of the newest plan."""
         self._items[-1] = replace(self.newest, outcome=replace(self.newest.outcome, pool_id=pool_id))
 
     def add(self, item: InFlight) -> None:

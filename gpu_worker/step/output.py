@@ -73,9 +73,9 @@ class DeviceSampler:
         samples, extras, logits = begun.samples, begun.extras, begun.static.logits
         assert logits is not None
         num_samples = samples.rows.shape[0]
-        own = logits[:num_samples]
+        of_samples = logits[:num_samples]
         if extras is None:
-            tokens = choose(own, None)
+            tokens = choose(of_samples, None)
             share(tokens)
             return StepOutput(tokens=tokens)
         edits, changed = extras.edits, None
@@ -84,16 +84,16 @@ class DeviceSampler:
             if penalties is not None and penalties.missing is not None:
                 self._history.write(*penalties.missing)
             changed = EditedLogits(
-                samples=edits.samples, draws=edits.draws, logits=edited(own, edits, self._history, masks)
+                samples=edits.samples, draws=edits.draws, logits=edited(of_samples, edits, self._history, masks)
             )
-        tokens = choose(own, changed)
+        tokens = choose(of_samples, changed)
         share(tokens)
         if penalties is not None and penalties.sampled is not None:
             places, sampled = penalties.sampled
             self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))
         logprobs = prompt_logprobs = None
         if (wanted := extras.with_logprobs) is not None:
-            logprobs = logprobs_of(own, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
+            logprobs = logprobs_of(of_samples, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
         if extras.prompt is not None:
             prompt_logprobs = logprobs_of(logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
         return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)

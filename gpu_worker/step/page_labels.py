@@ -49,11 +49,11 @@ class PageLabels:
     def _add(self, message: pb.PageLabels) -> None:
         pages = int32_array(message.pages, "labels.pages", 1, self._num_pages - 1).tolist()
         size = 4 * self._page_size
-        for name, data, each in (("hashes", message.hashes, _HASH_BYTES), ("tokens", message.tokens, size)):
-            if len(data) != each * len(pages):
+        for name, data, item_bytes in (("hashes", message.hashes, _HASH_BYTES), ("tokens", message.tokens, size)):
+            if len(data) != item_bytes * len(pages):
                 raise PlanError(
                     f"labels.{name} has {numbered(len(data), 'byte')}; "
-                    f"{numbered(len(pages), 'page', 'need')} {each * len(pages)}"
+                    f"{numbered(len(pages), 'page', 'need')} {item_bytes * len(pages)}"
                 )
         if message.forget:
             self.forget()

@@ -1,4 +1,4 @@
-"""What a plan is answered whose step raised an exception. Imports no torch: a group asks before it has loaded it."""
+"""The answer to a plan after its step raised an exception. Imports no torch: a group asks before it has loaded it."""
 
 import logging
 
@@ -16,7 +16,7 @@ class OutOfSync(Exception):
 
 
 def refusal_of(error: Exception, step: int) -> tuple["pb.StepStatus.ValueType", str]:
-    """Returns the status and the detail for people. Logs an error that nobody expected."""
+    """Returns the status and the detail for people. Logs an unexpected error."""
     if isinstance(error, PlanError):
         return pb.STEP_STATUS_FAILED, str(error)
     if isinstance(error, (OutOfSync, PoolError)):

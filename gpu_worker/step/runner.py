@@ -43,7 +43,7 @@ class Runner:
         self._generation, self._step, self._failed = 0, 0, False
         self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
         self.weights: WeightsLoader | None = None
-        # What a plan is answered whose step raised an exception.
+        # The answer to a plan after its step raised an exception.
         self.refusal_of = refusal_of
 
     @property
@@ -110,8 +110,8 @@ class Runner:
             self.labels.follow(message.labels, plan)
             layout = self._apply(plan)
             if self.tables.checksum != plan.checksum:
-                own = self.tables.checksum
-                raise OutOfSync(f"row tables differ: checksum {own:#x}, the plan's {plan.checksum:#x}")
+                checksum = self.tables.checksum
+                raise OutOfSync(f"row tables differ: checksum {checksum:#x}, the plan's {plan.checksum:#x}")
             self._in_flight.add(self.execution.run(plan, layout, begun))
         except Exception as error:  # every plan must be answered
             self._in_flight.add(self._answer(message, error))

@@ -67,8 +67,8 @@ class Outcome:
     pool_id: bytes = b""
     # Pages of a pool that was taken over that the step found damaged.
     damaged_pages: int = 0
-    # Indices into `tokens` of rows whose output satisfies their constraint so that nothing can follow, and of rows
-    # whose constraint failed, with the reason of the first of these.
+    # Indices into `tokens` of rows with a complete constraint, which no token can follow, and of rows
+    # with a failed constraint, with the reason of the first of these.
     constraint_complete: Int32Array = field(default_factory=lambda: NO_TOKENS)
     constraint_failed: Int32Array = field(default_factory=lambda: NO_TOKENS)
     constraint_detail: str = ""

@@ -144,7 +144,7 @@ def _tokens(ids: Collection[int], name: str, vocab_size: int) -> NDArray[np.int6
     return tokens
 
 
-# Of a constraint: SHA-256; zeros stand for none.
+# The hash of a constraint: SHA-256; zeros stand for none.
 _HASH_BYTES = 32
 _NO_HASH = bytes(_HASH_BYTES)
 # The most alternatives that a plan may ask for beside each token.
@@ -166,7 +166,7 @@ class StartedRows:
     banned: Sequence[Int32Array]
     # 0 means none; otherwise 1 + k.
     num_logprobs: Int32Array
-    # 0 means none; otherwise the first position of the prompt whose logprob is wanted.
+    # 0 means none; otherwise the first position of the prompt with a wanted logprob.
     prompt_logprobs_from: Int32Array
     # The hash of each row's constraint, empty for a row without one; or empty if no row has one.
     constraints: Sequence[bytes] = ()
@@ -250,7 +250,7 @@ def _read_constraints(data: bytes, num: int) -> Sequence[bytes]:
             f"started.constraints has {numbered(len(data), 'byte')}; {numbered(num, 'row', 'need')} {num * _HASH_BYTES}"
         )
     hashes = [data[at : at + _HASH_BYTES] for at in range(0, len(data), _HASH_BYTES)]
-    return [b"" if found == _NO_HASH else found for found in hashes]
+    return [b"" if hash_ == _NO_HASH else hash_ for hash_ in hashes]
 
 
 def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[RowSampling]:
@@ -259,13 +259,13 @@ def _read_samplings(message: pb.StartedRows, num: int, vocab_size: int) -> list[
     data, ends = message.sampling, np.cumsum(sizes).tolist()
     if len(data) != sizes.sum():
         raise PlanError(f"started.sampling has {numbered(len(data), 'byte')}; num_sampling_bytes makes {sizes.sum()}")
-    found: dict[bytes, RowSampling] = {}
+    by_bytes: dict[bytes, RowSampling] = {}
     samplings: list[RowSampling] = []
     for i, (end, size) in enumerate(zip(ends, sizes.tolist(), strict=True)):
-        own = data[end - size : end]
-        if own not in found:
-            found[own] = read_sampling(own, f"started.sampling[{i}]", vocab_size)
-        samplings.append(found[own])
+        encoded = data[end - size : end]
+        if encoded not in by_bytes:
+            by_bytes[encoded] = read_sampling(encoded, f"started.sampling[{i}]", vocab_size)
+        samplings.append(by_bytes[encoded])
     return samplings
 
 

@@ -1,4 +1,4 @@
-"""Refuses to run a program without assertions: by them one whose state is wrong ends, instead of going on with it."""
+"""Refuses to run a program without assertions: by them a program in a wrong state ends, instead of going on with it."""
 
 import sys
 
@@ -8,6 +8,6 @@ def require_assertions(program: str) -> None:
     if not sys.flags.optimize:
         return
     if sys.stderr is not None:
-        how = "-O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program whose state is wrong"
+        how = "-O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program in a wrong state"
         print(f"{program}: Python's {how}; start it without them", file=sys.stderr)
     sys.exit(2)

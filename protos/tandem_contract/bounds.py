@@ -1,6 +1,6 @@
 """Bounds of the fields of a dataclass, as annotations: `Annotated[int, Range(1, 1 << 24)]`.
 
-`codec` reads them. They stand beside the field, so that who reads the class sees what may come from another program.
+`codec` reads them. They stand beside the field, so that a reader of the class sees what may come from another program.
 """
 
 from collections.abc import Sized

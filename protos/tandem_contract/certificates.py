@@ -27,7 +27,7 @@ class Followed:
     ) -> None:
         """`use` reads the files. It raises OSError (SSLError too) or ValueError, and changes nothing then.
 
-        `whose` begins the lines of the log. Between two looks are at least `pause_seconds`.
+        The lines of the log begin with `whose`. Between two looks are at least `pause_seconds`.
         """
         self._paths = [path for path in paths if path is not None]
         self._use, self._log, self._whose, self._pause_seconds = use, log, whose, pause_seconds
@@ -60,10 +60,10 @@ class Followed:
 
     def _now(self) -> list[tuple[int, int, int]] | None:
         try:
-            found = [path.stat() for path in self._paths]
+            stats = [path.stat() for path in self._paths]
         except OSError:
             return None
-        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in found]
+        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:
@@ -83,5 +83,5 @@ def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:
                     end.do_handshake()
         return ends[0].getpeercert() or {}
     except (OSError, ValueError):
-        # For example, the certificate has expired. Who serves with it names what is wrong.
+        # For example, the certificate has expired. The server that uses it names what is wrong.
         return {}

@@ -27,9 +27,9 @@ _PR_SET_PDEATHSIG = 1
 # Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
 # another process in its place.
 PARENT = "_TANDEM_PARENT"
-# Of one line; the rest is dropped.
+# The most bytes of one line; the rest is dropped.
 _MAX_LINE_BYTES = 1 << 16
-# Lines that nobody has taken. Then the process waits at its pipe.
+# The most lines that were not taken. Then the process waits at its pipe.
 _MAX_WAITING = 1024
 _FULL_SECONDS = 0.5
 # The time for the last output after a process has ended.
@@ -171,7 +171,7 @@ class Child:
                 self._process.wait()
             is_ours = True
         except ChildProcessError:
-            # Somebody else has reaped it, so its number may be another's.
+            # Another part has reaped it, so its number may be another process's.
             is_ours = False
         with self._lock:
             if is_ours:
@@ -206,17 +206,17 @@ def reap_group(group: int) -> None:
 
 def signal_name(number: int) -> str:
     """`SIGTERM`; `signal 99` if the system has no name for it."""
-    names = {int(known): known.name for known in signal.Signals}
+    names = {int(member): member.name for member in signal.Signals}
     return names.get(number, f"signal {number}")
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Of a child, which imports nothing from its working directory, and so do the processes that it starts."""
-    found = {**os.environ, **more, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
-    if "PYTHONPATH" in found:
+    """Returns the environment of a child: it and its own children import nothing from their working directory."""
+    environment = {**os.environ, **more, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
+    if "PYTHONPATH" in environment:
         # An empty entry means the working directory.
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, found["PYTHONPATH"].split(os.pathsep)))
-    return found
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, environment["PYTHONPATH"].split(os.pathsep)))
+    return environment
 
 
 def _num_killed_for_memory() -> int:
@@ -242,7 +242,7 @@ def _reap_orphans_as_process_1() -> None:
 def reap_orphans() -> None:
     """Reaps from now on what a dead child has left that is in no group of a Child. For processes that get orphans.
 
-    Whoever else starts processes reaps them soon; so one that is still dead at the next look is an orphan.
+    Other parts that start processes reap them soon; so one that is still dead at the next look is an orphan.
     """
     threading.Thread(target=_reap_orphans, name="orphans", daemon=True).start()
 
@@ -252,10 +252,10 @@ def _reap_orphans() -> None:
     while True:
         time.sleep(_ORPHANS_SECONDS)
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
-        dead = found.si_pid if found is not None else 0
+        dead = ended.si_pid if ended is not None else 0
         if dead and dead == seen and dead not in _ours:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(dead, 0)

@@ -6,7 +6,7 @@ the annotation of the dataclass and from the field of the message:
 | dataclass | message |
 |---|---|
 | number, text, bytes | the same |
-| an enum | an enum whose members have the same names, after its own name: `WaitReason.QUEUE` is `WAIT_REASON_QUEUE` |
+| an enum | an enum with members of the same names, after its own name: `WaitReason.QUEUE` is `WAIT_REASON_QUEUE` |
 | an array, or a tuple of int | bytes: the elements, little-endian |
 | a dataclass | a message, or the fields of this message that have its names |
 | a tuple or frozenset of these | a repeated field |
@@ -107,8 +107,8 @@ class Codec(Generic[_M, _T]):
         self.paired = {*sent, *other, *within}
         """The fields of the message that this codec knows."""
         self._parts = {part.kind: part for part in parts}
-        # Fields whose values are read, or written, as they are: what to read by what to set. Those to write stand under
-        # the message within that has them.
+        # Fields with values that are read, or written, as they are: what to read by what to set. Those to write stand
+        # under the message within that has them.
         self._same_reads: dict[str, str] = {}
         self._same_writes: dict[str, dict[str, str]] = {outer: {} for outer in ("", *within)}
         # Other fields, by name: what makes them of a message; and what adds them to the arguments of a message.
@@ -119,11 +119,11 @@ class Codec(Generic[_M, _T]):
             hint = _Hint(hints[field.name])
             if field.name in made:
                 self._reads[field.name] = hint.bounded(field.name, made[field.name])
-            found = _found(
+            pair = _found(
                 cast("Descriptor", message.DESCRIPTOR), names.get(field.name, field.name), within, (*sent, *other)
             )
-            if found is not None:
-                self._pair(field, hint, *found)
+            if pair is not None:
+                self._pair(field, hint, *pair)
             elif hint.dataclass is not None and not {field.name} & {*made, *given}:
                 self._spread(field.name, hint.dataclass)
             elif not {field.name} & {*made, *given}:
@@ -146,12 +146,12 @@ class Codec(Generic[_M, _T]):
 
     def encode(self, value: _T) -> dict[str, Any]:
         """Returns the arguments of the message."""
-        found: _Arguments = {}
+        arguments: _Arguments = {}
         for outer, names, get in self._groups:
-            (found.setdefault(outer, {}) if outer else found).update(zip(names, get(value), strict=True))
+            (arguments.setdefault(outer, {}) if outer else arguments).update(zip(names, get(value), strict=True))
         for write in self._writes:
-            write(value, found)
-        return found
+            write(value, arguments)
+        return arguments
 
     def to_message(self, value: _T) -> _M:
         """Returns the message."""
@@ -175,8 +175,8 @@ class Codec(Generic[_M, _T]):
         if read is is_set is None and not hint.bounds:
             self._same_reads[field.name] = path
         else:
-            found = hint.bounded(field.name, _converted(attrgetter(path), read))
-            self._reads[field.name] = found if is_set is None else _unless_unset(is_set, found, default)
+            convert = hint.bounded(field.name, _converted(attrgetter(path), read))
+            self._reads[field.name] = convert if is_set is None else _unless_unset(is_set, convert, default)
 
     def _spread(self, name: str, kind: type[Any]) -> None:
         """The dataclass has no message of its own: its fields are among those of this message."""
@@ -184,7 +184,7 @@ class Codec(Generic[_M, _T]):
         self.paired |= part.paired
         self._reads[name] = part.decode
         get = attrgetter(name)
-        self._writes.append(lambda value, found: found.update(part.encode(get(value)) if get(value) else {}))
+        self._writes.append(lambda value, arguments: arguments.update(part.encode(get(value)) if get(value) else {}))
 
     def _conversions(self, hint: "_Hint", of: FieldDescriptor) -> tuple[_Function | None, _Function | None]:
         """Returns what reads and what writes the field's value; None where nothing is to be done."""
@@ -223,7 +223,7 @@ class _Hint:
                 self.bounds += tuple(bounds)
             elif get_origin(hint) in (Union, UnionType) and type(None) in get_args(hint):
                 self.is_optional = True
-                [hint] = [each for each in get_args(hint) if each is not type(None)]
+                [hint] = [kind for kind in get_args(hint) if kind is not type(None)]
             else:
                 break
         origin, arguments = get_origin(hint), get_args(hint)
@@ -246,7 +246,7 @@ class _Hint:
 def _found(
     of: Descriptor, name: str, within: Iterable[str], without: Collection[str]
 ) -> tuple[str, FieldDescriptor] | None:
-    """Returns the path of the field of this name in a message, or in those `within`; None if there is none."""
+    """Returns the path of the field of this name in a message, or in those `within`; None without one."""
     if name in of.fields_by_name:
         return None if name in without else (name, of.fields_by_name[name])
     for outer in within:
@@ -265,16 +265,16 @@ def _getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda value: () if get is None else (get(value),)
 
 
-def _add(found: _Arguments, path: str, value: Any) -> None:
+def _add(arguments: _Arguments, path: str, value: Any) -> None:
     outer, _, inner = path.partition(".")
     if inner:
-        found.setdefault(outer, {})[inner] = value
+        arguments.setdefault(outer, {})[inner] = value
     else:
-        found[outer] = value
+        arguments[outer] = value
 
 
 def _adding(path: str, make: _Function) -> Callable[[Any, _Arguments], None]:
-    return lambda value, found: _add(found, path, make(value))
+    return lambda value, arguments: _add(arguments, path, make(value))
 
 
 def _converted(get: _Function, convert: _Function | None) -> _Function:
@@ -315,9 +315,9 @@ class OneOf(Generic[_M]):
     def __init__(self, message: type[_M], **codecs: Codec[Any, Any] | tuple[Codec[Any, Any], ...]) -> None:
         self._message = message
         [self._oneof] = message.DESCRIPTOR.oneofs_by_name
-        pairs = {name: each if isinstance(each, tuple) else (each,) for name, each in codecs.items()}
-        self._of_name = {name: each[0] for name, each in pairs.items()}
-        self._of_kind = {codec.kind: (name, codec) for name, each in pairs.items() for codec in each}
+        pairs = {name: several if isinstance(several, tuple) else (several,) for name, several in codecs.items()}
+        self._of_name = {name: several[0] for name, several in pairs.items()}
+        self._of_kind = {codec.kind: (name, codec) for name, several in pairs.items() for codec in several}
         self.kinds = self._of_kind.keys()
         """The dataclasses."""
 

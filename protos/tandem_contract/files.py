@@ -25,7 +25,7 @@ from tandem_contract import private_file
 
 log = logging.getLogger("tandem")
 
-# Of the folder of a cache; one with less room is as good as full.
+# The free bytes of a cache's folder; one with less is as good as full.
 _LEAST_ROOM = 1 << 16
 SOCKETS = WORKER_SOCKET, FRONTEND_SOCKET = "worker.sock", "frontend.sock"
 KEY_NAME, KEY_BYTES = "worker.key", 32
@@ -35,7 +35,7 @@ _LONGEST_NAME = max(SOCKETS, key=len)
 # Attempts to read a file that another program has created and not written yet.
 _KEY_TRIES, _KEY_PAUSE_SECONDS = 50, 0.02
 SCHEDULER_SECRET, SCHEDULER_PUBLIC, WORKER_SECRET = "scheduler.secret", "scheduler.public", "worker.secret"
-# Milliseconds. Each end asks the other for a sign of life; one whose cable is pulled is given up after 500 + 2,000.
+# Milliseconds. Each end asks the other for a sign of life; one with a pulled cable is given up after 500 + 2,000.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, HANDSHAKE_MS = 500, 2000, 3000
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
@@ -54,7 +54,7 @@ def cache_dir(name: str) -> Path:
 
 
 def use_caches(environ: MutableMapping[str, str]) -> None:
-    """Tells libraries that compile or download where to keep it, if the user has not: in `cache_dir`.
+    """Lets libraries that compile or download keep it in `cache_dir`, unless the user has named a folder.
 
     By themselves they use the home folder. Without one that can be written they would end the program, write into the
     working directory, or keep nothing.
@@ -76,7 +76,7 @@ def use_caches(environ: MutableMapping[str, str]) -> None:
 
 @functools.cache
 def _cache_home(named: str, home: str | None) -> tuple[Path, Path | None]:
-    """Returns our folder of the cache, and the one that the user wants for all programs' caches; None: there is none.
+    """Returns our folder of the cache, and the one that the user wants for all programs' caches; None without one.
 
     The arguments are XDG_CACHE_HOME, which must be absolute to count, and HOME.
     """
@@ -103,7 +103,7 @@ def _cache_home(named: str, home: str | None) -> tuple[Path, Path | None]:
             *(problem, ours),
         )
         return ours, wanted
-    # Whoever writes there says what is wrong.
+    # The program that writes there says what is wrong.
     ours = Path(_temporary_folder()) / f"tandem-cache-{os.getuid()}" if wanted is None else wanted / "tandem"
     log.error(
         "%s, and no temporary folder can be written; set XDG_CACHE_HOME to a folder that this user can write", problem
@@ -172,23 +172,23 @@ def _lock_holder(status: os.stat_result) -> int | None:
         lines = _LOCKS.read_text("ascii").splitlines()
     except (OSError, ValueError):
         return None
-    found: dict[str, int] = {}
+    holders: dict[str, int] = {}
     for line in lines:
         # 1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF
         words = line.split()
         if len(words) > 5 and words[1] == "FLOCK" and words[4].isdecimal():
-            found[words[5]] = int(words[4])
+            holders[words[5]] = int(words[4])
     whole = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     # Some file systems have another number there than stat says; then one file of that number is enough.
-    same = [name for name in found if name.rpartition(":")[2] == str(status.st_ino)]
-    return found.get(whole) or (found[same[0]] if len(same) == 1 else None)
+    same = [name for name in holders if name.rpartition(":")[2] == str(status.st_ino)]
+    return holders.get(whole) or (holders[same[0]] if len(same) == 1 else None)
 
 
 def is_private(path: Path) -> bool:
-    """Whether this is a file or folder that only this user can have written. Raises OSError if there is none."""
-    found = path.lstat()
-    is_known = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
-    return is_known and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    """Whether this is a file or folder that only this user can have written. Raises OSError if it is missing."""
+    status = path.lstat()
+    is_known = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return is_known and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def default_runtime_dir() -> Path:
@@ -215,14 +215,14 @@ def own_runtime_dir(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"runtime_dir {path} is not a folder")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"runtime_dir {path} is a link; it must be a folder")
-    if found.st_uid != os.getuid():
-        raise ValueError(f"runtime_dir {path} belongs to user {found.st_uid}; it must belong to {os.getuid()}")
-    if found.st_mode & 0o077:
+    if status.st_uid != os.getuid():
+        raise ValueError(f"runtime_dir {path} belongs to user {status.st_uid}; it must belong to {os.getuid()}")
+    if status.st_mode & 0o077:
         raise ValueError(
-            f"runtime_dir {path} has mode {stat.S_IMODE(found.st_mode):04o}; it must be 0700, because others could "
+            f"runtime_dir {path} has mode {stat.S_IMODE(status.st_mode):04o}; it must be 0700, because others could "
             "connect to the worker's socket"
         )
 
@@ -289,12 +289,12 @@ class KeyFile:
     def _read(self) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            mode = stat.S_IMODE(found.st_mode)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+            status = os.fstat(descriptor)
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or mode & 0o077:
                 raise ValueError(
                     f"{self.path} must be a file of user {os.getuid()} with mode 0600; it belongs to user "
-                    f"{found.st_uid} and has mode {mode:04o}"
+                    f"{status.st_uid} and has mode {mode:04o}"
                 )
             return file.read(KEY_BYTES + 1)
 
@@ -304,7 +304,7 @@ class KeyFileError(Exception):
 
 
 def read_key(path: Path, *, is_secret: bool) -> bytes:
-    """Returns the key in the file, Z85. Raises KeyFileError if there is none, or others could have written it.
+    """Returns the key in the file, Z85. Raises KeyFileError if it is missing, or others could have written it.
 
     is_secret: others must not be able to read it either.
     """
@@ -339,4 +339,4 @@ def _is_key(text: bytes) -> bool:
     if len(text) != _KEY_CHARACTERS or not set(text) <= set(_Z85):
         return False
     groups = (text[start : start + _GROUP] for start in range(0, _KEY_CHARACTERS, _GROUP))
-    return all(sum(_Z85.index(each) * 85**i for i, each in enumerate(reversed(group))) < 1 << 32 for group in groups)
+    return all(sum(_Z85.index(char) * 85**i for i, char in enumerate(reversed(group))) < 1 << 32 for group in groups)

@@ -1,6 +1,6 @@
 """A process that loads something once, and then forks a child for each piece of work: its user's end, and its own.
 
-A child may be killed whatever it computes, and the next one has at once what was loaded. One child runs at a time, and
+A child may be killed at any time, and the next one has at once what was loaded. One child runs at a time, and
 serves its user on a socket of packets. Knows nothing of what a child does.
 """
 
@@ -24,7 +24,7 @@ from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_grou
 from tandem_contract.needed import NeededThread
 from tandem_contract.stopping import kept_from_children
 
-# Of the sentence with which a process says why it cannot load.
+# The length of the sentence with which a process says why it cannot load.
 MAX_WORDS = 1_000
 _FORK = b"fork"
 # CPUCLOCK_SCHED of Linux, and the unit of /proc.
@@ -35,7 +35,7 @@ _CPU_CLOCK, _TICKS = 2, os.sysconf("SC_CLK_TCK")
 class ForkServer:
     """The user's end: one process after another. Nothing waits for the process, except `kill`.
 
-    The program `python -m module` calls `serve_forks`, whose `load` gets the rest by name: the arguments, which are
+    The program `python -m module` calls `serve_forks`; its `load` gets the rest by name: the arguments, which are
     JSON, the contents of the files, and the descriptors, which stay the caller's.
     """
 
@@ -108,7 +108,7 @@ class ForkServer:
 
 
 class _Life:
-    """One process, in a group of its own, from its start until it is reaped, although nobody asks for it.
+    """One process, in a group of its own, from its start until it is reaped, also without a call.
 
     The kernel ends a process with the thread that started it, so the thread that waits for this one starts it too.
     """
@@ -200,7 +200,7 @@ def serve_forks(load: Load) -> int:
     control = socket.socket(fileno=given["control"])
     try:
         serve = load({**given["arguments"], **{name: _content(number) for name, number in given["files"].items()}})
-    except BaseException as error:  # llguidance's panics are no Exceptions
+    except BaseException as error:  # llguidance's panics are not Exceptions
         control.send(f"{type(error).__name__}: {error}".encode()[:MAX_WORDS])
         return 1
     # The children share what is here.

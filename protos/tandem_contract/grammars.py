@@ -1,4 +1,4 @@
-"""What the processes of llguidance, a front end's trial and a worker's mask server, have alike: limits and tokenizer.
+"""What the processes of llguidance, a front end's trial and a worker's mask server, share: limits and tokenizer.
 
 Limits of CPU time are in seconds of the reference machine, so a machine that is busy or slow refuses nothing that a
 quiet one takes. The unit is the CPU time of one piece of work of the same kind: `_GRAMMAR` is compiled with a tokenizer
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Of a mask, and of compiling a grammar with its first mask; a trial, with 64 masks, may take as long.
+# CPU seconds of a mask, and of compiling a grammar with its first mask; a trial, with 64 masks, may take as long.
 MASK_SECONDS, COMPILE_SECONDS = 0.25, 2.0
 # Wall time for the imports and the largest tokenizers.
 START_SECONDS = 60.0
 _GRAMMAR = "start: /(x{100}){100}/"
-# Of the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
+# CPU time on the reference machine: one core of an AMD EPYC, of which a virtual machine has two.
 REFERENCE_MS = 9.0
 # A limit is never shorter than on the reference machine, and never longer than four times that.
 LEAST, MOST = 1.0, 4.0
@@ -61,7 +61,7 @@ class _Ordinary:
 
     def __call__(self, text: str) -> list[int]:
         tokens = self._inner.tokenize_str(text)
-        # The longest tokens of the trie, where control tokens are no text.
+        # The longest tokens of the trie, where control tokens are not text.
         return tokens if self._control.isdisjoint(tokens) else self.whole.greedy_tokenize(text)
 
 

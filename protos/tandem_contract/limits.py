@@ -19,6 +19,6 @@ def limit_at(message: type[Message], path: str) -> limits_pb2.Limit:
     """Returns the limit of the field at a path, such as `stop.stop_strings`. Raises KeyError without such a field."""
     *above, name = path.split(".")
     kind: Any = message.DESCRIPTOR
-    for each in above:
-        kind = kind.fields_by_name[each].message_type
+    for part in above:
+        kind = kind.fields_by_name[part].message_type
     return limit_of(kind.fields_by_name[name])

@@ -1,7 +1,7 @@
 """The log of a program: its records and those of its libraries, written to stderr by a separate thread.
 
 Owns the form of a line, text or one JSON object, which is also read again among the output of libraries; the queue of
-lines; and the writer thread. Nobody waits for who reads an output: if it is not read, the queue fills, further lines
+lines; and the writer thread. The reader of an output delays no one: if it is not read, the queue fills, further lines
 are dropped and counted, and one line reports the number when there is room again. So it does when stderr is a file
 that could not be written, on a full disk say. `tandem serve` writes what it prints in the same way.
 """
@@ -122,9 +122,9 @@ class LogLine:
 
 def parse(line: str) -> LogLine:
     """Returns the parts of a line in either format. A line of neither format becomes the message."""
-    found = _TEXT.fullmatch(line)
-    if found is not None:
-        return LogLine(found["process"], found["level"], found["message"])
+    match = _TEXT.fullmatch(line)
+    if match is not None:
+        return LogLine(match["process"], match["level"], match["message"])
     if line.startswith("{"):
         try:
             record = cast(dict[str, Any], json.loads(line))
@@ -135,7 +135,7 @@ def parse(line: str) -> LogLine:
 
 
 def may_have_cause(line: str) -> bool:
-    """Whether a line of a program's output may tell why it ended; those of stacks do not."""
+    """Whether a line of a program's output may say why it ended; those of stacks do not."""
     return not _OF_STACKS.match(line)
 
 
@@ -267,7 +267,7 @@ def to_descriptor(descriptor: int) -> Callable[[bytes], int]:
 
 
 class LineWriter:
-    """Writes texts in order, whole lines in each write, in a thread of its own: who gives them never waits.
+    """Writes texts in order, whole lines in each write, in a thread of its own: their callers never wait.
 
     What finds no room in the queue, or cannot be written, is dropped and counted by cause.
     """
@@ -277,8 +277,8 @@ class LineWriter:
     ) -> None:
         """`write` is as `to_descriptor` makes it, and may raise OSError.
 
-        `lost` makes the line that tells how many texts were dropped since the last one, and the cause, which continues
-        a sentence about the output.
+        `lost` makes the line with the number of texts that were dropped since the last one, and the cause, which
+        continues a sentence about the output.
         """
         self._write_some, self._lost = write, lost
         self._room_again = capacity // 2
@@ -314,7 +314,7 @@ class LineWriter:
         """Waits until the queue is written, for at most so long."""
         self._is_closing = True
         if threading.current_thread() is self._thread:
-            # It failed, and nobody else writes what is said of that.
+            # It failed, and no other writer reports that.
             while not self._texts.empty():
                 self._write(self._texts.get_nowait() or "")
             return

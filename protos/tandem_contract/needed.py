@@ -76,5 +76,5 @@ def _failed(which: str, error: BaseException, *, is_needed: bool) -> None:
         logs.stop()
     with contextlib.suppress(OSError):
         os.write(2, line.encode(errors="backslashreplace"))
-    # Nothing else is asked: whoever watches this process handles it as any crash.
+    # Nothing else is asked: the program that watches this process handles it as any crash.
     os._exit(1)

@@ -1,7 +1,7 @@
 """Keeps a process running: starts it, and starts it again when it ends, until a restart cannot help.
 
 `Restart` decides whether and when; it does no I/O, and time and randomness are its arguments. `Supervisor` owns one
-process over all its lives. It has no thread and never waits: whoever drives it calls `look`, which does what is due and
+process over all its lives. It has no thread and never waits: its owner calls `look`, which does what is due and
 says when to look again; `wake` is called when that must be earlier. So only `look` changes its state, in one thread:
 
     PAUSED  ── started ──▶ STARTING ── serves ──▶ SERVING
@@ -42,7 +42,7 @@ _URGENT_SECONDS = 0.2
 class OnZero(Enum):
     """What an end with status 0 is of a process that has served."""
 
-    AGAIN = "it was drained, or somebody stopped it: another starts at once"
+    AGAIN = "it was drained, or an operator stopped it: another starts at once"
     WANTED = "it was drained: no other is started"
     CRASH = "as any other status"
 
@@ -51,7 +51,7 @@ class OnZero(Enum):
 class Policy:
     """Pauses that double; gives up where a restart cannot help.
 
-    A process that served for `steady_seconds`, and for as long as its start took, begins the pauses anew. Its own is
+    A process that served for `steady_seconds`, and for as long as its start took, begins the pauses again. Its own is
     the first one, or none if `steady_at_once`: such starts take at most half of the time.
     """
 
@@ -60,7 +60,7 @@ class Policy:
     # A random factor between 0.5 and 1 spreads the restarts of several processes that ended at the same time.
     jitter: bool = True
     steady_seconds: float = 3.0
-    # Whether they are counted from its start, for a process that does not tell when it serves.
+    # Whether they are counted from its start, for a process that does not report when it serves.
     steady_from_start: bool = False
     steady_at_once: bool = True
     on_zero: OnZero = OnZero.AGAIN
@@ -72,7 +72,7 @@ class Policy:
     # Statuses after which one that never served is not started again; after it served, 2 may mean a port that is taken
     # for a moment.
     final: frozenset[int] = frozenset({WRONG_SETTINGS})
-    # So many ends within `window_seconds` are a crash loop; within infinity: in a row, with no steady life between.
+    # This many ends within `window_seconds` are a crash loop; within infinity: in a row, with no steady life between.
     # None: it goes on, because something else reports it.
     max_ends: int | None = None
     window_seconds: float = 60.0
@@ -115,7 +115,7 @@ class Restart:
             self._begin_anew()
             return _DRAINED if policy.on_zero == OnZero.WANTED else 0.0
         if not ever_served and is_stop(status):
-            # Somebody stopped it during its start, so nothing is known against it.
+            # An operator stopped it during its start, so it is not at fault.
             return _STOPPED if policy.on_zero == OnZero.WANTED else self._next_pause()
         has_served = served_seconds > 0 if policy.each_alone else ever_served
         if not has_served and status in policy.final:
@@ -138,7 +138,7 @@ class Restart:
             self._ends.clear()
 
     def _crash_loop(self, at: float) -> str | None:
-        """Notes an end; returns how many there were if they are too many."""
+        """Notes an end, by the clock of `decide`; returns how many there were if they are too many."""
         policy = self.policy
         if policy.max_ends is None:
             return None
@@ -151,14 +151,14 @@ class Restart:
         return f", {len(self._ends)} times {within}" if policy.max_ends > 1 else ""
 
     def _next_pause(self) -> float:
-        """Returns the pause, and doubles it for the next end."""
+        """Returns the pause in seconds, and doubles it for the next end."""
         seconds = self._pause_seconds or self.policy.first_pause_seconds
         self._pause_seconds = min(2 * seconds, self.policy.last_pause_seconds)
         return seconds * self.rng.uniform(0.5, 1.0) if self.policy.jitter else seconds
 
 
 class State(StrEnum):
-    """Of a process that is kept running."""
+    """The state of a process that is kept running."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -255,7 +255,7 @@ class Supervisor:
         OSError: the start has failed.
 
         `look` calls `hear` with each line, and `on_change` at each change of state: after the last line of a process,
-        `ended` tells how it ended. `on_end` is called then too, unless it was to stop. A process that serves and prints
+        `ended` says how it ended. `on_end` is called then too, unless it was to stop. A process that serves and prints
         nothing for `silence_seconds` is killed.
         """
         self.name = name
@@ -277,7 +277,7 @@ class Supervisor:
         self._ever_served = False
         self._started_at, self._served_at = 0.0, math.inf
         self._heard_at, self._looked_at = 0.0, -math.inf
-        # When the next process starts; when the one that runs is killed, infinity to let it run: then no other starts.
+        # By the clock: when the next process starts; when the one that runs is killed. If that is set, no other starts.
         self._start_at: float = -math.inf
         self._kill_at: float | None = None
         self._grace_seconds, self._is_overdue = 0.0, False
@@ -285,7 +285,7 @@ class Supervisor:
     # What others ask for. It happens in the next look.
 
     def mark_serving(self) -> None:
-        """Notes that the process that runs serves, for who learns it elsewhere than from its lines."""
+        """Notes that the process that runs serves, for a caller that learns it elsewhere than from its lines."""
         life = self._life
         self._ask(lambda: self._serve() if self._life is life is not None else None)
 
@@ -415,7 +415,7 @@ class Supervisor:
                 served_seconds=now - served_at,
             )
         if is_overdue := self._is_overdue and status != 0:
-            # Also one that somebody has stopped by SIGSTOP, which the order does not wake.
+            # Also one that was stopped by SIGSTOP, which the order does not wake.
             how, then = f"did not end within {self._grace_seconds:g} s and was killed", _OVERDUE
         cause = last_line(self.lines)
         self.ended = Ended(name=self.name, status=status, how=how, cause=cause, then=then, is_overdue=is_overdue)

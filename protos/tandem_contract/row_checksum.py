@@ -1,6 +1,6 @@
 """worker.proto's checksum of the row tables: a sum over positions and pages, modulo 2^64. Needs numpy.
 
-Owns the formula. Whoever uses it keeps the sums.
+Owns the formula. Its users keep the sums.
 """
 
 import numpy as np

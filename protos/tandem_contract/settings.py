@@ -50,7 +50,7 @@ _SERVICE_LINK = re.compile(
 )
 
 Model = TypeVar("Model", bound=BaseModel)
-# Of a file of settings, and of a value that a message shows.
+# The longest file of settings, and value that a message shows.
 _MAX_FILE_BYTES, _MAX_SHOWN = 1 << 20, 200
 # What a variable may say for true and false, in any case.
 _WORDS = {
@@ -74,7 +74,7 @@ def refused(program: str, error: Exception) -> int:
 
 
 def without_service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that somebody has set for the program."""
+    """Returns the variables that are set for the program."""
     return {name: value for name, value in environ.items() if not _SERVICE_LINK.fullmatch(f"{name}={value}")}
 
 
@@ -111,7 +111,7 @@ class Program(Generic[Model]):
             given = self._variables(environ, problems) | given
             given = self._file(given.get("config"), problems) | given
         fields = _fields(self.model)
-        values = {name: _typed(each, fields[name]) for name, each in given.items()}
+        values = {name: _typed(value, fields[name]) for name, value in given.items()}
         try:
             settings = self.model.model_validate(values, strict=True)
         except ValidationError as error:
@@ -124,10 +124,10 @@ class Program(Generic[Model]):
     def warnings(self, environ: Mapping[str, str]) -> list[str]:
         """Returns a line for the TANDEM_ variables that no program reads, and one for those of Kubernetes."""
         others = (*(prefix for prefix in _PREFIXES if prefix != self.prefix), _TLS_OF_CLIENT)
-        known = _OF_CLIENT | {variable for variables in SHARED.values() for variable in variables}
+        taken = _OF_CLIENT | {variable for variables in SHARED.values() for variable in variables}
         given = without_service_links(environ)
         ours = [name for name in sorted(environ) if name.startswith(_TANDEM) and not name.startswith(others)]
-        ignored = [name for name in ours if given.get(name) and not name.startswith(self.prefix) and name not in known]
+        ignored = [name for name in ours if given.get(name) and not name.startswith(self.prefix) and name not in taken]
         links = [name for name in ours if name not in given]
         said = f"ignored {', '.join(ignored)}: variables of this program begin with {self.prefix}"
         of_links = f"ignored what Kubernetes sets for Services: {', '.join(links)}"
@@ -144,13 +144,13 @@ class Program(Generic[Model]):
         names = {_flag(name): name for name in fields}
         switches = {flag for flag, name in names.items() if _kind(fields[name])[0] is bool}
         switches |= {f"--no-{flag[2:]}" for flag in switches}
-        found: dict[str, _Given] = {}
+        values: dict[str, _Given] = {}
         while words:
             flag, equals, value = words.popleft().partition("=")
             follows = not equals and bool(words) and not words[0].startswith("--")
             if flag in switches:
                 name = names.get(flag) or names[f"--{flag[5:]}"]
-                found[name] = _Given(flag, flag in names, is_text=False)
+                values[name] = _Given(flag, flag in names, is_text=False)
                 if equals:
                     problems.append(f"{flag} is {_shown(value)}; it takes no value")
                 continue
@@ -159,25 +159,25 @@ class Program(Generic[Model]):
             if flag not in names:
                 problems.append(f"there is no flag {flag}{_hint(flag, [*names, *switches], '--')}")
             elif equals or follows:
-                found[names[flag]] = _Given(flag, value)
+                values[names[flag]] = _Given(flag, value)
             else:
                 problems.append(f"{flag} has no value; it must be {_requirement(fields[names[flag]])}")
-        return found
+        return values
 
     def _variables(self, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:
         """Empty variables set nothing, and the program's own win over shared ones."""
-        own = {f"{self.prefix}{name.upper()}": name for name in _fields(self.model)}
+        by_prefix = {f"{self.prefix}{name.upper()}": name for name in _fields(self.model)}
         problems += [
-            f"there is no environment variable {name}{_hint(name, own, self.prefix)}"
+            f"there is no environment variable {name}{_hint(name, by_prefix, self.prefix)}"
             for name in sorted(without_service_links(environ))
-            if name.startswith(self.prefix) and name not in own
+            if name.startswith(self.prefix) and name not in by_prefix
         ]
-        shared = {variable: name for name, each in self.shared.items() for variable in each}
-        found: dict[str, _Given] = {}
-        for variable, name in (own | shared).items():
+        shared = {variable: name for name, several in self.shared.items() for variable in several}
+        values: dict[str, _Given] = {}
+        for variable, name in (by_prefix | shared).items():
             if environ.get(variable):
-                found.setdefault(name, _Given(variable, environ[variable]))
-        return found
+                values.setdefault(name, _Given(variable, environ[variable]))
+        return values
 
     def _file(self, given: _Given | None, problems: list[str]) -> dict[str, _Given]:
         if given is None:
@@ -204,7 +204,7 @@ class Program(Generic[Model]):
                 f" file of --config ({name}); flags win over variables, variables over the file. A relative path, in"
                 " the file too, begins in the working directory; ~ is the home folder."
             )
-        if variables := sorted(variable for each in self.shared.values() for variable in each):
+        if variables := sorted(variable for several in self.shared.values() for variable in several):
             words += f" {', '.join(variables)} set other programs too."
         parser = argparse.ArgumentParser(
             prog=self.command,
@@ -281,14 +281,14 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 def _toml(path: Path) -> dict[str, Any]:
     """Returns the content of a TOML file, which may begin with a byte order mark.
 
-    Raises ValueError, whose message goes on after the path.
+    Raises ValueError; its message goes on after the path.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
-        if found.st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"has {found.st_size:,} bytes; the limit is {_MAX_FILE_BYTES:,}")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+        if status.st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"has {status.st_size:,} bytes; the limit is {_MAX_FILE_BYTES:,}")
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text (byte {error.start})") from None
@@ -369,9 +369,9 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _hint(name: str, known: Iterable[str], prefix: str = "") -> str:
+def _hint(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Returns the end of a message about an unknown name: the most similar known one. All names have the prefix."""
-    near = difflib.get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=1)
+    near = difflib.get_close_matches(name.removeprefix(prefix), [full.removeprefix(prefix) for full in names], n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists them)"
 
 
@@ -416,9 +416,9 @@ def _kind(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
     while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
         kind, *more = get_args(kind)
         rules += more if origin is Annotated else []
-    rules += [rule for each in rules if isinstance(each, FieldInfo) for rule in each.metadata]
-    found = {name: getattr(rule, name, None) for rule in rules for name in ("ge", "gt", "le") if hasattr(rule, name)}
-    return kind, found
+    rules += [rule for one in rules if isinstance(one, FieldInfo) for rule in one.metadata]
+    bounds = {name: getattr(rule, name, None) for rule in rules for name in ("ge", "gt", "le") if hasattr(rule, name)}
+    return kind, bounds
 
 
 def _choices(field: FieldInfo) -> list[str]:

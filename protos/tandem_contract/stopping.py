@@ -1,4 +1,4 @@
-"""Who asks a program to stop, and how.
+"""The ways to ask a program to stop.
 
 A supervisor of the system may send its signal to every process at once (systemd does, a terminal does with SIGINT), and
 then each program gets it from outside and, a moment later, the word of the program that started it. Both ask for the

@@ -31,7 +31,7 @@ def how_to_install(extra: str) -> str:
         all_of = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         all_of = []
-    of_extra = [each.partition(";")[0].strip() for each in all_of if re.search(rf"extra == ['\"]{extra}['\"]", each)]
+    of_extra = [line.partition(";")[0].strip() for line in all_of if re.search(rf"extra == ['\"]{extra}['\"]", line)]
     return f"pip install {' '.join(map(repr, of_extra))}" if of_extra else "make install in a checkout"
 
 

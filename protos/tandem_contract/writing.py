@@ -16,7 +16,7 @@ from tandem_contract import private_file
 
 
 class Trouble:
-    """What is said of one place that may fail. Begins anew whenever it works."""
+    """What is said of one place that may fail. Begins again whenever it works."""
 
     def __init__(self, log: logging.Logger, what: str, path: Path, consequence: str) -> None:
         """`what` names the file or folder, `consequence` says what the failure means to the service."""
@@ -27,7 +27,7 @@ class Trouble:
         self.cause = ""
 
     def failed(self, error: OSError, count: int = 1) -> None:
-        """Notes that so many records are lost; logs the first failure."""
+        """Notes the number of lost records; logs the first failure."""
         self.num_lost += count
         self.num_lost_in_all += count
         if not self.cause:

@@ -1,7 +1,7 @@
 """The state that all organs of the scheduler share, and what an organ is.
 
 `Core` owns what more than one organ reads or changes, and it alone removes and ends requests. An `Organ` is one part of
-the scheduler's work, and keeps to itself what nobody else needs.
+the scheduler's work, and keeps to itself what only this part needs.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Core:
         self.is_stop_wanted = False
         """Whether an operator has drained the service, so that the shell must stop it."""
         self.stop_at: float | None = None
-        """When the requests of the service end, if an operator has set a time."""
+        """Time on the core's clock when the requests of the service end, if an operator has set one."""
 
     @property
     def info(self) -> WorkerInfo | None:
@@ -133,8 +133,8 @@ class Organ:
     """Types of events, each with the method that handles it. A type has one handler in all organs."""
 
     def __init_subclass__(cls) -> None:
-        own = [(event, method) for method in vars(cls).values() for event in getattr(method, "handles", ())]
-        cls.handlers = (*cls.handlers, *own)
+        handlers = [(event, method) for method in vars(cls).values() for event in getattr(method, "handles", ())]
+        cls.handlers = (*cls.handlers, *handlers)
 
     def __init__(self, core: Core) -> None:
         self._core, self._config, self._queue = core, core.config, core.queue
@@ -145,7 +145,7 @@ class Organ:
         return []
 
     def next_wake(self) -> float | None:
-        """Returns when the next Tick must come at the latest, None if nothing is due."""
+        """Returns the time on the core's clock when the next Tick must come at the latest, None if nothing is due."""
         return None
 
     def audit(self) -> None:

@@ -1,4 +1,4 @@
-"""Front ends: their joins and losses, and what they are told of the service and of requests that wait.
+"""Front ends: their joins and losses, and what they learn of the service and of requests that wait.
 
 `FrontEnds` remembers the status that it sent last, so that each change is sent once. Front ends use only this status to
 refuse requests before they parse them, because under overload a refusal must be cheap.
@@ -14,7 +14,7 @@ from scheduler_svc.core.state.worker_infos import Served
 from tandem_contract.plural import numbered
 
 RETRY_CHANGE = 1.5
-"""The factor by which the estimated time in a full queue changes before front ends are told again."""
+"""The factor by which the estimated time in a full queue changes before front ends get it again."""
 _REFUSING = (WaitReason.CRASH_LOOP, WaitReason.SHUTTING_DOWN)
 """If no request is computed for these reasons, new ones are refused. Otherwise they wait."""
 
@@ -28,7 +28,7 @@ class FrontEnds(Organ):
         self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
 
     def tick(self, now: float) -> list[Effect]:
-        """Tells front ends the status, and callers why their requests wait."""
+        """Sends front ends the status, and callers the reasons why their requests wait."""
         return [*self._changed_status(now), *self._core.waits.tell(self._frontends, now)]
 
     def next_wake(self) -> float | None:
@@ -53,7 +53,7 @@ class FrontEnds(Organ):
             return []
         core = self._core
         readers = [entry for entry in core.kept.all if entry.reader is not None and entry.reader[0] == frontend]
-        effects = [each for entry in readers for each in detach(core, entry, now)]
+        effects = [effect for entry in readers for effect in detach(core, entry, now)]
         for request in [request for request in self._queue if request.frontend == frontend]:
             core.remove(request, now)
         return effects
@@ -117,7 +117,7 @@ def _crashes(not_serving: NotServing | None) -> bool:
 
 
 def model_of(frontend: str, served: Served | None) -> ModelServed:
-    """Returns what a front end is told of the model."""
+    """Returns the description of the model that front ends get."""
     if served is None:
         return ModelServed(frontend=frontend, info=None, recent_max_length=0)
     return ModelServed(

@@ -196,7 +196,7 @@ def _audit_cached_pages(lane: Lane, row: int, request: Request) -> None:
 
 
 def _next_unsent(first: int, computed: int, prompt_tokens: int) -> int:
-    """Returns the first prompt position whose logprob was not sent yet, given the first wanted one; 0 if none."""
+    """Returns the first prompt position with a wanted logprob that was not sent yet; 0 without one."""
     following = max(first, computed + 1)
     return following if first and following < prompt_tokens else 0
 

@@ -201,10 +201,10 @@ class Lanes(dict[str, Lane]):
             compute_us=compute_us,
             span_seconds=now - plans[0].sent_at if plans else 0.0,
             workers=len(lanes),
-            all_running=sum(each.rows.num_seated for each in lanes),
-            all_pages_used=sum(each.pool.num_used for each in lanes),
-            all_pages_cached=sum(each.pool.num_evictable for each in lanes),
-            all_pages_total=sum(each.info.usable_pages for each in lanes),
+            all_running=sum(one_lane.rows.num_seated for one_lane in lanes),
+            all_pages_used=sum(one_lane.pool.num_used for one_lane in lanes),
+            all_pages_cached=sum(one_lane.pool.num_evictable for one_lane in lanes),
+            all_pages_total=sum(one_lane.info.usable_pages for one_lane in lanes),
         )
         return [report]
 
@@ -282,7 +282,7 @@ class Lanes(dict[str, Lane]):
         return min(waiting)[3] if waiting else None
 
     def next_seating(self) -> float | None:
-        """Returns when a standby worker is seated because no other worker has come; None if none is to be.
+        """Returns when, on the core's clock, a standby worker is seated because no other has come; None: never.
 
         Once a worker has been seated since the core's start, a standby worker is due as soon as it is proven.
         """
@@ -297,7 +297,7 @@ class Lanes(dict[str, Lane]):
         return [] if due is None or now < due else self.seat_next(now)
 
     def seat_next(self, now: float) -> list[fx.Effect]:
-        """Seats the standby worker that was proven first, if there is one whose model still matches."""
+        """Seats the first proven standby worker with a model that still matches, if any."""
         effects: list[fx.Effect] = []
         while (lane := self.first_proven()) is not None:
             if not (difference := self._model_refusal(lane.info, lane.worker)):
@@ -332,7 +332,7 @@ class Lanes(dict[str, Lane]):
     ) -> list[fx.Effect]:
         """Resets and removes the lane. If `is_death`, the loss may count towards a crash loop.
 
-        `is_orderly`: the worker ends by its own decision or was drained, which is no warning. If `seats`, a standby
+        `is_orderly`: the worker ends by its own decision or was drained, which logs no warning. If `seats`, a standby
         worker gets the seat of a worker that served, or of the last one that was seated.
         """
         lane = self.pop(worker)
@@ -346,7 +346,7 @@ class Lanes(dict[str, Lane]):
             self._count_death(lane, reason, now, cause)
         gone = f"worker {worker} {'has left' if is_orderly else 'lost'}: {reason}"
         if not lane.phases.counts:
-            return [_told(f"{gone}; it was on standby", is_orderly=is_orderly)]
+            return [_line(f"{gone}; it was on standby", is_orderly=is_orderly)]
         # The pages of a worker that dies while it loads may be of either weights.
         outlives = cause in (*_DEATHS, ResetCause.DRAINED) and not lane.phases.is_loading
         pool_id = lane.pages.pool_id if outlives else b""
@@ -403,13 +403,13 @@ class Lanes(dict[str, Lane]):
         self.counters.resets_by_cause[cause] += 1
         requests = lane.reset(self._generation, keep_pages=keep_pages)
         # No request waits for the results of these plans, also none that was preempted before.
-        for request in map(self._queue.by_handle, {each for record in void for each in record.handles.tolist()}):
+        for request in map(self._queue.by_handle, {handle for record in void for handle in record.handles.tolist()}):
             if request is not None:
                 request.void_pending_plans()
         for request in requests:
             self._queue.enqueue(request)
         effects = [
-            _told(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
+            _line(f"{reason}; {numbered(len(requests), 'request', 'go')} back to the queue", is_orderly=is_orderly)
         ]
         if lane.phases.counts:
             effects += self.report(lane, now, void, cause=cause, compute_us=compute_us)
@@ -448,5 +448,5 @@ def _kind(cause: ResetCause | None, plans: Sequence[SentPlan], prefill: int, dec
     return StepKind.PREFILL if prefill else StepKind.DECODE
 
 
-def _told(message: str, *, is_orderly: bool) -> fx.Effect:
+def _line(message: str, *, is_orderly: bool) -> fx.Effect:
     return fx.News(message=message) if is_orderly else fx.Note(message=message)

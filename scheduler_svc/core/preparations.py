@@ -17,7 +17,7 @@ from scheduler_svc.core.state.request import Phase
 
 class Preparations(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
-        """Ends the requests whose workers have not answered in time, and drops what no request needs any more."""
+        """Ends the requests of workers that have not answered in time, and drops what no request needs any more."""
         if not self._core.sources.is_used:
             return []
         self._expire(now)
@@ -43,7 +43,7 @@ class Preparations(Organ):
         return []
 
     def _expire(self, now: float) -> None:
-        """Ends the requests whose workers have not answered in time. Heartbeats cause a Tick often enough."""
+        """Ends the requests of workers that have not answered in time. Heartbeats cause a Tick often enough."""
         for lane in self._lanes.values():
             for need in lane.resources.overdue(now):
                 lane.resources.answered(need, ok=False)

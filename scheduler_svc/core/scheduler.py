@@ -52,7 +52,7 @@ class Scheduler(Core):
                     raise ValueError(f"{event.__name__} has a handler already; {type(organ).__name__} brings another")
                 self._handlers[event] = MethodType(handler, organ)
         self._seen_revision = self.lanes.worker_infos.revision
-        self._told_served: Served | None = None
+        self._sent_served: Served | None = None
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Handles one event at time `now` (seconds, never decreasing); returns the effects in order."""
@@ -64,7 +64,7 @@ class Scheduler(Core):
         return effects + self.output.flush(self.frontends)
 
     def next_wake(self) -> float | None:
-        """Time of the next Tick if no event arrives before it; None if nothing is due."""
+        """Time on the core's clock of the next Tick if no event arrives before it; None if nothing is due."""
         times = [organ.next_wake() for organ in self.organs]
         return min((at for at in times if at is not None), default=None)
 
@@ -72,12 +72,12 @@ class Scheduler(Core):
         return [effect for organ in self.organs for effect in organ.tick(now)]
 
     def _workers_changed(self, now: float) -> list[fx.Effect]:
-        """Updates the waits of all requests, and tells front ends of the model if callers see a difference."""
+        """Updates the waits of all requests, and sends front ends the model again if callers see a difference."""
         infos = self.lanes.worker_infos
         self._seen_revision, served = infos.revision, infos.served
         if served is not None:
             restore(self, now)
         for request in self.queue:
             self.update_worker_wait(request, now)
-        told, self._told_served = self._told_served, served
-        return [] if served is told else [model_of(frontend, served) for frontend in self.frontends]
+        sent, self._sent_served = self._sent_served, served
+        return [] if served is sent else [model_of(frontend, served) for frontend in self.frontends]

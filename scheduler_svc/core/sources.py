@@ -16,7 +16,7 @@ from tandem_contract.plural import numbered
 class _Source:
     content: bytes
     tenant: str
-    """Who brought it."""
+    """The tenant that brought it."""
     users: int = 0
     """Live requests with it."""
 
@@ -48,22 +48,22 @@ class Sources:
 
     def is_other(self, resource: Resource) -> bool:
         """Returns whether another source has this hash, so that one of the two hashes is wrong."""
-        found = self._sources.get(resource.need)
-        return found is not None and found.content != resource.source
+        source = self._sources.get(resource.need)
+        return source is not None and source.content != resource.source
 
     def refusal(self, resource: Resource, tenant: str) -> str:
-        """Returns why there is no room for a resource, in one sentence; empty if there is.
+        """Returns why a resource has no room, in one sentence; empty if it has.
 
         A tenant may bring as much as is free, so one with the most leaves room for others. Without a token file all
-        callers are one tenant, "", who may fill it all.
+        callers are one tenant, "", and may fill it all.
         """
         if resource.need in self._sources:
             return ""
         kind, size = KINDS[resource.kind], len(resource.source)
-        taken, own = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
+        taken, brought = self.num_bytes(kind.name), self._bytes[kind.name, tenant]
         free = kind.max_total_bytes - taken
-        if tenant and own + size > free:
-            have = f"the caller's own {kind.plural} have {numbered(own, 'byte')}"
+        if tenant and brought + size > free:
+            have = f"the caller's own {kind.plural} have {numbered(brought, 'byte')}"
             return f"{have} and this one has {size}; the limit is {free} now"
         if size <= free:
             return ""

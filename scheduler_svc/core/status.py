@@ -67,7 +67,7 @@ class Availability:
             reason = WaitReason.WORKER_LOST if is_lost else WaitReason.NO_WORKER
             return reason, f"no worker is connected; {what[:_MAX_REASON]}"
         states = [(*state_of(lane), lane.worker) for lane in lanes.values()]
-        state, what, worker = min(states, key=lambda each: _ORDER.index(each[0]))
+        state, what, worker = min(states, key=lambda cause: _ORDER.index(cause[0]))
         return _REASONS[state], f"worker {worker} {what}"
 
 
@@ -80,7 +80,7 @@ def _since(before: NotServing | None, cause: tuple[WaitReason, str] | None, now:
 
 def state_of(lane: Lane) -> tuple[WorkerState, str]:
     """Returns what a lane's worker does, and a text that continues a sentence about it."""
-    phases, version, refusal = lane.phases, lane.weights.told.version, lane.weights.refusal
+    phases, version, refusal = lane.phases, lane.weights.ordered.version, lane.weights.refusal
     refused = f"cannot load weights {version!r}: {refusal[:_MAX_REASON]}" if refusal else ""
     if not phases.stays:
         return WorkerState.DRAINING, "is drained"

@@ -1,7 +1,7 @@
-"""Why each request waits, and who is told: the caller of a request that makes no progress, when the reason changes.
+"""Why each request waits; sends the reason to the caller of a request without progress, when it changes.
 
-`Waits` looks at all requests once a second, and at once when the service begins or stops to compute. So a caller is
-told at most once a second, and steps cost nothing. A reason that usually lasts a moment is told after `LOOK_SECONDS`.
+`Waits` looks at all requests once a second, and at once when the service begins or stops to compute. So a caller gets
+at most one message a second, and steps cost nothing. A reason that usually lasts a moment is sent after `LOOK_SECONDS`.
 """
 
 from collections.abc import Container, Sequence
@@ -29,17 +29,17 @@ _COMPUTING: Why = WaitReason.COMPUTING, "it runs: its prompt and its output so f
 
 
 class _Known(NamedTuple):
-    """What is known of a request at the last look, and what its caller was told."""
+    """What is known of a request at the last look, and which reason its caller got. Times are on the core's clock."""
 
     reader: tuple[str, int]
-    """Its front end and its first stream: another reader has been told nothing."""
+    """Its front end and its first stream: another reader has got no reason yet."""
     waits: bool
     since: float
     """When it began to wait."""
-    told: Why | None = None
-    told_at: float = float("-inf")
+    sent: Why | None = None
+    sent_at: float = float("-inf")
     tokens: int = 0
-    """Its known tokens when it was told."""
+    """The number of its known tokens at `sent_at`."""
 
 
 @dataclass(slots=True)
@@ -49,23 +49,24 @@ class Waits:
     _queue: RequestQueue
     _lanes: Lanes
     _availability: Availability
-    # By the id of the request: those that wait, or were told so within the last second.
+    # By the id of the request: those that wait, or got a reason within the last second.
     _known: dict[str, _Known] = field(default_factory=dict[str, _Known])
+    # On the core's clock.
     _look_at: float = float("-inf")
     _seen: NotServing | None = None
-    # Told to most requests that wait, with the numbers of the last look.
+    # The reasons of most requests that wait, with the numbers of the last look.
     _queued: Why = (WaitReason.QUEUE, "other requests have the rows")
     _preempted: Why = (WaitReason.PREEMPTED, "other requests have the room")
-    # Waiting requests of which nothing new is to be told as long as only time passes.
+    # The number of waiting requests that need no further reason as long as only time passes.
     _num_settled: int = 0
 
     def next_wake(self) -> float | None:
-        """Returns when `tell` must be called at the latest, None if nothing is due."""
+        """Returns the core's time [s] when `tell` must be called at the latest, None if nothing is due."""
         waiting = self._queue.num_waiting
         return self._look_at if waiting and waiting != self._num_settled else None
 
     def tell(self, frontends: Container[str], now: float) -> list[fx.Effect]:
-        """Tells callers why their requests wait, if that is due."""
+        """Sends callers the reasons why their requests wait, if that is due."""
         blocked = self._availability.blocked
         if now < self._look_at and blocked is self._seen:
             return []
@@ -77,7 +78,7 @@ class Waits:
         others = f"({len(self._queue) - self._queue.num_waiting} running, {self._queue.num_waiting} waiting)"
         self._queued = WaitReason.QUEUE, f"other requests have the rows {others}"
         self._preempted = WaitReason.PREEMPTED, f"it gave up its row, and other requests have the room {others}"
-        reads_rows, known, settled = has_paused or bool(self._known), dict[str, _Known](), 0
+        reads_rows, entries, settled = has_paused or bool(self._known), dict[str, _Known](), 0
         # By front end and reason: streams, and their seconds.
         waits = dict[str, dict[Why, list[tuple[int, float]]]]()
         for request in self._queue:
@@ -88,30 +89,30 @@ class Waits:
             if entry is None:
                 continue
             if why is not None and request.frontend in frontends and self._is_due(entry, why, request, now):
-                entry = self._told(entry, why, request, now)
+                entry = self._sent(entry, why, request, now)
                 of_reason = waits.setdefault(request.frontend, {}).setdefault(why, [])
                 of_reason.append((request.stream, now - entry.since))
-            settled += not request.row and (why is None or _is_same(entry.told, why) or not request.frontend)
-            known[request.submit.request_id] = entry
+            settled += not request.row and (why is None or _is_same(entry.sent, why) or not request.frontend)
+            entries[request.submit.request_id] = entry
         for request_id, entry in self._known.items():
-            # Kept as long as the caller may not be told again.
-            if request_id not in known and now - entry.told_at < LOOK_SECONDS:
-                known[request_id] = entry._replace(waits=False, told=None)
-        self._known, self._num_settled = known, settled
+            # Kept until the caller may get a further reason.
+            if request_id not in entries and now - entry.sent_at < LOOK_SECONDS:
+                entries[request_id] = entry._replace(waits=False, sent=None)
+        self._known, self._num_settled = entries, settled
         return [
-            fx.Waits(frontend=frontend, waits=tuple(_wait(why, told) for why, told in of_frontend.items()))
+            fx.Waits(frontend=frontend, waits=tuple(_wait(why, waited) for why, waited in of_frontend.items()))
             for frontend, of_frontend in waits.items()
         ]
 
     def last_word(self, request: Request, now: float) -> list[fx.Effect]:
-        """Tells the caller of a request that ends without a token why it waited, if it was not told."""
+        """Sends the caller of a request that ends without a token why it waited, if it does not know."""
         entry, why = self._look(request, now)
         if entry is None or why is None or not request.frontend or not self._speaks(request):
             return []
-        if self._lanes.known(request) > request.prompt_tokens or now - entry.told_at < LOOK_SECONDS:
+        if self._lanes.known(request) > request.prompt_tokens or now - entry.sent_at < LOOK_SECONDS:
             return []
-        # Its other samples end now, too, and need not tell it.
-        self._known[request.submit.request_id] = self._told(entry, why, request, now)
+        # Its other samples end now, too, and need not send it.
+        self._known[request.submit.request_id] = self._sent(entry, why, request, now)
         return [fx.Waits(frontend=request.frontend, waits=(_wait(why, [(request.stream, now - entry.since)]),))]
 
     def named(self, request: Request, now: float) -> str:
@@ -143,7 +144,7 @@ class Waits:
     def _pause(self, lane: Lane, now: float) -> Why | None:
         """Returns why the rows of a lane pause."""
         if lane.phases.is_loading:
-            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.told.version!r}"
+            return WaitReason.LOADING_WEIGHTS, f"its worker loads weights {lane.weights.ordered.version!r}"
         if lane.phases.stay in (LanePhase.HANDING_OVER, LanePhase.DISMISSED):
             return WaitReason.WORKERS_LEAVING, "its worker is drained, and a standby worker takes it over"
         if lane.is_overdue(now):
@@ -165,7 +166,7 @@ class Waits:
     # The rule of telling ---------------------------------------------------------------------------------------------
 
     def _speaks(self, request: Request) -> bool:
-        """Whether what is told of the request is told of this sample: the first one that lives, if no other runs."""
+        """Whether this sample gets the reason of the request: it is the first one that lives, and no other runs."""
         siblings = self._queue.by_request_id(request.submit.request_id)
         return siblings[0] is request and (bool(request.row) or not any(one.row for one in siblings))
 
@@ -175,31 +176,31 @@ class Waits:
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:
-            if entry is not None and entry.told is not None and self._lanes.known(request) == entry.tokens:
+            if entry is not None and entry.sent is not None and self._lanes.known(request) == entry.tokens:
                 return entry, _COMPUTING
             return None, None
         if entry is None or not entry.waits:
-            told_at = float("-inf") if entry is None else entry.told_at
+            sent_at = float("-inf") if entry is None else entry.sent_at
             since = request.arrived_at if request.admitted_at is None else now
-            entry = _Known(reader=reader, waits=True, since=since, told_at=told_at)
+            entry = _Known(reader=reader, waits=True, since=since, sent_at=sent_at)
         return entry, why
 
     def _is_due(self, entry: _Known, why: Why, request: Request, now: float) -> bool:
         is_patient = why[0] in _PATIENT and now - entry.since < LOOK_SECONDS
-        return not _is_same(entry.told, why) and not is_patient and now - entry.told_at >= LOOK_SECONDS
+        return not _is_same(entry.sent, why) and not is_patient and now - entry.sent_at >= LOOK_SECONDS
 
-    def _told(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
-        return entry._replace(waits=True, told=why, told_at=now, tokens=self._lanes.known(request))
+    def _sent(self, entry: _Known, why: Why, request: Request, now: float) -> _Known:
+        return entry._replace(waits=True, sent=why, sent_at=now, tokens=self._lanes.known(request))
 
 
-def _wait(why: Why, told: Sequence[tuple[int, float]]) -> Wait:
-    streams, seconds = zip(*told, strict=True)
+def _wait(why: Why, waited: Sequence[tuple[int, float]]) -> Wait:
+    streams, seconds = zip(*waited, strict=True)
     return Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
 
 
-def _is_same(told: Why | None, why: Why) -> bool:
-    """Whether nothing new is told. The numbers of other requests change constantly, and are no news."""
-    return told is not None and told[0] is why[0] and (told == why or why[0] in _PATIENT)
+def _is_same(sent: Why | None, why: Why) -> bool:
+    """Whether the reason is not news. The numbers of other requests change constantly, and are no news."""
+    return sent is not None and sent[0] is why[0] and (sent == why or why[0] in _PATIENT)
 
 
 def _reader(request: Request) -> tuple[str, int]:

@@ -1,7 +1,7 @@
-"""What the token file says of a tenant, as plain data, and who has a token or a certificate. Knows no files, no calls.
+"""What the token file says of a tenant, and the owners of tokens and certificates. Knows no files, no calls.
 
-A tenant is who pays. A token or a client's certificate belongs to one tenant and gives rights. A token is looked up by
-its SHA-256, so the time of the look-up says nothing about the stored tokens.
+A tenant is an account. A token or a client's certificate belongs to one tenant and gives rights. A token is looked up
+by its SHA-256, so the time of the look-up says nothing about the stored tokens.
 """
 
 import hmac
@@ -47,7 +47,7 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who makes a call."""
+    """The identity of a caller."""
 
     tenant: str
     """The name in the token file; empty without one."""
@@ -115,7 +115,7 @@ class Table:
                     self._certificates[one.name] = caller
 
     def of_call(self, headers: Sequence[bytes], names: Iterable[str], unix_now: float) -> Caller | None:
-        """Returns whose bearer token the call's Authorization headers have, or, without any, whose certificate it has.
+        """Returns the owner of the call's bearer token (`Authorization`), or, without any, of its certificate.
 
         `names` are those of the client's verified certificate. One of several headers could be meant for a proxy, so
         none is believed.
@@ -128,25 +128,25 @@ class Table:
         return self.of_token(header[len(_SCHEME) :].strip(), unix_now)
 
     def of_token(self, token: bytes, unix_now: float) -> Caller | None:
-        """Returns who has this token, None if nobody has or if it has expired."""
+        """Returns the owner of this token, None without one or if it has expired."""
         digest = sha256(token).digest()
-        found = self._tokens.get(digest)
-        if found is None:
+        entry_and_caller = self._tokens.get(digest)
+        if entry_and_caller is None:
             return None
-        entry, caller = found
+        entry, caller = entry_and_caller
         is_valid = hmac.compare_digest(entry.hash, digest) and unix_now < entry.expires
         return _with_proof(caller, digest) if is_valid else None
 
     def of_certificate(self, names: Iterable[str]) -> Caller | None:
-        """Returns who has a verified certificate with one of these names; the first known name counts."""
-        known = next((name for name in names if name in self._certificates), None)
-        return None if known is None else _with_proof(self._certificates[known], known)
+        """Returns the owner of a verified certificate with one of these names; the first known name counts."""
+        owner = next((name for name in names if name in self._certificates), None)
+        return None if owner is None else _with_proof(self._certificates[owner], owner)
 
     def of_proof(self, proof: bytes | str | None) -> Caller | None:
-        """Returns who has this proof now, also if it has expired; None if it was revoked."""
+        """Returns the owner of this proof now, also if it has expired; None if it was revoked."""
         if isinstance(proof, bytes):
-            found = self._tokens.get(proof)
-            return None if found is None else found[1]
+            entry_and_caller = self._tokens.get(proof)
+            return None if entry_and_caller is None else entry_and_caller[1]
         return None if proof is None else self._certificates.get(proof)
 
 

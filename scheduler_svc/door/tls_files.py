@@ -78,7 +78,7 @@ class FollowedFiles(Generic[_T]):
     """What `make` makes of the files' content, which may change without a restart."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
-        """Reads the files. `whose` begins the lines of the log. Raises TlsFileError, and so may `make`."""
+        """Reads the files. The lines of the log begin with `whose`. Raises TlsFileError, and so may `make`."""
         self._files, self._make = files, make
         self._followed = Followed(files.paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
         self._read()
@@ -93,7 +93,7 @@ class FollowedFiles(Generic[_T]):
         return self.value
 
     def _read(self) -> None:
-        # Of the newest content that could be used.
+        # Made of the newest content that could be used.
         self.value = self._make(self._files.read())
 
 
@@ -154,7 +154,7 @@ class ReadyCommand:
         elif self.needs_tokens:
             variables = _TOKEN
         flags = self._flags(address)
-        return f'{variables}tandem generate{"".join(f" {each}" for each in flags)} "Return the"'
+        return f'{variables}tandem generate{"".join(f" {flag}" for flag in flags)} "Return the"'
 
     def _flags(self, address: str) -> list[str]:
         host, _, port = address.rpartition(":")
@@ -173,7 +173,7 @@ class ReadyCommand:
 
 def certificate_names(tls: TlsFiles) -> tuple[list[str], list[str]]:
     """Returns the names and the addresses that a certificate is for."""
-    found = own_certificate(tls.certificate, tls.key)
-    pairs = [pair for pair in found.get("subjectAltName", ()) if len(pair) == 2]
+    certificate = own_certificate(tls.certificate, tls.key)
+    pairs = [pair for pair in certificate.get("subjectAltName", ()) if len(pair) == 2]
     addresses = [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
     return [str(value) for kind, value in pairs if kind == "DNS"], addresses

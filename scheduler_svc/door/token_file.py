@@ -1,7 +1,7 @@
 """The token file: TOML with tenants, the hashes of their tokens, and their limits.
 
 Owns the format and its bounds, and the last good content: the file is read again when it has changed, and one that
-becomes wrong or unreadable changes nothing but the log, so a typing error locks nobody out. An error names the file,
+becomes wrong or unreadable changes nothing but the log, so a typing error locks no caller out. An error names the file,
 the line, the tenant, the field, the value and the limit. It never contains a hash, because people paste tokens where
 hashes belong.
 """
@@ -40,20 +40,20 @@ log = logging.getLogger("tandem.core")
 TOKEN_PREFIX = "tandem_"
 MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
-# Of all tenants, certificates included.
+# The most of all tenants together, certificates included.
 MAX_TOKENS = 100_000
 MAX_TENANT_CHARS = limit_at(ListRequestsRequest, "tenant").chars
 _NAME = re.compile(rf"(?!{TOKEN_PREFIX})[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_TENANT_CHARS - 1}}}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_CERTIFICATE_CHARS = 256
-# Nobody but the owner may write the file, and nobody but owner and group may read it.
+# Only the owner may write the file, and only owner and group may read it.
 _FORBIDDEN_MODE = 0o137
 _MAX_COUNT = 1 << 40
 _FIELDS = (
     "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
     "max_new_tokens",
 )  # fmt: skip
-# What tells that a file has changed: inode, size, time, mode. None: the file cannot be found.
+# What shows that a file has changed: inode, size, time, mode. None: the file cannot be found.
 _State = tuple[int, int, int, int] | None
 
 
@@ -162,13 +162,13 @@ def _token(field: str, value: Any) -> Token:
     table = cast("dict[str, Any]", value)
     _check_keys(field, table, ("hash", "rights", "expires", "name"))
     written = table.get("hash")
-    found = _HASH.fullmatch(written) if isinstance(written, str) else None
-    if found is None:
+    match = _HASH.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
         what = "is missing" if written is None else "is not a hash"
         raise _FieldError(f"{field}.hash", f"{what}; it must be sha256: and 64 hexadecimal digits in lower case")
     if not isinstance(table.get("name", ""), str):
         raise _FieldError(f"{field}.name", f"is {shown(table['name'])}; it must be a text")
-    return Token(hash=bytes.fromhex(found[1]), rights=_rights(field, table), expires=_expires(field, table))
+    return Token(hash=bytes.fromhex(match[1]), rights=_rights(field, table), expires=_expires(field, table))
 
 
 def _certificate(field: str, value: Any) -> Certificate:
@@ -184,14 +184,14 @@ def _certificate(field: str, value: Any) -> Certificate:
 
 def _rights(field: str, table: Mapping[str, Any]) -> Rights:
     values: Any = table.get("rights", [Right.INFERENCE])
-    known = [right.value for right in Right]
+    names = [right.value for right in Right]
     if not isinstance(values, list) or not values:
         given = shown(cast("object", values))
-        raise _FieldError(f"{field}.rights", f"is {given}; it must be a list of {', '.join(known)}")
+        raise _FieldError(f"{field}.rights", f"is {given}; it must be a list of {', '.join(names)}")
     rights = cast("list[Any]", values)
     for value in rights:
-        if value not in known:
-            raise _FieldError(f"{field}.rights", f"has {shown(value)}; the rights are {', '.join(known)}")
+        if value not in names:
+            raise _FieldError(f"{field}.rights", f"has {shown(value)}; the rights are {', '.join(names)}")
     return frozenset(Right(value) for value in rights)
 
 
@@ -233,9 +233,9 @@ def _share(table: Mapping[str, Any], field: str) -> float | None:
     return float(value)
 
 
-def _check_keys(field: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
-    if unknown := [key for key in table if key not in known]:
-        raise _FieldError(field, f"has an unknown setting {shown(unknown[0])}; it can have {', '.join(known)}")
+def _check_keys(field: str, table: Mapping[str, Any], settings: Iterable[str]) -> None:
+    if unknown := [key for key in table if key not in settings]:
+        raise _FieldError(field, f"has an unknown setting {shown(unknown[0])}; it can have {', '.join(settings)}")
 
 
 def _check_unique(tenants: Iterable[Tenant], path: Path) -> None:
@@ -260,14 +260,14 @@ def line_of(text: str, tenant: str, field: str) -> str:
     """Returns `line N` of a tenant's field, as well as the text shows it: of its table if the field is elsewhere."""
     header = re.compile(rf"\s*\[+\s*tenants\s*\.\s*[\"']?{re.escape(tenant)}[\"']?\s*[\].]")
     setting = re.compile(rf"\s*(\[\[.*\.\s*)?{field.partition('[')[0] or '$^'}\s*[=\]]")
-    found, is_inside = 0, False
+    header_number, is_inside = 0, False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("["):
             is_inside = header.match(line) is not None
-            found = found or (number if is_inside else 0)
+            header_number = header_number or (number if is_inside else 0)
         if is_inside and setting.match(line):
             return f"line {number}"
-    return f"line {found or 1}"
+    return f"line {header_number or 1}"
 
 
 def shown(value: object) -> str:
@@ -331,7 +331,7 @@ def summary(tenants: tuple[Tenant, ...]) -> str:
 
 def _state_of(path: Path) -> _State:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode

@@ -22,7 +22,7 @@ from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
-from scheduler_svc.frontend.sizes import Check, told, wrong
+from scheduler_svc.frontend.sizes import Check, limits_reply, wrong
 from scheduler_svc.frontend.validate import check_request_id
 from scheduler_svc.frontend.watching import Watch
 from tandem_contract.limits import limit_at
@@ -112,7 +112,7 @@ class CoreQueries:
 
     @contextmanager
     def _asked(self, message: frontend_pb2.FrontendToCore, who: Caller | None = None) -> Generator[_Query]:
-        """Sends the query in `message`. `who` watches what it starts."""
+        """Sends the query in `message`. Caller `who` watches what it starts."""
         if len(self._waiting) >= MAX_QUERIES:
             raise status.overloaded(f"{len(self._waiting)} queries wait for the core; the limit is {MAX_QUERIES}")
         query = next(self._ids)
@@ -213,7 +213,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             )
             for request_id, result in zip(ids, reply.results, strict=True)
         }
-        return control_pb2.AbortResponse(results=[results[each] for each in request.request_ids])
+        return control_pb2.AbortResponse(results=[results[name] for name in request.request_ids])
 
     async def ListRequests(
         self, request: control_pb2.ListRequestsRequest, context: Any
@@ -240,7 +240,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         model = self.readiness.model()
         info = control_pb2.GetModelInfoResponse()
         info.CopyFrom(model.info)
-        limits = told(model.sizes, caller().limits, max_message_bytes=self.max_message_bytes)
+        limits = limits_reply(model.sizes, caller().limits, max_message_bytes=self.max_message_bytes)
         info.limits.CopyFrom(limits)
         return info
 

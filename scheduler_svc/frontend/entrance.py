@@ -1,7 +1,7 @@
-"""Owns who makes a call, and the refusal of a call without the right.
+"""Owns the identity of a call's caller, and the refusal of a call without the right.
 
 A call proves its caller by a bearer token in its metadata, or by the client's certificate if it has no token. All
-failed proofs get the same answer, so that nobody learns whether a token was ever valid.
+failed proofs get the same answer, so that no caller learns whether a token was ever valid.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ _caller: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """Returns who makes the call that the running task serves. Raises LookupError outside a call."""
+    """Returns the caller of the call that the running task serves. Raises LookupError outside a call."""
     return _caller.get()
 
 
 def caller_name() -> str:
     """Returns the tenant of the running task's call; "" without a token file and for a caller that was not let in."""
-    found = _caller.get(None)
-    return "" if found is None else found.tenant
+    caller = _caller.get(None)
+    return "" if caller is None else caller.tenant
 
 
 class Entrance:
-    """Lets calls in. `table` is None until the core has sent the tokens, and always without a token file."""
+    """Identifies callers. `table` is None until the core has sent the tokens, and always without a token file."""
 
     def __init__(self, *, needs_tokens: bool) -> None:
         self._needs_tokens = needs_tokens
@@ -68,26 +68,26 @@ class Entrance:
 
         Raises Refusal unless the caller has one of these rights.
         """
-        found = self._caller(context) if self._needs_tokens else EVERYONE
-        if rights.isdisjoint(found.rights):
+        caller = self._caller(context) if self._needs_tokens else EVERYONE
+        if rights.isdisjoint(caller.rights):
             wanted = " or ".join(sorted(rights))
             what = f"this method needs the right {wanted}" if wanted else "this method is closed"
-            have = ", ".join(sorted(found.rights))
+            have = ", ".join(sorted(caller.rights))
             raise status.Refusal(
                 grpc.StatusCode.PERMISSION_DENIED, f"{what}; the caller's token or certificate has {have}"
             )
-        _caller.set(found)
-        return found.tenant
+        _caller.set(caller)
+        return caller.tenant
 
     def _caller(self, context: Any) -> Caller:
         if self.table is None:
             raise status.not_ready("the service has not read its tokens yet")
         headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
-        found = self.table.of_call([_bytes(each) for each in headers], _certificate_names(context), time.time())
-        if found is None:
+        caller = self.table.of_call([_bytes(header) for header in headers], _certificate_names(context), time.time())
+        if caller is None:
             why = "the token is not valid" if headers else "a token or a known certificate is needed"
             raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
-        return found
+        return caller
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Translates ListRequests: checks a call, asks the core for one page, and says what the caller may see.
 
 Owns the form of page tokens, and how many calls may wait: the core answers one at a time for each front end, so that
-callers who list without a pause cost it little.
+callers that list without a pause cost it little.
 """
 
 import base64
@@ -20,7 +20,7 @@ from scheduler_svc.frontend.sizes import Check, wrong
 from tandem_contract.limits import limit_at
 
 # The calls of one tenant that wait for their turn.
-WAITING = Bound(each=16, thing="ListRequests call", state="wait")
+WAITING = Bound(per_key=16, thing="ListRequests call", state="wait")
 # Number and epoch of a RequestsMark.
 _TOKEN = struct.Struct("<Qd")
 _check = Check(control_pb2.ListRequestsRequest)
@@ -68,5 +68,5 @@ def _mark_of(token: str) -> frontend_pb2.RequestsMark:
     try:
         number, epoch = _TOKEN.unpack(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
     except (binascii.Error, struct.error, UnicodeEncodeError):
-        raise wrong("page_token", "is none that ListRequests gave") from None
+        raise wrong("page_token", "is not one that ListRequests gave") from None
     return frontend_pb2.RequestsMark(number=number, epoch=epoch)

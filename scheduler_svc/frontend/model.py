@@ -28,7 +28,7 @@ _MAX_NAME_CHARS = limit_at(inference_pb2.GenerateRequest, "model").chars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model. `tokenizer` is None if the worker did not send one."""
+    """The served model. `tokenizer` is None if the worker sent none."""
 
     info: control_pb2.GetModelInfoResponse
     # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
@@ -42,7 +42,7 @@ class Model:
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
     chat: ServedChat
-    # Of which the process that tries grammars makes its own tokenizer.
+    # The process that tries grammars makes its own tokenizer of it.
     tokenizer_json: bytes = field(repr=False)
     # SHA-256 of the bytes that `tokenizer` was made from.
     tokenizer_digest: bytes = field(repr=False)
@@ -74,9 +74,9 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     info.constraint_refusal = _constraint_refusal(state, tokenizer)
     info.chat_parts[:] = () if chat.form is None else chat.form.parts
     defaults = inference_pb2.SamplingParams()
-    for each in defaults.DESCRIPTOR.fields:
-        if (limit := limit_of(each)).HasField("off"):
-            setattr(defaults, each.name, int(limit.off) if each.type == each.TYPE_UINT32 else limit.off)
+    for option in defaults.DESCRIPTOR.fields:
+        if (limit := limit_of(option)).HasField("off"):
+            setattr(defaults, option.name, int(limit.off) if option.type == option.TYPE_UINT32 else limit.off)
     defaults.MergeFrom(info.sampling_defaults)
     defaults.ClearField("seed")
     info.sampling_defaults.CopyFrom(defaults)

@@ -30,7 +30,7 @@ from scheduler_svc.frontend.sizes import NO_MODEL, Check, Sizes
 from scheduler_svc.frontend.watching import Watch
 
 MAX_WATCHES = 1000
-# Of one connection.
+# The most health watches of one connection.
 MAX_OWN_WATCHES = 100
 
 State = pb.HealthCheckResponse
@@ -50,11 +50,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._metadata: tuple[tuple[str, str], ...] = ()
         # In order of arrival.
         self.watches: dict[Watch, None] = {}
-        own = Bound(each=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
-        self._of_connection = Places(own)
+        bound = Bound(per_key=MAX_OWN_WATCHES, thing="health watch of this connection", state="are open")
+        self._of_connection = Places(bound)
 
     def set(self, *, reason: str, since: float) -> None:
-        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it."""
+        """Stores the state: SERVING if `reason`, a word, is empty. Every later answer has it. `since`: Unix time."""
         self._state = State.NOT_SERVING if reason else State.SERVING
         self._metadata = ((REASON_KEY, reason), (SINCE_KEY, f"{since:.3f}")) if reason else ()
         for watch in self.watches:
@@ -149,7 +149,7 @@ class Readiness:
         self.not_serving: NotServing | None = NO_WORKER
         """Why a request that arrives now is not computed; None while it is."""
         self.since = time.time()
-        """Since when that is so, whatever the reasons were: Unix time."""
+        """Unix time [s] since when that is so, for any reason."""
         # Closed while no new request is admitted, or none of a tenant. It bounds nothing.
         self.requests = Gate()
         self._publish()

@@ -1,4 +1,4 @@
-"""Owns what gRPC reflection tells: the public services, their messages and the details of errors, nothing internal.
+"""Owns what gRPC reflection shows: the public services, their messages and the details of errors, nothing internal.
 
 Knows nothing of calls. A caller sends several requests in one call; `rpc/calls.py` reads each as that of any other
 call. The answers are made by gRPC's own package. Callers ask under the name of v1alpha or of v1, which differ in
@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 Request = reflection_pb2.ServerReflectionRequest
 NAMES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 METHOD = "ServerReflectionInfo"
-# A request is a name. So many bytes are parsed without a look at them.
+# A request is a name. Up to this many bytes are parsed without a look at them.
 MAX_BYTES = 4096
 
 
@@ -27,10 +27,10 @@ class ReflectionServicer:
     def __init__(self, services: Sequence[Any]) -> None:
         """`services`: their descriptors."""
         pool = DescriptorPool()
-        known = set[str]()
-        for file in (*(each.file for each in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
-            _add(pool, cast(FileDescriptor, file), known)
-        names = [*(each.full_name for each in services), reflection.SERVICE_NAME]
+        added = set[str]()
+        for file in (*(service.file for service in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
+            _add(pool, cast(FileDescriptor, file), added)
+        names = [*(service.full_name for service in services), reflection.SERVICE_NAME]
         self._servicer: Any = cast(Any, reflection).aio.ReflectionServicer(names, pool)
 
     async def answer(self, request: Request, context: Any) -> Any:
@@ -39,12 +39,12 @@ class ReflectionServicer:
             return await anext(answers)
 
 
-def _add(pool: DescriptorPool, file: FileDescriptor, known: set[str]) -> None:
-    if file.name in known:
+def _add(pool: DescriptorPool, file: FileDescriptor, names: set[str]) -> None:
+    if file.name in names:
         return
-    known.add(file.name)
-    for each in file.dependencies:
-        _add(pool, each, known)
+    names.add(file.name)
+    for needed in file.dependencies:
+        _add(pool, needed, names)
     pool.AddSerializedFile(file.serialized_pb)
 
 

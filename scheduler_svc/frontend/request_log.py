@@ -49,7 +49,7 @@ class Traceparent:
 
 
 def find_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> Traceparent | None:
-    """Returns the traceparent of a call's metadata. None if there is none, more than one, or a malformed one."""
+    """Returns the traceparent of a call's metadata. None without one, with more than one, or if it is malformed."""
     values = [value for key, value in metadata if key == KEY]
     if len(values) != 1 or not isinstance(values[0], str):
         return None
@@ -58,10 +58,10 @@ def find_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> Traceparent
 
 def parse_traceparent(value: str) -> Traceparent | None:
     """Returns the traceparent in a header's value, None if it is malformed."""
-    found = None if len(value) > _MAX_CHARS else _FORM.fullmatch(value)
-    if found is None:
+    match = None if len(value) > _MAX_CHARS else _FORM.fullmatch(value)
+    if match is None:
         return None
-    version, trace_id, parent_id, flags, more = found.groups()
+    version, trace_id, parent_id, flags, more = match.groups()
     if version == "ff" or (version == "00" and more is not None):
         return None
     if not trace_id.strip("0") or not parent_id.strip("0"):
@@ -211,7 +211,7 @@ class RefusalCounts:
         return self._counts[kind] <= LINES_EACH
 
     def due(self, now: float) -> Iterator[tuple[Kind, int]]:
-        """Yields every ten seconds the kinds with refusals that got no line, and their number; then starts anew."""
+        """Yields every ten seconds the kinds with unlogged refusals, and their number; then counts from zero."""
         if now < self._report_at:
             return
         counts, self._counts = self._counts, Counter()

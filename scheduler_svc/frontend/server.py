@@ -68,7 +68,7 @@ _LIMITS = CallLimits(max_without_message_reserved=128, answer_seconds=10.0, max_
 
 
 class HealthListener:
-    """The second server. `health` is its servicer, whose state the owner sets. Make it before the process serves."""
+    """The second server. `health` is its servicer; the owner sets its state. Make it before the process serves."""
 
     def __init__(self, listen: str, *, share_port: bool, tuning: Tuning) -> None:
         self.health = HealthServicer(SERVICES, MAX_WATCHES)
@@ -143,7 +143,7 @@ class FrontEnd:
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests)
         self._server = self._make_server(max_connections)
-        # Set when it shall end: with its streams, or after so many seconds.
+        # Set when it shall end: with its streams, or after this many seconds.
         self._stop, self._grace_seconds = asyncio.Event(), settings.grace_seconds
         self._core_drains = False
         # Ends this front end alone, because it got a signal that is not its parent's.
@@ -194,7 +194,7 @@ class FrontEnd:
         loop.add_signal_handler(signal.SIGTERM, self._leave)
 
     def _leave(self) -> None:
-        """Somebody asks this process alone to stop, or every process of the service."""
+        """This process alone is asked to stop, or every process of the service."""
         if self._leaving is None and not self._core_drains and not self._stop.is_set():
             self._refuse(self._grace_seconds)
             self._link.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))

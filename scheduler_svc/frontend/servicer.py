@@ -80,9 +80,9 @@ def measured(front: FrontMeter | None, *, is_resumed: bool) -> Generator[StreamM
         raise
 
 
-# Of the secret that resumes a request.
+# The length of the secret that resumes a request.
 SECRET_BYTES = 32
-# Of all warnings in the initial metadata together, of which callers take 8 KiB.
+# All warnings in the initial metadata together; callers take 8 KiB of it.
 MAX_WARNING_CHARS = 1024
 
 
@@ -162,7 +162,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Resume(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.ResumeRequest, context: Any
     ) -> None:
-        """Streams the rest of a completion whose stream was lost. A full queue and a drain do not refuse it."""
+        """Streams the rest of a completion after its stream was lost. A full queue and a drain do not refuse it."""
         record = current()
         record.named(request.request_id)
         with measured(self.meter, is_resumed=True) as meter:
@@ -291,11 +291,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
-    found = [("x-request-id", request_id)] if request_id.isascii() else []
+    pairs = [("x-request-id", request_id)] if request_id.isascii() else []
     if warnings:
         text = "; ".join(warnings).encode("unicode_escape").decode("ascii")
-        found.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
-    return tuple(found)
+        pairs.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
+    return tuple(pairs)
 
 
 def _prepared(

@@ -1,8 +1,8 @@
 """Owns the limits of every field of a request, read from the options in the protos, and what a refusal says.
 
 `rules_of` makes a tree of a request's descriptor: the rule of each field. `scan.py` walks a message's bytes with it
-before the message is parsed, `Check` walks the parsed message, and `told` tells callers. What needs more than one field
-is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
+before the message is parsed, `Check` walks the parsed message, and `limits_reply` is what callers read. What needs more
+than one field is checked where it is known: in `validate.py` and `prompt.py`, and below `chat/` and `constraints/`.
 """
 
 import struct
@@ -22,7 +22,7 @@ from tandem_contract.limits import limit_at, limit_of
 
 # The most bytes of a character in UTF-8.
 MAX_CHAR_BYTES = 4
-# Of a field that is a number: a tag of at most 5 bytes, and at most 10 of a varint.
+# The size of a field that is a number: a tag of at most 5 bytes, and at most 10 of a varint.
 MAX_NUMBER_BYTES = 16
 _ABORT = limit_at(control_pb2.AbortRequest, "request_ids")
 MAX_ABORT_IDS = _ABORT.entries
@@ -45,10 +45,10 @@ class Sizes:
     """Tokens of the longest sequence."""
     prompt_tokens: int = 0
     text_chars: int = 0
-    """Of a text that may fit the longest sequence; 0 without a tokenizer."""
+    """The longest text that may fit the longest sequence; 0 without a tokenizer."""
     top_k: int = 0
     samples: int = 0
-    """Of one request."""
+    """The most samples of one request."""
     logprobs: int = 0
     """Alternatives beside each token."""
 
@@ -58,7 +58,7 @@ class Sizes:
 
 
 NO_MODEL = Sizes()
-# A limit: a number, or the name of one of Sizes. 0 or None: there is none.
+# A limit: a number, or the name of one of Sizes. 0 or None: without a limit.
 Number = int | float | str | None
 
 
@@ -94,7 +94,7 @@ def check_range(field: str, value: float, low: float, high: float, *, is_above: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The rule of the field at a path; a limit that is None or 0 is none. A number is `least` to `most`.
+    """The rule of the field at a path; a limit of None or 0 bounds nothing. A number is `least` to `most`.
 
     A list of messages that consist of numbers has no rules inside: `bytes` is the most of each of its entries.
     """
@@ -130,7 +130,7 @@ class Rules:
 
 def rules_of(kind: Descriptor, path: str = "", entries: Number = None, chars: Number = None) -> Rules:
     """Returns the rules of a message and of all in it. `entries`, `chars`: those of the field that it stands in."""
-    return Rules(kind.name, {each.number: _rule(each, path + each.name, entries, chars) for each in kind.fields})
+    return Rules(kind.name, {field.number: _rule(field, path + field.name, entries, chars) for field in kind.fields})
 
 
 def _rule(field: FieldDescriptor, path: str, entries: Number, chars: Number) -> Rule:
@@ -141,7 +141,7 @@ def _rule(field: FieldDescriptor, path: str, entries: Number, chars: Number) -> 
     # The scan counts packed numbers as varints.
     assert _has_bytes(field) or not is_list or field.type in _VARINTS, path
     num_bytes = limit.bytes
-    if is_list and inside is not None and not any(each.is_repeated or _has_bytes(each) for each in inside.fields):
+    if is_list and inside is not None and not any(part.is_repeated or _has_bytes(part) for part in inside.fields):
         inside, num_bytes = None, MAX_NUMBER_BYTES * len(inside.fields)
     return Rule(
         path=path,
@@ -179,7 +179,7 @@ def _number(
 class Check:
     """The walk over parsed messages of one kind that refuses the first field beyond its rule.
 
-    Texts whose limit follows from the model are left to who counts them together, and knows why a model takes none.
+    Texts with a limit of the model are left to the code that counts them together, and knows why a model takes none.
     """
 
     def __init__(self, kind: type[Message], path: str = "", without: Collection[str] = ()) -> None:
@@ -216,29 +216,29 @@ def _check_list(rule: Rule, value: Any, sizes: Sizes) -> None:
         for idx, text in enumerate(value):
             check_count(f"{rule.path}[{idx}]", len(text), rule.chars, "characters long")
     # The entries of lists in the messages of a list count together.
-    for each in () if rule.inside is None else rule.inside.fields.values():
-        if each.is_list:
-            name = each.path.rpartition(".")[2]
-            check_count(each.path, sum(len(getattr(message, name)) for message in value), sizes.number(each.entries))
+    for inner in () if rule.inside is None else rule.inside.fields.values():
+        if inner.is_list:
+            name = inner.path.rpartition(".")[2]
+            check_count(inner.path, sum(len(getattr(message, name)) for message in value), sizes.number(inner.entries))
 
 
-def _told() -> Iterator[tuple[str, Rule, str]]:
-    """Yields each field of RequestLimits that tells a limit, the rule, and the name of the number in it."""
+def _reported() -> Iterator[tuple[str, Rule, str]]:
+    """Yields each field of RequestLimits that reports a limit, the rule, and the name of the number in it."""
     for field in control_pb2.RequestLimits.DESCRIPTOR.fields:
-        if told := field.GetOptions().Extensions[limits_pb2.tells]:
-            request, _, path = told.partition(".")
+        if reported := field.GetOptions().Extensions[limits_pb2.tells]:
+            request, _, path = reported.partition(".")
             path, _, part = path.rpartition(".")
             kind: Any = getattr(pb if hasattr(pb, request) else control_pb2, request)
             yield field.name, next(rule for rule in rules_of(kind.DESCRIPTOR).walk() if rule.path == path), part
 
 
-_TOLD = tuple(_told())
+_REPORTED = tuple(_reported())
 
 
-def told(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
+def limits_reply(sizes: Sizes, caller: CallerLimits, *, max_message_bytes: int) -> control_pb2.RequestLimits:
     """Returns the limits of a caller's requests to the served model."""
     limits = control_pb2.RequestLimits(max_message_bytes=max_message_bytes, max_metadata_bytes=MAX_METADATA_BYTES)
-    for name, rule, part in _TOLD:
+    for name, rule, part in _REPORTED:
         setattr(limits, name, sizes.number(getattr(rule, part)))
     limits.min_priority, limits.max_priority = caller.min_priority, caller.max_priority
     if caller.max_new_tokens is not None:

@@ -81,7 +81,7 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
     if not asked.HasField("seed"):
         sampling.seed = secrets.randbits(63)
     if sampling.top_p == 0:
-        # Of the tokens that reach no probability only the most probable one is kept.
+        # If no tokens reach the probability, only the most probable one is kept.
         sampling.temperature, sampling.top_p = 0, 1
     return sampling
 
@@ -96,7 +96,7 @@ def without_lists(sampling: pb.SamplingParams) -> pb.SamplingParams:
 
 
 def _check_biases(asked: pb.SamplingParams, model: Model) -> list[int]:
-    """Checks the biases. Returns the tokens whose bias is 0, which has no effect."""
+    """Checks the biases. Returns the tokens with bias 0, which has no effect."""
     count = len(asked.logit_bias)
     tokens = np.fromiter(asked.logit_bias.keys(), np.int64, count)
     biases = np.fromiter(asked.logit_bias.values(), np.float32, count)
@@ -132,7 +132,7 @@ def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A request whose fields have been checked, except for the prompt's length."""
+    """A request with checked fields, except for the prompt's length."""
 
     request_id: str
     sampling: pb.SamplingParams
@@ -187,7 +187,7 @@ def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimit
 async def make_submit(
     checked: Checked, token_ids: Sequence[int], model: Model, who: Caller, *, deadline_seconds: float
 ) -> frontend_pb2.Submit:
-    """Returns the core's Submit, without its stream. `deadline_seconds` is 0 if there is no deadline.
+    """Returns the core's Submit, without its stream. `deadline_seconds` is 0 without a deadline.
 
     Raises Refusal if the lengths do not fit, before it hashes anything.
     """
@@ -258,7 +258,7 @@ def _check_output(output: pb.OutputParams, model: Model) -> None:
 
 
 def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
-    """Returns the first position to report. Position 0 has no logprob, so 0 becomes 1. Returns 0 if there is none."""
+    """Returns the first position to report, 0 without one. Position 0 has no logprob, so 0 becomes 1."""
     if start is None:
         return 0
     if start >= num_prompt:

@@ -1,7 +1,7 @@
 """Owns the calls that stay open and write what changes: watches of health, and of what operators have started.
 
 A watch has no queue: it writes what is newest when its last write has returned, so a caller that reads slowly delays
-nobody. Ends those whose caller was revoked, and finds those whose caller does not read.
+no other call. Ends those with a revoked caller, and finds those with a caller that does not read.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from scheduler_svc.frontend.rpc import status
 class Watch:
     """One call."""
 
-    # None: the call is short, so that nobody ends it.
+    # None: the call is short, so that no check ends it.
     caller: Caller | None = None
     task: "asyncio.Task[Any] | None" = field(default_factory=asyncio.current_task)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,7 +46,7 @@ def stalled(watches: Iterable[Watch], seconds: float) -> "set[asyncio.Task[Any]]
 
 
 def end_revoked(watches: Iterable[Watch], is_revoked: Callable[[Caller], bool]) -> None:
-    """Ends the watches of callers whose token or certificate was revoked."""
+    """Ends the watches of callers with a revoked token or certificate."""
     for watch in watches:
         if watch.caller is not None and not watch.is_revoked and is_revoked(watch.caller):
             watch.is_revoked = True

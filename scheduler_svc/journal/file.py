@@ -76,7 +76,7 @@ class JournalFolder:
         self._note(self.num_crashes + 1)
 
     def forget_crashes(self) -> None:
-        """Begins to count anew, because a scheduler ran for a while or ended in order."""
+        """Begins to count from zero, because a scheduler ran for a while or ended in order."""
         self._note(0)
 
     def mark_requests(self, has_requests: bool) -> None:
@@ -158,7 +158,7 @@ class _File:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JournalWriter:
-    """The journal of a running scheduler. No method raises OSError."""
+    """The journal of a running scheduler. No method raises OSError. Times are on the core's clock."""
 
     folder: JournalFolder
     _: KW_ONLY

@@ -2,7 +2,7 @@
 
 Owns the kept requests by id, the streams that they have now, and what was written last of suspects and quarantine. It
 sees every event and its effects (`handled`), and writes at the end of a turn (`sending`), before any front end gets the
-turn's tokens. Only requests that linger are kept, because nobody can resume another one.
+turn's tokens. Only requests that linger are kept, because no other one can be resumed.
 """
 
 import logging
@@ -54,8 +54,8 @@ class KeptStreams(Generic[_T]):
 
     def remove(self, stream: int, request: _T) -> bool:
         """Removes the range that begins with `stream` if it is the request's. Returns whether no range is left."""
-        found = self._ranges.get(stream)
-        if found is not None and found[2] is request:
+        range_ = self._ranges.get(stream)
+        if range_ is not None and range_[2] is request:
             del self._ranges[stream]
             self._is_sorted = False
         return not self._ranges
@@ -117,10 +117,10 @@ class SuspicionLog:
         return [self._suspects_record(number_of), self._quarantine_record(now, unix_now)]
 
     def _suspects_record(self, number_of: Callable[[Request], int | None]) -> bytes:
-        found = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
-        numbers = [number for request in found if request and (number := number_of(request)) is not None]
+        requests = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
+        numbers = [number for request in requests if request and (number := number_of(request)) is not None]
         if self._core.info is None:
-            # Restored requests are no suspects before they are queued, when the first worker has been proven.
+            # Restored requests cannot be suspects before they are queued, when the first worker has been proven.
             numbers += sorted(self._restored)
         return record(suspects={"numbers": packed(np.array(numbers, np.uint64))})
 
@@ -143,7 +143,7 @@ _STEADY_SECONDS = 10.0
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
     number: int
-    accepted_at: float
+    accepted_at: float  # on the journal's clock
     submit: ev.Submit
     frontend: str
     stream: int
@@ -318,7 +318,7 @@ class JournalKeeper(Observer):
         return None if kept is None else kept.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
-        # Only the workers that are there now tell what they cut: smaller ones may be the first to come back. One that
+        # What workers cut is known of those that are there now: smaller ones may be the first to come back. One that
         # is cut ends where their room does, as with an unset maximum.
         most = self._length_of(submit.request_id) - len(submit.prompt)
         is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
@@ -365,9 +365,9 @@ class JournalKeeper(Observer):
         if len(effect.tokens):
             self._tokens(effect, streams)
         for end in effect.ends:
-            found = streams.find(end.stream)
-            if found is not None:
-                kept, sample = found
+            kept_sample = streams.find(end.stream)
+            if kept_sample is not None:
+                kept, sample = kept_sample
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
                 kept.submit = kept_submit(kept.submit, kept.ends)

@@ -69,7 +69,7 @@ class SavedCore:
     """Time of the last write by the system's clock: about when the earlier scheduler died."""
     boot_id: str = ""
     booted_at: float = 0.0
-    """Of the journal's clock."""
+    """Unix time of the machine's start, from which the journal's clock goes on."""
 
 
 def read(folder: JournalFolder) -> SavedCore:
@@ -164,7 +164,7 @@ class _Collected:
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._offsets: list[Int32Array] = []
         self._tokens: list[Int32Array] = []
-        # Of the weights that computed each of these entries.
+        # The version of the weights that computed each of these entries.
         self._versions: list[str] = []
 
     def add(self, record: journal_pb2.JournalRecord) -> None:
@@ -205,7 +205,7 @@ class _Collected:
 
     def whole(self) -> list[SavedRequest]:
         """Returns the requests with all of their tokens and ends. Raises WireError if one misses tokens."""
-        found: list[SavedRequest] = []
+        requests: list[SavedRequest] = []
         outputs = self._outputs()
         for request in sorted(self.requests.values(), key=lambda request: request.number):
             ends = [end or self._ends.get(number) for number, end in zip(request.numbers, request.ends, strict=True)]
@@ -217,8 +217,8 @@ class _Collected:
                 _whole_weights(first, outputs.get(number), self._versions)
                 for number, first in zip(request.numbers, request.weights, strict=True)
             ]
-            found.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights)))
-        return found
+            requests.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights)))
+        return requests
 
     def _outputs(self) -> dict[int, _Later]:
         """Returns the tokens of each sample from all records of tokens."""
@@ -228,9 +228,9 @@ class _Collected:
         offsets, tokens = np.concatenate(self._offsets), np.concatenate(self._tokens)
         versions = np.repeat(np.arange(len(self._numbers)), list(map(len, self._numbers)))
         order = numbers.argsort(kind="stable")
-        found, first = np.unique(numbers[order], return_index=True)
+        ids, first = np.unique(numbers[order], return_index=True)
         bounds = [*first.tolist(), len(order)]
-        parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(found.tolist())}
+        parts = {number: order[bounds[i] : bounds[i + 1]] for i, number in enumerate(ids.tolist())}
         return {number: (offsets[part], tokens[part], versions[part]) for number, part in parts.items()}
 
 
@@ -240,12 +240,12 @@ def _whole_weights(
     """Returns the spans of a sample's output: the `first` ones, then those of the `later` tokens."""
     if later is None or not (first or any(versions)):
         return tuple(first)
-    found = OutputWeights()
-    found.restore(first)
+    weights = OutputWeights()
+    weights.restore(first)
     offsets, _, indices = later
     for i in range(len(offsets)):
-        found.begin(versions[int(indices[i])], int(offsets[i]))
-    return tuple(found.spans)
+        weights.begin(versions[int(indices[i])], int(offsets[i]))
+    return tuple(weights.spans)
 
 
 def _whole_output(first: Int32Array, later: _Later | None, end: SampleEnd | None) -> Int32Array:
@@ -326,7 +326,7 @@ class JournalClock:
     booted_at: float
 
     def now(self) -> float:
-        """Returns the time."""
+        """Returns the time in seconds; the module describes this clock."""
         return self.booted_at + _since_boot()
 
     def written_at(self, unix_time: float) -> float:

@@ -48,7 +48,7 @@ class SavedRequest:
 
 
 def kept_submit(submit: ev.Submit, ends: Sequence[SampleEnd | None]) -> ev.Submit:
-    """Returns what is kept of a Submit: if all samples have ended, nobody needs its resources any more."""
+    """Returns what is kept of a Submit: if all samples have ended, its resources are not needed any more."""
     if not submit.resources or not all(ends):
         return submit
     return replace(submit, resources=())
@@ -98,7 +98,7 @@ REQUEST = Codec(
             *_none(request, NO_IDS),
         ),
         "ends": lambda request: (
-            *(SAMPLE_END.decode(each.end) if each.HasField("end") else None for each in request.samples),
+            *(SAMPLE_END.decode(sample.end) if sample.HasField("end") else None for sample in request.samples),
             *_none(request, None),
         ),
         "weights": lambda request: (

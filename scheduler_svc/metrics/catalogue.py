@@ -15,7 +15,7 @@ from scheduler_svc.core.messages.effects import EndReason
 from scheduler_svc.core.messages.reports import SERVICE_REASONS, ResetCause, StepKind
 
 PREFIX = "tandem_"
-# Of one metric: the values of its labels, and the number; of a histogram the count of each bucket, and the sum.
+# What one metric has: the values of its labels, and the number; of a histogram the count of each bucket, and the sum.
 Samples = Sequence[tuple[tuple[str, ...], Any]]
 
 
@@ -95,14 +95,14 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return Metric(name=f"{PREFIX}{name}", kind=Kind.HISTOGRAM, help=text, labels=labels, buckets=buckets)
 
 
-# Of the core.
+# Metrics of the core.
 RUNNING = _gauge("num_requests_running", "Samples of requests that have a row of a worker.")
 WAITING = _gauge("num_requests_waiting", "Samples of requests in the queue.")
 KV_USAGE = _gauge("kv_cache_usage_perc", "Share of a worker's pages that running requests use, 0 to 1.", "worker")
 CACHE_QUERIES = _counter("prefix_cache_queries", "Prompt tokens of requests that have had a row.")
 CACHE_HITS = _counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.")
 PREEMPTIONS = _counter("num_preemptions", "Requests that gave up their row to others.")
-# Of the front ends.
+# Metrics of the front ends.
 PROMPT_TOKENS = _counter("prompt_tokens", "Prompt tokens of accepted requests.")
 GENERATION_TOKENS = _counter("generation_tokens", "Output tokens sent to callers.")
 SUCCESSES = _counter("request_success", "Samples of requests that got a Summary.", "finished_reason", values=REASONS)
@@ -122,7 +122,7 @@ PREFILL_TIME = _histogram("request_prefill_time_seconds", "From the first row to
 DECODE_TIME = _histogram("request_decode_time_seconds", "From the first token to the last.", _LATENCY)
 REQUEST_PROMPT = _histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
 REQUEST_OUTPUT = _histogram("request_generation_tokens", "Output tokens of a request.", _TOKENS)
-# Of the core.
+# Metrics of the core.
 STEP_TOKENS = _histogram("iteration_tokens_total", "Positions that a step computed.", _STEP_TOKENS)
 # What vLLM does not have. Of front ends first.
 FAILURES = _counter("request_failures", "Accepted requests that ended with an error.", "code", values=CODES)
@@ -137,7 +137,7 @@ TRIAL_KILLS = _counter("constraint_trial_kills", "Trials that ended with the dea
 BACKLOG = _gauge("frontend_stream_backlog_bytes", "Output that waits for callers that do not read.")
 TENANT_PROMPT = _counter("tenant_prompt_tokens", "Prompt tokens of a tenant's accepted requests.", "tenant")
 TENANT_OUTPUT = _counter("tenant_generation_tokens", "Output tokens sent to a tenant's callers.", "tenant")
-# Of the core.
+# Metrics of the core.
 NOT_SERVING = _gauge(
     "not_serving", "1 for the reason why a request that arrives is not computed.", "reason", values=NOT_SERVING_REASONS
 )

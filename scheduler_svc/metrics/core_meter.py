@@ -24,7 +24,7 @@ from scheduler_svc.metrics.catalogue import Histogram, Metric, Samples
 from tandem_contract.bounds import WireError
 from tandem_contract.plural import numbered
 
-# Processes whose last report is kept. Reports of older ones, which are gone, are one sum.
+# Processes with a last report that is kept. Reports of older ones, which are gone, are one sum.
 _MAX_PROCESSES = 256
 _MAX_TENANTS = 10_000
 # Stands for the number of all processes that are gone.
@@ -169,7 +169,7 @@ class CoreMeter:
         self.frontend_deaths += 1
 
     def step_arrived(self, event: StepDone, core: Scheduler) -> None:
-        """Measures a step whose result the core is about to read; results of void plans do not count."""
+        """Measures a step before the core reads its result; results of void plans do not count."""
         self._has_read_step = True
         lane = core.lanes.get(event.worker)
         if lane is None or event.generation != lane.generation or event.status is not StepStatus.OK:

@@ -34,7 +34,7 @@ class SampleMeter:
     _front: "FrontMeter"
     _stream: "StreamMeter"
     _num_counted: int = 0
-    # When the last delta left; 0 before the first.
+    # When, on the meter's clock, the last delta left; 0 before the first.
     _last_at: float = 0.0
 
     def skip(self, num_tokens: int, *, num_received: int) -> None:
@@ -171,7 +171,7 @@ class FrontMeter:
         self.count(catalogue.TRIAL_KILLS, number=was_killed)
 
     def report(self, backlog_bytes: int) -> frontend_pb2.MetricsReport:
-        """Returns the state of all counts, and tenants whose counts have changed since the last report."""
+        """Returns the state of all counts, and tenants with counts that changed since the last report."""
         self._counts[catalogue.PROMPT_TOKENS][0] = self.prompt_tokens
         self._counts[catalogue.GENERATION_TOKENS][0] = self.generation_tokens
         values = array("d")

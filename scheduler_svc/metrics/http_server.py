@@ -41,7 +41,7 @@ class HttpLimits:
 
     max_connections: int = 32
     per_second: int = 50
-    # Of a connection, from its acceptance to its end; of a TLS handshake.
+    # The life of a connection, from its acceptance to its end; a TLS handshake.
     seconds: float = 10.0
     handshake_seconds: float = 5.0
     # The request line and all headers.
@@ -99,7 +99,7 @@ class HttpServer:
 
     async def _serve(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        # Errors of connections; nobody can act on them, and a flood of them would fill the log.
+        # Errors of connections; an operator cannot act on them, and a flood of them would fill the log.
         self._loop.set_exception_handler(lambda loop, context: None)
         self._is_running.set()
         try:

@@ -1,6 +1,6 @@
-"""Owns the address of the page and the parts behind it: sockets, who may read, TLS, server and text.
+"""Owns the address of the page and the parts behind it: sockets, the right to read, TLS, server and text.
 
-Everybody may read the page without a token file, otherwise callers with the right `metrics`, by the rules of gRPC
+Any caller may read the page without a token file, otherwise callers with the right `metrics`, by the rules of gRPC
 callers (`frontend/entrance.py`): a bearer token, or a client's certificate if there is no token. All failed proofs have
 the same answer. No token is logged.
 """

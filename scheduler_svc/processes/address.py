@@ -146,8 +146,8 @@ class HeldAddress:
 
 def _resolved(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
     """Returns family and address of each address of the host name, because gRPC binds all of them."""
-    found = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((int(family), (str(where[0]), port)) for family, _, _, _, where in found))
+    entries = socket.getaddrinfo(_bare(host), port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys((int(family), (str(where[0]), port)) for family, _, _, _, where in entries))
 
 
 def _free_port(host: str) -> int:

@@ -44,7 +44,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEndSettings:
-    """What a front end is told at its start. A pipe has it, as JSON: its secret is not for a command line."""
+    """What a front end gets at its start. A pipe has it, as JSON: its secret is not for a command line."""
 
     # The core's socket, ipc://...
     endpoint: str
@@ -77,7 +77,7 @@ class FrontEndSettings:
 
     def encoded(self) -> bytes:
         """Returns what `decoded` takes."""
-        return json.dumps(asdict(self), default=lambda each: each.hex() if type(each) is bytes else str(each)).encode()
+        return json.dumps(asdict(self), default=lambda item: item.hex() if type(item) is bytes else str(item)).encode()
 
     @classmethod
     def decoded(cls, text: bytes) -> "FrontEndSettings":
@@ -94,7 +94,7 @@ def _made(kind: type[_Made], given: dict[str, Any]) -> _Made:
 
 def _value(name: str, kind: Any, given: Any) -> Any:
     """Returns the value of decoded JSON if it is of this kind. No error has the value, which may be a secret."""
-    # Of a literal these are its values.
+    # For a literal these are its values.
     kinds = get_args(kind) or (kind,)
     if given in kinds or type(given) in kinds:
         return given
@@ -140,7 +140,7 @@ class _FrontEnd:
         self._failure = ""
         content, (reading, writing) = self.settings.encoded(), os.pipe()
         with open(writing, "wb", buffering=0) as pipe:
-            # Nobody reads yet.
+            # No front end reads yet.
             os.set_blocking(writing, False)
             if pipe.write(content) != len(content):
                 os.close(reading)
@@ -180,7 +180,7 @@ class _FrontEnd:
             before = " before it listened" if was_started else ""
             raise FrontendFailed(f"{self.name} {how}{before}{cause}", ended.status)
         next_one = " and is restarted" if was_started else "; the next attempt is"
-        # Somebody asked this one alone to stop.
+        # A signal asked this one alone to stop.
         is_asked = ended.status == 0 or is_stop(ended.status)
         level = logging.INFO if was_started and is_asked else logging.WARNING
         log.log(level, "%s %s%s in %g s%s", self.name, how, next_one, ended.then, cause)
@@ -223,8 +223,8 @@ class FrontendProcesses:
             for number in range(1, count + 1)
         ]
         self._children = [
-            _FrontEnd(name, own, self, silence_seconds)
-            for name, own in (several if count > 1 else [("the front end", settings)])
+            _FrontEnd(name, settings_of_one, self, silence_seconds)
+            for name, settings_of_one in (several if count > 1 else [("the front end", settings)])
         ]
         self._is_stopping = False
 
@@ -234,7 +234,7 @@ class FrontendProcesses:
         return self._children[0].settings.listen
 
     def share(self, *, is_on: bool) -> None:
-        """Lets front ends bind the addresses; off, nobody can."""
+        """Lets front ends bind the addresses; off, no process can."""
         for held in self._held:
             if is_on:
                 held.start_sharing()

@@ -118,7 +118,7 @@ class RuntimeDir:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """Returns a value that identifies the file at this path, None if there is no file."""
+    """Returns a value that identifies the file at this path, None without a file."""
     try:
         status = path.lstat()
     except OSError:

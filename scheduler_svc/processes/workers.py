@@ -1,7 +1,7 @@
 """Kills hung workers that were started by the program which started this service (`tandem serve`).
 
 Owns a pidfd of each such worker, opened when the worker joins, so that a process id that the system gives to another
-process later is never signalled. Other workers are left alone: somebody else started them and watches them.
+process later is never signalled. Other workers are left alone: another program started them and watches them.
 """
 
 import logging

@@ -49,7 +49,7 @@ from tandem_contract.writing import RecordFile
 
 _NONE = frozenset[str]()
 VERSION = 6
-"""Of the record. Versions differ in their digests."""
+"""The version of the record. Versions differ in their digests."""
 FORMAT = Format("record", VERSION)
 _OLD_LENGTH = struct.Struct("<I")
 
@@ -174,7 +174,7 @@ def _name(value: object) -> str:
 log = logging.getLogger("tandem.core")
 
 _WEIGHTS_RESTORED = Codec(pb.WeightsRestored, ev.WeightsRestored)
-# Of a turn, before they are written.
+# The most bytes of a turn before they are written.
 _MAX_HELD_BYTES = 1 << 16
 _WITHOUT_FIELDS = {"tick": ev.Tick(), "drain_started": ev.DrainStarted(), "drain_ended": ev.DrainEnded()}
 
@@ -275,7 +275,7 @@ def _entries(path: Path) -> Iterator[bytes]:
 
 
 def _old_entries(file: BinaryIO) -> Iterator[bytes]:
-    """Of a file without a first line."""
+    """Yields the entries of a file without a first line."""
     while len(prefix := file.read(_OLD_LENGTH.size)) == _OLD_LENGTH.size:
         (length,) = _OLD_LENGTH.unpack(prefix)
         if length > MAX_PAYLOAD:
@@ -329,8 +329,8 @@ def decode_config(text: str) -> CoreConfig:
         problem = error.errors()[0]
         where = "".join(f"{name}: " for name in problem["loc"])
         raise WireError(f"the core's settings: {where}{problem['msg']}") from None
-    given, known = _names(json.loads(text)), _names(asdict(config))
-    for problem, names in (("unknown", given - known), ("missing", known - given)):
+    given, expected = _names(json.loads(text)), _names(asdict(config))
+    for problem, names in (("unknown", given - expected), ("missing", expected - given)):
         if names:
             listed = ", ".join(sorted(names))
             raise WireError(f"the core's settings: {listed} {problem}; another version wrote this record")

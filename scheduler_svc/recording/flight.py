@@ -41,7 +41,7 @@ _AFTER_SECONDS = 1.0
 # Deaths within this time after a file are in the next file together, so a crash loop fills no disk.
 _BETWEEN_SECONDS = 10.0
 _MAX_CAUSES = 16
-# Of these, in the log's line.
+# The most causes in the log's line.
 _NAMED_CAUSES = 3
 # Entries that are written before the thread lets others run, which takes 0.2 ms.
 _AT_ONCE = 32
@@ -55,7 +55,7 @@ class FlightRecorder(Observer):
         self._ring = Ring(keep_tokens=keep_tokens)
         self._keeps_tokens = keep_tokens
         self._causes: list[str] = []
-        self._due_at: float | None = None
+        self._due_at: float | None = None  # on the core's clock
         self._not_before = 0.0
         self._number = 0
         self._writing: threading.Thread | None = None
@@ -197,7 +197,7 @@ def _parsed(line: str) -> _Member:
     try:
         return dict(json.loads(line))
     except ValueError:
-        raise FlightFileError("it has a line that is no JSON object; was its process killed?") from None
+        raise FlightFileError("it has a line that is not a JSON object; was its process killed?") from None
 
 
 def main() -> None:

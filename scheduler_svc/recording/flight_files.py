@@ -27,8 +27,8 @@ _OPEN = re.compile(r"crash-.*-(\d+)\.open")
 def prepare(path: Path) -> None:
     """Creates the folder. Raises OSError."""
     # The folder above may be the runtime folder, removed a moment ago, which must be private too.
-    for each in (path.parent, path):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (path.parent, path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
@@ -79,16 +79,16 @@ def catch_fatal_signals(path: Path, process: str) -> None:
 def collect_crashes(path: Path) -> None:
     """Logs the files of processes that ended by a fatal signal, and deletes the empty ones of others that are gone."""
     with contextlib.suppress(OSError):
-        for found in filter(None, map(_OPEN.fullmatch, os.listdir(path))):
-            if _is_running(int(found[1])):
+        for match in filter(None, map(_OPEN.fullmatch, os.listdir(path))):
+            if _is_running(int(match[1])):
                 continue
-            file = path / found[0]
+            file = path / match[0]
             if not file.stat().st_size:
                 file.unlink()
                 continue
             kept = file.with_suffix(".txt")
             file.rename(kept)
-            log.error("process %s ended by a fatal signal: its stacks are in %s", found[1], kept)
+            log.error("process %s ended by a fatal signal: its stacks are in %s", match[1], kept)
         _delete_oldest(path, MAX_FILES)
 
 

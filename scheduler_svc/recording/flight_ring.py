@@ -19,7 +19,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import Resumed
 
-# Of a reason or detail, which another program may have written.
+# The longest reason or detail, which another program may have written.
 MAX_TEXT = 300
 
 NAMES: dict[str, tuple[str, ...]] = {

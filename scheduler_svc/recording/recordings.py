@@ -17,8 +17,8 @@ def flight_dir(settings: SchedulerSettings) -> Path | None:
     """Returns the folder of the flight recorder, None if it is off."""
     if settings.flight == "off":
         return None
-    found = settings.runtime_dir / "flight" if settings.flight_dir is None else settings.flight_dir
-    return found.absolute()
+    folder = settings.runtime_dir / "flight" if settings.flight_dir is None else settings.flight_dir
+    return folder.absolute()
 
 
 class Recordings:

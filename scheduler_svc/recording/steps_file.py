@@ -78,7 +78,7 @@ class StepsFile(Observer):
                 self.add(effect)
 
     def turned(self, began: float) -> None:
-        """Writes the held lines if a second has passed since the last write."""
+        """Writes the held lines if a second has passed on the core's clock since the last write."""
         if self._held and self._clock() - self._written_at >= _WRITE_EVERY_SECONDS:
             self._write()
 

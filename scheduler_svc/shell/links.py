@@ -8,7 +8,7 @@ probed with an empty frame, and a peer that cannot be routed to is gone. This de
 A peer's identity belongs to the connection that used it first: a second connection with the same identity is ignored
 while the first one is open. So a peer that connects again must use a new identity.
 
-A worker on another host is called `ID@NAME`: its routing id, and the name of its key. libzmq tells of each frame the
+A worker on another host is called `ID@NAME`: its routing id, and the name of its key. libzmq reports of each frame the
 key and the file descriptor of its connection, and of an ended connection the descriptor. So each frame's key is checked
 again, a connection that ended and was opened again under the same routing id is noticed, and connections of strangers
 cost no probe of the workers.
@@ -81,7 +81,7 @@ class RouterLink:
             # The context would wait for ever for a socket that is open.
             self.close()
             raise
-        # Both descriptors tell only of news since the sockets were last found empty (zmq_getsockopt, ZMQ_FD).
+        # Both descriptors report only news since the sockets were last found empty (zmq_getsockopt, ZMQ_FD).
         self.fds = (int(self.socket.getsockopt(zmq.FD)),)
         self.monitor_fds = (int(self.monitor.getsockopt(zmq.FD)),)
         self.has_disconnects()
@@ -105,7 +105,7 @@ class RouterLink:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
     def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
-        """Yields (peer, payload) of at most `limit` messages. The payload is None if the message has several parts."""
+        """Yields (peer, payload) of at most `limit` messages. The payload of a message with several parts is None."""
         for _ in range(limit):
             # Cheaper than the exception of a receive from an empty socket.
             if not self.has_frames():
@@ -152,10 +152,10 @@ class RouterLink:
 
     def _ended_connections(self) -> list[int]:
         """Returns the file descriptors of the connections that ended since the last call."""
-        found: list[int] = []
+        descriptors: list[int] = []
         while int(self.monitor.getsockopt(zmq.EVENTS)) & _READABLE:
-            found.append(zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["value"])
-        return found
+            descriptors.append(zmq.utils.monitor.recv_monitor_message(self.monitor, zmq.NOBLOCK)["value"])
+        return descriptors
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
@@ -243,14 +243,14 @@ class RemoteLink(RouterLink):
         return bool(self._gone)
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
-        """As in `RouterLink`; peers whose connection ended are among them even if they have connected again."""
-        known = list(peers)
+        """As in `RouterLink`; peers of an ended connection are among them even if they have connected again."""
+        asked = list(peers)
         gone, self._gone = self._gone, {}
-        lost = [(peer, gone[peer]) for peer in known if peer in gone]
-        return lost + super().unreachable(peer for peer in known if peer not in gone)
+        lost = [(peer, gone[peer]) for peer in asked if peer in gone]
+        return lost + super().unreachable(peer for peer in asked if peer not in gone)
 
     def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
-        """As in `RouterLink`: ends the connections of peers whose key was removed."""
+        """As in `RouterLink`: ends the connections of peers with a removed key."""
         super().check(peers, now)
         self._sources = {peer: source for peer, source in self._sources.items() if peer in peers}
         self._peers = {source.fd: peer for peer, source in self._sources.items()}
@@ -335,9 +335,9 @@ class WorkerLinks:
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
         """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
-        known = list(peers)
+        asked = list(peers)
         return [
-            lost for link in self._links for lost in link.unreachable(peer for peer in known if self._of(peer) is link)
+            lost for link in self._links for lost in link.unreachable(peer for peer in asked if self._of(peer) is link)
         ]
 
 

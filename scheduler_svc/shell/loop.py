@@ -38,7 +38,7 @@ _FAREWELL_SECONDS, _SHORT_FAREWELL_SECONDS = 5.0, 0.5
 
 
 class Stop:
-    """Begins when somebody asks for it, or an operator drains the service. Asked to stop now, it is over at once."""
+    """Begins with a signal, or when an operator drains the service. Asked to stop now, it is over at once."""
 
     def __init__(self, core: Scheduler, grace_seconds: float) -> None:
         self._core = core
@@ -46,7 +46,7 @@ class Stop:
         self._farewell_seconds = _FAREWELL_SECONDS
         self._is_now = False
         self.deadline: float | None = None
-        """When the live requests end; None before the stop has begun."""
+        """When, on the core's clock, the live requests end; None before the stop has begun."""
 
     @property
     def has_begun(self) -> bool:
@@ -175,7 +175,7 @@ class Loop:
             readable = self._wait()
             if self._wake.fileno() in readable:
                 self._wake.recv(64)
-                # Perhaps of a front end's process, whose line would otherwise wait for the next event.
+                # Perhaps of a front end's process; its line would otherwise wait for the next event.
                 self._watch_at = 0.0
             now = time.monotonic()
             # Before anything that another process has done which got the same signal.

@@ -27,13 +27,13 @@ from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK, FrontEndCosts, 
 # Those of the service (scheduler_svc/frontend/streaming/stream.py).
 BUSY_TOKENS, MERGE_SECONDS = 5000.0, 0.015
 _WINDOW_SECONDS = 0.1
-# Streams whose messages are made before new ones are looked at.
+# Streams that get their messages before new ones are looked at.
 _TURN = 16
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Tokens of one stream that have not been sent."""
+    """Tokens of one stream that have not been sent. Times are on the simulation's clock, in seconds."""
 
     due: float
     # When the oldest of them came from the core.
@@ -83,7 +83,7 @@ class FrontEnd:
             self._num_ends += 1
 
     def next_moment(self) -> float | None:
-        """When it sends the next end, if one waits: until then nothing depends on it."""
+        """When, by the simulation's clock, it sends the next end, if one waits: until then nothing depends on it."""
         return max(self._free_at, self._urgent[0][1].due) if self._num_ends and self._urgent else None
 
     def advance(self, now: float) -> None:
@@ -136,30 +136,30 @@ class FrontEnds:
     """The front ends of one service, each of which has an equal share of the streams."""
 
     def __init__(self, costs: FrontEndCosts, tally: Tally) -> None:
-        self.each = [FrontEnd(costs, tally) for _ in range(costs.count)]
+        self.processes = [FrontEnd(costs, tally) for _ in range(costs.count)]
 
     def admit(self, stream: int, now: float) -> float:
         """A request arrives. Returns when the core gets it."""
-        return self.each[(stream >> SLOT_BITS) % len(self.each)].admit(now)
+        return self.processes[(stream >> SLOT_BITS) % len(self.processes)].admit(now)
 
     def take(self, output: fx.StepOutput, now: float) -> None:
         """The core sends a step's tokens and ends."""
         streams: npt.NDArray[np.int64] = output.streams.astype(np.int64)
-        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.each)
-        for number, front_end in enumerate(self.each):
+        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.processes)
+        for number, front_end in enumerate(self.processes):
             mine = numbers == number
-            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.each) == number]
+            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.processes) == number]
             if ends or mine.any():
                 front_end.take(slots[mine].tolist(), firsts[mine].tolist(), ends, now)
 
     def next_moment(self) -> float | None:
-        """When one of them has to be looked at again."""
-        return min((at for each in self.each if (at := each.next_moment()) is not None), default=None)
+        """When, by the simulation's clock, one of them has to be looked at again."""
+        return min((at for front_end in self.processes if (at := front_end.next_moment()) is not None), default=None)
 
     def advance(self, now: float) -> None:
         """They send what is due."""
-        for each in self.each:
-            each.advance(now)
+        for front_end in self.processes:
+            front_end.advance(now)
 
 
 FRONTEND = "simulator"
@@ -216,7 +216,7 @@ class Cell:
         self._handle(ev.WorkerLost(worker=name, reason="killed"), now)
 
     def next_moment(self) -> float | None:
-        """The time at which its core or a front end has something to do; None if nothing is due."""
+        """When, by the simulation's clock, its core or a front end has something to do; None if nothing is due."""
         front = None if self.front_ends is None else self.front_ends.next_moment()
         core = self._core_moment()
         return core if front is None else front if core is None else min(core, front)

@@ -224,26 +224,26 @@ def _search(options: Options, setup: Setup, workload: Workload) -> None:
 
     with phase("searched"):
         start = options.rate or workload.own_rate
-        found, probes = find_rate(probe, start=start, max_probes=options.probes, precision=options.precision)
+        rates, probes = find_rate(probe, start=start, max_probes=options.probes, precision=options.precision)
     if options.as_json:
         tried = [
-            {"rate": each.rate, "holds": each.holds, "ttft_p99": each.ttft_p99 if each.is_whole else None}
-            for each in probes
+            {"rate": probed.rate, "holds": probed.holds, "ttft_p99": probed.ttft_p99 if probed.is_whole else None}
+            for probed in probes
         ]
-        failing = found.lowest_failing if found.lowest_failing < float("inf") else None
-        print(json.dumps({"goal_ttft_p99": goal, "rate": found.highest_holding, "fails_at": failing, "probes": tried}))
+        failing = rates.lowest_failing if rates.lowest_failing < float("inf") else None
+        print(json.dumps({"goal_ttft_p99": goal, "rate": rates.highest_holding, "fails_at": failing, "probes": tried}))
         return
     print()
     title = _title(setup, workload, f"with TTFT p99 under {duration(goal)}")
-    print(f"{PROGRAM}: {title}: {_answer(found)}; seed {options.seed}")
+    print(f"{PROGRAM}: {title}: {_answer(rates)}; seed {options.seed}")
 
 
-def _answer(found: RateRange) -> str:
-    if not found.highest_holding:
-        return f"no rate that was tried, the lowest {found.lowest_failing:.4g} requests/s"
-    if found.lowest_failing == float("inf"):
-        return f"{found.highest_holding:.4g} requests/s and more"
-    return f"{found.highest_holding:.4g} requests/s ({found.lowest_failing:.4g} fail)"
+def _answer(rates: RateRange) -> str:
+    if not rates.highest_holding:
+        return f"no rate that was tried, the lowest {rates.lowest_failing:.4g} requests/s"
+    if rates.lowest_failing == float("inf"):
+        return f"{rates.highest_holding:.4g} requests/s and more"
+    return f"{rates.highest_holding:.4g} requests/s ({rates.lowest_failing:.4g} fail)"
 
 
 def _probe(setup: Setup, workload: Workload, rate: float, ttft_limit: float) -> Probe:

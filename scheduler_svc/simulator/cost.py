@@ -99,7 +99,7 @@ class Roofline:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page, all layers and ranks together. A KV head is on each rank whose query heads read it."""
+        """Bytes of one page, all layers and ranks together. A KV head is on each rank with query heads that read it."""
         copies = max(1.0, self.ranks / self.model.kv_heads)
         return int(copies * self.model.kv_values * self.value_bytes * self.page_size)
 

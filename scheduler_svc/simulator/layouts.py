@@ -27,7 +27,7 @@ _NAMES = ("contiguous", "growing", "paged", "shared")
 _ROOT = prefix_root(bytes(8), "")
 _VOCABULARY = 32_000
 _MAX_LENGTH = 1_048_576
-# Of all sequences of one run. Each of them is a call into the layout.
+# The tokens of all sequences of one run. Each of them is a call into the layout.
 _MAX_TOTAL_TOKENS = 20_000_000
 
 
@@ -43,7 +43,7 @@ class Settings(BaseModel):
     prompt_share: float = number(0.5, 0, 1, "SHARE", "share of a sequence that is prompt; the rest is generated")
     gap: float = number(4.0, 0, 1_000_000, "STEPS", "mean gap between the first arrivals")
     reserve: int = number(4096, 2, _MAX_LENGTH, "N", "longest sequence served; the contiguous layout reserves it")
-    memory_tokens: int = number(65_536, 2, 16_777_216, "N", "memory, in tokens whose K/V it holds")
+    memory_tokens: int = number(65_536, 2, 16_777_216, "N", "memory, as the number of tokens with K/V in it")
     page_size: int = number(16, 1, 4096, "N", "tokens per page")
     growth: float = number(1.5, 1, 16, "X", "factor by which the growing layout enlarges a full extent")
     prefix_groups: int = number(4, 0, 100_000, "N", "shared prefixes of prompts; 0: none")

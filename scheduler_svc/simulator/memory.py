@@ -41,7 +41,7 @@ class Run:
 
     def __init__(self, layout: Layout, clients: list[list[Sequence]], arrivals: list[int]) -> None:
         self.layout = layout
-        # Of each step: slots used, reserved, free, in the largest hole, saved; sequences running; tokens of K/V read.
+        # For each step: slots used, reserved, free, in the largest hole, saved; sequences running; tokens of K/V read.
         self.rows: list[tuple[int, ...]] = []
         # The last step in which a sequence waited, or no client had sent its last sequence to its end.
         self.last_demand = 0
@@ -130,7 +130,7 @@ def count_that_fit(clients: list[list[Sequence]], layout: Layout) -> int:
     """Admits sequences at their full lengths, round by round, and returns how many fit before one finds no room."""
     every = (sequence for one_each in zip(*clients, strict=True) for sequence in one_each)
     fitting = (sequence for sequence in every if sequence.length <= layout.longest)
-    return sum(1 for _ in takewhile(lambda each: layout.admit(each, each.length) is not None, fitting))
+    return sum(1 for _ in takewhile(lambda item: layout.admit(item, item.length) is not None, fitting))
 
 
 def percent(share: float) -> str:

@@ -174,14 +174,14 @@ class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
 def _attribute_docstrings(of: type) -> dict[str, str]:
     """Returns the docstrings that stand behind attributes of a class."""
     (definition,) = ast.parse(inspect.getsource(of)).body
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for statement, behind in itertools.pairwise(cast(ast.ClassDef, definition).body):
         match statement, behind:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                found[name] = words
+                docstrings[name] = words
             case _:
                 pass
-    return found
+    return docstrings
 
 
 def _phrase(words: str) -> str:
@@ -324,7 +324,7 @@ def _check_group(options: Options, model: Model) -> None:
 
 def _divisor(number: int, least: int) -> int:
     """Returns the smallest divisor that is at least `least`, or the number itself."""
-    return next((each for each in range(least, number) if number % each == 0), number)
+    return next((divisor for divisor in range(least, number) if number % divisor == 0), number)
 
 
 def _filled(kind: type[_Filled], options: Options, **others: Any) -> _Filled:

@@ -81,11 +81,11 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
 
 
 def _front_end_figures(simulation: Simulation, seconds: float) -> Figures:
-    each = [one for cell in simulation.cells if cell.front_ends is not None for one in cell.front_ends.each]
+    front_ends = [one for cell in simulation.cells if cell.front_ends is not None for one in cell.front_ends.processes]
     return {
-        "count": len(each),
-        "busiest": max(_share(one.busy_seconds, seconds) for one in each),
-        "tokens_per_message": _share(sum(one.tokens for one in each), sum(one.messages for one in each)),
+        "count": len(front_ends),
+        "busiest": max(_share(one.busy_seconds, seconds) for one in front_ends),
+        "tokens_per_message": _share(sum(one.tokens for one in front_ends), sum(one.messages for one in front_ends)),
     }
 
 
@@ -233,8 +233,8 @@ def comparison_table(columns: Sequence[tuple[str, Figures]]) -> str:
     lines = [" " * _LABEL + "".join(f"{name:>{_COLUMN}}{'':8}" for name, _ in columns)]
     for label, path, shown in _rows(columns[0][1]):
         values = [float(reduce(getitem, path, cast(Any, figures))) for _, figures in columns]
-        changes = ["", *(f"{each / values[0] - 1:+.0%}" if values[0] else "" for each in values[1:])]
-        cells = [f"{shown(each):>{_COLUMN}}{change:>8}" for each, change in zip(values, changes, strict=True)]
+        changes = ["", *(f"{value / values[0] - 1:+.0%}" if values[0] else "" for value in values[1:])]
+        cells = [f"{shown(value):>{_COLUMN}}{change:>8}" for value, change in zip(values, changes, strict=True)]
         lines.append(f"{label:{_LABEL}}" + "".join(cells))
     return "\n".join(line.rstrip() for line in lines)
 

@@ -101,7 +101,7 @@ class Simulation:
             self.tally.observe(load, self.now)
 
     def _next_moment(self) -> float | None:
-        """Returns the time of the next event, None if none is due."""
+        """Returns the time of the next event on the simulation's clock, None if none is due."""
         moments = [moment for moment in self._moments if moment < math.inf]
         if self._next_arrival is not None and self.tally.live < self._concurrency:
             moments.append(self.now if self._is_closed else self._next_arrival.at)

@@ -90,7 +90,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The core's load at one time: seconds, pages, requests."""
+    """The core's load at one time: seconds of the simulation's clock, pages, requests."""
 
     at: float
     pages_used: int

@@ -101,8 +101,8 @@ class Trace:
         tokens = tokens_of(BLOCK_SPACE | ids, BLOCK_TOKENS, vocab_size)[:length]
         if len(tokens) == length:
             return tokens
-        own = tokens_of(np.array([OWN_SPACE | i]), length - len(tokens), vocab_size)
-        return np.concatenate([tokens, own])
+        rest = tokens_of(np.array([OWN_SPACE | i]), length - len(tokens), vocab_size)
+        return np.concatenate([tokens, rest])
 
 
 # Seconds, input tokens, output tokens, block ids.
@@ -199,19 +199,19 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
     if first is None:
         return
     number, header = first
-    found = [column.strip().lstrip("\ufeff") for column in header.split(",")]
-    missing = [column for column in _AZURE_COLUMNS if column not in found]
+    columns = [column.strip().lstrip("\ufeff") for column in header.split(",")]
+    missing = [column for column in _AZURE_COLUMNS if column not in columns]
     if missing:
         raise WorkloadError(
             f"{name}, line {number}: it has no column {', '.join(missing)}; "
             f"it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
         )
-    places = [found.index(column) for column in _AZURE_COLUMNS]
+    places = [columns.index(column) for column in _AZURE_COLUMNS]
     for number, line in lines:
         where = f"{name}, line {number}"
         cells = next(csv.reader([line]))
-        if len(cells) != len(found):
-            raise WorkloadError(f"{where}: it has {numbered(len(cells), 'cell')}; the header has {len(found)}")
+        if len(cells) != len(columns):
+            raise WorkloadError(f"{where}: it has {numbered(len(cells), 'cell')}; the header has {len(columns)}")
         at, inputs, outputs = (cells[place].strip() for place in places)
         counts = (("ContextTokens", inputs), ("GeneratedTokens", outputs))
         tokens_in, tokens_out = (_count(where, name, _whole(text)) for name, text in counts)
@@ -274,13 +274,13 @@ def write_trace(path: Path, *, requests: int = REQUESTS, seconds: float = SECOND
             if not follows:
                 conversations = [*conversations[1 - _OPEN :], _system_blocks(rng)]
             blocks = conversations[-back if follows else -1]
-            known = BLOCK_TOKENS * len(blocks)
-            fresh = _length(rng, _LATER if follows else _FIRST, _MAX_INPUT - known)
+            shared = BLOCK_TOKENS * len(blocks)
+            fresh = _length(rng, _LATER if follows else _FIRST, _MAX_INPUT - shared)
             blocks += range(next_id, next_id + -(-fresh // BLOCK_TOKENS))
             next_id += -(-fresh // BLOCK_TOKENS)
             line = {
                 "timestamp": moment,
-                "input_length": known + fresh,
+                "input_length": shared + fresh,
                 "output_length": _length(rng, _OUTPUT, _MAX_OUTPUT),
                 "hash_ids": blocks,
             }

@@ -39,10 +39,10 @@ def eos_of(vocab_size: int) -> int:
     return vocab_size - 1
 
 
-def tokens_of(keys: npt.NDArray[np.int64], each: int, vocab_size: int) -> Int32Array:
-    """Returns int32[len(keys) * each]: `each` tokens per key, one key after another."""
+def tokens_of(keys: npt.NDArray[np.int64], length: int, vocab_size: int) -> Int32Array:
+    """Returns int32[len(keys) * length]: `length` tokens per key, one key after another."""
     first = mix(keys.astype(np.uint64))
-    numbers = mix(first[:, None] + np.arange(each, dtype=np.uint64)[None, :])
+    numbers = mix(first[:, None] + np.arange(length, dtype=np.uint64)[None, :])
     return (numbers % np.uint64(vocab_size - 1)).astype(np.int32).reshape(-1)
 
 
@@ -52,7 +52,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """One request: seconds since the start, prompt int32[n], the tokens that it will get, its tenant."""
+    """One request: seconds since the clock's start, prompt int32[n], the tokens that it will get, its tenant."""
 
     at: float
     prompt: Int32Array
@@ -205,8 +205,8 @@ class Synthetic:
             tenants = self._tenants(rngs[4], count)
             for i in range(count):
                 key = np.array([OWN_SPACE | first + i])
-                own = tokens_of(key, int(inputs[i]), vocab_size)
-                prompt = np.concatenate([prefixes[int(groups[i])], own]) if prefixes else own
+                rest = tokens_of(key, int(inputs[i]), vocab_size)
+                prompt = np.concatenate([prefixes[int(groups[i])], rest]) if prefixes else rest
                 yield Arrival(
                     at=float(moments[i]), prompt=prompt, output_tokens=int(outputs[i]), tenant=int(tenants[i])
                 )

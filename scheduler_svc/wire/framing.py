@@ -1,7 +1,7 @@
 """Files of records: a first line with the file's kind and version, then frames. Owns no file.
 
 A frame is the payload's length, the payload's CRC-32 and the CRC-32 of these 8 bytes, as little-endian uint32, then the
-payload: a message that says its kind. Two checksums tell two kinds of damage apart. A writer that was killed leaves a
+payload: a message that says its kind. Two checksums distinguish two kinds of damage. A writer that was killed leaves a
 prefix of a frame (`TORN`). Anything else that does not fit its checksums (`DAMAGED`) was written once and has changed
 since.
 """
@@ -64,8 +64,8 @@ class Format:
         if self.first_line.startswith(start):
             return False
         if start.startswith(any_version):
-            found = bytes(data[len(any_version) : len(any_version) + 20]).split(b"\n")[0].decode("ascii", "replace")
-            raise ForeignFileError(f"has format {found}; this program reads format {self.version} only")
+            version = bytes(data[len(any_version) : len(any_version) + 20]).split(b"\n")[0].decode("ascii", "replace")
+            raise ForeignFileError(f"has format {version}; this program reads format {self.version} only")
         raise ForeignFileError(f"is not a {self.name}")
 
 

@@ -56,7 +56,7 @@ def _constraint(name: str, submit: ev.Submit) -> bytes | None:
 def _sampling_key(submit: pb.Submit) -> bytes:
     """Returns a hash of the serialized settings without the seed. Raises WireError if they cannot be parsed.
 
-    The core passes `sampling` to the worker unread, where bytes that are no settings fail the step of all its rows.
+    The core passes `sampling` to the worker unread, where bytes that are not settings fail the step of all its rows.
     """
     settings = parsed(inference_pb2.SamplingParams, submit.sampling)
     settings.ClearField("seed")
@@ -129,7 +129,7 @@ SUBMIT = Codec(
 
 
 def _meant_by_abort(abort: pb.Abort) -> list[tuple[str, ...]]:
-    return [meant(each, abort.tenant, all_tenants=abort.all_tenants) for each in abort.request_ids]
+    return [meant(name, abort.tenant, all_tenants=abort.all_tenants) for name in abort.request_ids]
 
 
 _WEIGHTS = Codec(control_pb2.UpdateWeightsRequest, Weights, is_whole=False)
@@ -178,7 +178,7 @@ EVENTS = OneOf(
         given=_OF_FRONTEND,
         within=("request",),
         made={
-            # An operator who leaves names the query alone.
+            # An operator that leaves names the query alone.
             "weights": lambda asked: (
                 Weights(version="", folder="") if asked.stop_replies else _WEIGHTS.decode(asked.request)
             ),
@@ -202,7 +202,7 @@ def _check_end(end: fx.End) -> None:
         raise WireError(f"an End has the reason {end.reason} and the failure {end.failure}; it must have one of them")
 
 
-# A caller of several samples is told which one a span belongs to.
+# For a caller of several samples, a span names its sample.
 SPAN = Codec(inference_pb2.WeightsSpan, fx.WeightsSpan, other=("sample_idx",))
 END = Codec(
     pb.End,

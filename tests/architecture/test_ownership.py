@@ -37,7 +37,7 @@ STORES = {
     "LaneWeights.refusal": "operations",
     "LaneWeights.retry_at": "operations",
     "LaneWeights.running": "operations",
-    "LaneWeights.told": "operations",
+    "LaneWeights.ordered": "operations",
     "LaneWeights.until": "operations recovery",
     "OutputWeights.keeps_pages": "operations",
     "Request.first_token_at": "schedule",

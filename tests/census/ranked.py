@@ -94,7 +94,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Sha
         pin(model, geometry.max_length)
         runner = runner_of(model, own.layers, geometry, device=torch.device("cpu"), dtype=torch.float32)
         runner.warm_up()
-        check_runner(model, runner, torch.float32, own=own.layers)
+        check_runner(model, runner, torch.float32, unbounded=own.layers)
         verdict = run_trial(model, runner, Reference(eager, max_length=MAX_LENGTH))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -246,7 +246,7 @@ def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: F
         ),
         ("sampling.logit_bias[7]", "sampling.logit_bias[7] is nan", "logit_bias[7]", "logit_bias[7] is nan"),
         ("chat.messages[2].role", "chat.messages[2].role is 'x'", "chat[2].role", "chat[2].role is 'x'"),
-        ("chat.tools_json[0]", "chat.tools_json[0] is no JSON", "tools[0]", "tools[0] is no JSON"),
+        ("chat.tools_json[0]", "chat.tools_json[0] is not JSON", "tools[0]", "tools[0] is not JSON"),
         ("chat.unparsed", "chat.unparsed is set", "parsed", "parsed is set"),
         ("chat", "chat is not served", "chat", "chat is not served"),
         ("constraint.json_schema", "constraint.json_schema is 3", "json_schema", "json_schema is 3"),

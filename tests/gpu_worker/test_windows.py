@@ -102,7 +102,7 @@ def test_the_self_check_bounds_eager_attention_too(spec: RigSpec, rig_of: Callab
     before = model.config._attn_implementation
     assert eager_name(model, own) == BOUNDED_NAME
     assert eager_name(model, None) == eager_name(model, own.bounded(*rig.spec.bound)) == "eager"
-    assert check_runner(model, rig.runner, spec.dtype, own=own) < 1e-4
+    assert check_runner(model, rig.runner, spec.dtype, unbounded=own) < 1e-4
     with pytest.raises(ModelRefused, match="the self-check failed: logits differ from eager attention's"):
         check_runner(model, rig.runner, spec.dtype)
     assert model.config._attn_implementation == before

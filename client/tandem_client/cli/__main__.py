@@ -69,7 +69,7 @@ class _Group(TandemGroup):
         self.commands: Any = _Commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the commands whose programs are installed; the others explain what is missing."""
+        """Returns the commands of installed programs; the others explain what is missing."""
         from tandem_client.services.programs import PROGRAMS, missing_programs
 
         unlisted = _OF_CHECKOUT if missing_programs(PROGRAMS) else ()
@@ -111,7 +111,7 @@ def tandem(
 
 def main() -> None:
     """Runs the command that the arguments name."""
-    # gRPC's library would log to stderr, between the lines for people; an error has all that these lines tell.
+    # gRPC's library would log to stderr, between the lines for people; an error has all that these lines say.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 

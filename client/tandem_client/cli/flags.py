@@ -1,6 +1,6 @@
 """How the flags of commands are declared and read: a command's flags as a table, and those that several commands share.
 
-Owns the flags that say which service a command talks to and how it proves who it is; and the syntax of prompts, token
+Owns the flags that say which service a command calls and how it proves its identity; and the syntax of prompts, token
 ids, biases and JSON, for which typer has no type. A token comes from a file or from a variable, never from the command
 line, which other users of the machine can read. Imports no gRPC, which no help needs.
 """
@@ -221,7 +221,7 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
 
 
 def given_or_piped(argument: str | None, placeholder: str, example: str) -> str:
-    """Returns the argument, or standard input if it is - or if there is none and a pipe or a file is on it.
+    """Returns the argument, or standard input if it is - or missing while a pipe or a file is on it.
 
     Raises ValueError: there is neither, or the text is empty.
     """
@@ -265,7 +265,7 @@ def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> A
     except RecursionError:
         raise ValueError(f"{flag} is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"{flag} is no JSON: {error}") from None
+        raise ValueError(f"{flag} is not JSON: {error}") from None
     if not isinstance(value, kinds):
         raise ValueError(f"{flag} is {str(value)[:40]!r}; it must be {_JSON_NAMES[kinds]}")
     return value

@@ -22,7 +22,7 @@ _OF_KEYWORD = {
 FLAGS: Mapping[str, str] = {
     path: _OF_KEYWORD[keyword] for path, keyword in FIELD_KEYWORDS.items() if keyword in _OF_KEYWORD
 }
-"""Of `tandem generate` and the one turn of `tandem chat`."""
+"""By field: the flags of `tandem generate` and of the one turn of `tandem chat`."""
 _OF_OTHERS = {
     "text": "TEXT",
     "token_ids": "ID",
@@ -38,7 +38,7 @@ _OF_OTHERS = {
     "skip_special_tokens": "--skip-special-tokens",
 }
 FLAGS_OF_OTHERS: Mapping[str, str] = {**FLAGS, "chat": "TEXT", **_OF_OTHERS}
-"""Of the commands that ask one thing."""
+"""By field or keyword: the words of the commands that ask one thing."""
 # Keywords of a client, in the words of its own errors.
 _OF_CLIENT = {
     "tls=TlsSettings()": "--tls",

@@ -1,7 +1,7 @@
 """Runs a command, and ends it with one exit code and, if it failed, one line on standard error.
 
 Replaces the parts of typer's own `main` that read arguments and choose an exit code. Owns exit codes, hints, the
-messages for a wrong argument and for a word that is no command, and the handling of output that cannot be written.
+messages for a wrong argument and for a word that is not a command, and the handling of output that cannot be written.
 """
 
 import difflib
@@ -104,7 +104,7 @@ def exit_code(error: errors.TandemError) -> Exit:
 
 
 def describe(error: errors.TandemError, timeout: float | None = None, *, of_generate: bool | None = False) -> str:
-    """Returns the error and a hint in one line. `of_generate`: None names keywords, as the settings of a chat do."""
+    """Returns error and hint in one line. `timeout`: seconds. `of_generate`: None names keywords, as a chat does."""
     from tandem_client.cli.names import client_in_flags, refusal_in_flags
 
     message = error.message if of_generate is None else refusal_in_flags(error, of_generate=of_generate)
@@ -192,7 +192,7 @@ _PULL = "tandem serve takes a folder or a hub name as its model"
 _STOP = "Ctrl-C ends tandem serve, and tandem drain lets a service end its requests first"
 _LOG = "tandem serve -v prints the log of its programs, or has it in serve.log of the runtime folder"
 _BENCH = "tandem simulate predicts speeds, and tandem plot draws a step log"
-# What people type who know ollama, docker, vllm or systemd.
+# What users of ollama, docker, vllm or systemd type.
 _WORDS = {
     "run": f"{_START}, and tandem chat or tandem generate asks it",
     **dict.fromkeys(("start", "up", "daemon", "api_server"), _START),
@@ -214,7 +214,7 @@ _WORDS = {
 
 
 def no_such_command(word: str, commands: Iterable[str]) -> str:
-    """Returns what is said of a word that is none of the commands: what does that, or the nearest one."""
+    """Returns the hint for a word that is not a command: the command that does this, or the nearest one."""
     said = f"there is no command {word[:40]!r}"
     if (does_that := _WORDS.get(word.lower())) is not None:
         return f"{said}; {does_that}"

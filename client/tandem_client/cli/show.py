@@ -27,7 +27,7 @@ from tandem_contract.plural import counted, numbered
 def closing_line(
     stream: GenerateStream | AsyncGenerateStream, first_seconds: float, first_tokens: int, decode_seconds: float
 ) -> str:
-    """Returns tokens, reasons and rates, and what the summary tells of cache, preemptions and workers.
+    """Returns tokens, reasons and rates, and the summary's figures of cache, preemptions and workers.
 
     `first_seconds`: the time to the first delta, with `first_tokens`, as the caller saw it; `decode_seconds`: from
     there to the last one.
@@ -74,7 +74,7 @@ def print_json(stream: GenerateStream) -> None:
 def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, asked: int | None = None) -> None:
     """Prints the text or the token ids as they arrive, then log probabilities; on a terminal also a line of figures.
 
-    `asked` is the maximum of new tokens that the request names; a lower one in force is told before the text.
+    `asked` is the maximum of new tokens that the request names; a lower one in force is shown before the text.
     """
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)

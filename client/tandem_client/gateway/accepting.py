@@ -33,7 +33,7 @@ _SHUTDOWN_SECONDS = 1.0
 _HEAD_BYTES, _HANDSHAKE, _MAX_RECORD_BYTES = 5, 22, 16_384 + 256
 # How many handshakes an address may begin at once after a pause, in seconds of its rate.
 _BURST_SECONDS = 2.0
-# Addresses whose rate is remembered.
+# Addresses with a remembered rate.
 _MAX_ADDRESSES = 4096
 
 
@@ -42,7 +42,7 @@ class Seat:
     """The place of one connection."""
 
     address: str
-    # The time by which its first headers must be complete; its owner sets it.
+    # The loop's time by which its first headers must be complete; its owner sets it.
     due_at: float = 0.0
     # Ends the connection, which then leaves.
     end: Callable[[], object] = lambda: None
@@ -54,7 +54,7 @@ class Seats:
     """All places of one process."""
 
     def __init__(self, meter: Meter, *, max_connections: int, per_address: int = 0) -> None:
-        """`per_address`: the strangers of one address; 0 is no bound."""
+        """`per_address`: the strangers of one address; 0 does not bound them."""
         self._meter, self._max, self._per_address = meter, max_connections, per_address
         # Oldest first.
         self._strangers: dict[Seat, None] = {}
@@ -63,7 +63,7 @@ class Seats:
         self._by_address: Counter[str] = Counter()
 
     def take(self, address: str) -> Seat | None:
-        """Gives a stranger a place; None if its address has all of its own, or nobody can be ended for it."""
+        """Gives a stranger a place; None if its address has all of its own, or no connection can be ended for it."""
         has_all = bool(self._per_address) and self._by_address[address] >= self._per_address
         if has_all or (len(self._seated) >= self._max and not self._free_one()):
             self._meter.add("connections_refused")
@@ -127,7 +127,7 @@ class Turns:
     """The order of handshakes: one in each turn of the event loop, the addresses in turns, each within its rate."""
 
     def __init__(self, per_second: int) -> None:
-        """`per_second`: of one address; 0 is no bound."""
+        """`per_second`: of one address; 0 does not bound them."""
         self._pause = 1 / per_second if per_second else 0.0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         # By address: the loop's time at which its burst is whole again.
@@ -267,7 +267,7 @@ class Acceptor:
         """Waits until the first TLS record is here, without reading it. Raises ConnectionAbortedError if none comes."""
         size = _HEAD_BYTES
         for _ in range(2):
-            # The kernel says that the socket is readable when so many bytes are, or no more will come.
+            # The kernel says that the socket is readable when this many bytes are, or no more will come.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             await self._readable(connection)
             seen = connection.recv(size, socket.MSG_PEEK)
@@ -286,7 +286,7 @@ class Acceptor:
 
 
 def origin(host: str) -> str:
-    """Whom an address belongs to, as far as one can tell: of IPv6 a site has 64 bits."""
+    """The site of an address, as far as it shows: for IPv6 its first 64 bits."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address):

@@ -1,8 +1,8 @@
-"""Who may have how many requests: who calls is found out before anything else of a request, and its body read after.
+"""How many requests a caller may have: the caller is found before anything else of a request, and its body read after.
 
 Owns the places of requests and the room of bodies, each shared between callers. The service is asked by the token, and
-its answer kept for a moment, by a keyed hash of the token. Such an answer only decides what is read and who sees the
-metrics: the service looks at the token of each call itself.
+its answer kept for a moment, by a keyed hash of the token. Such an answer only decides what is read and which callers
+see the metrics: the service looks at the token of each call itself.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ class Callers:
         """Returns the rights of a token. Raises HttpError: 401, or 503 if the service does not say."""
         key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=16).digest()
         now = asyncio.get_running_loop().time()
-        if (known := self._known.get(key)) is not None and now < known[1]:
-            return known[0]
+        if (answer := self._known.get(key)) is not None and now < answer[1]:
+            return answer[0]
         if (refused := self._refused.get(key)) is not None and now < refused[1]:
             # The same exception is raised many times, so the traceback of the last time is removed.
             raise refused[0].with_traceback(None)
@@ -76,7 +76,7 @@ class Callers:
         self._known.pop(key, None)
         self._refused.pop(key, None)
         try:
-            found = await self._service.rights(metadata)
+            rights = await self._service.rights(metadata)
         except HttpError as error:
             if error.status == 401:
                 _trim(self._refused, _MAX_REFUSED)
@@ -85,8 +85,8 @@ class Callers:
         finally:
             del self._asked[key]
         _trim(self._known, _MAX_KNOWN)
-        self._known[key] = found, loop.time() + KNOWN_SECONDS
-        return found
+        self._known[key] = rights, loop.time() + KNOWN_SECONDS
+        return rights
 
 
 def _trim(answers: dict[bytes, _Answer], limit: int) -> None:
@@ -96,7 +96,7 @@ def _trim(answers: dict[bytes, _Answer], limit: int) -> None:
 
 
 class Admission:
-    """Of one process."""
+    """Admits the requests of one process."""
 
     def __init__(self, settings: Settings, guard: Guard, callers: Callers, seats: Seats) -> None:
         self._settings, self._guard, self._callers, self._seats = settings, guard, callers, seats
@@ -130,7 +130,7 @@ class Admission:
             return
         token = request.state.token
         if token is None:
-            # Without an answer of the service, nobody knows whether it would ask for a token.
+            # Without an answer of the service, it is unknown whether it would ask for a token.
             if self._guard.needs_tokens is None:
                 raise unavailable(f"the service at {self._settings.address} does not answer")
             raise unauthenticated("a token is needed: the header 'authorization: Bearer TOKEN'")
@@ -147,7 +147,7 @@ class Admission:
             return
         limit = self._places.limit(caller)
         if self._places.is_shared:
-            # A caller that sends again at once, whatever the retry hint says, would keep the process busy.
+            # A caller that sends again at once, against the retry hint, would keep the process busy.
             await asyncio.sleep(random.uniform(0.5, 1.0) * _FULL_SECONDS)
         message = (
             f"{numbered(limit, 'request')} of this key are in work, which is its share of {self._settings.max_requests}"

@@ -1,8 +1,8 @@
 """The gateway as an ASGI application of Starlette: which path is answered how, and what goes wrong.
 
-`admission` decides who may have how many requests. `generation` answers completions and chats. The endpoints that are
-one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new requests
-are refused, told when to come again, and their connections end; those in work go on.
+`admission` decides how many requests a caller may have. `generation` answers completions and chats. The endpoints that
+are one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new
+requests are refused with a time to come again, and their connections end; those in work go on.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class App(Starlette):
             generate.__name__ = read.__name__
             return generate
 
-        # Path, what it has, the endpoint's name in metrics, handler, method, and who gives its requests a place.
+        # Path, what it has, the endpoint's name in metrics, handler, method, and the owner of its requests' places.
         table: list[tuple[str, str, str, Handler, str, Admission | None]] = [
             ("/", "these paths", "other", self.index, "GET", None),
             ("/v1/chat/completions", "answers a conversation", "chat", made(chat_completion), "POST", admission),
@@ -121,7 +121,7 @@ class App(Starlette):
         """Answers a request, and counts it by endpoint and outcome."""
         if scope["type"] != "http":
             return
-        # Of the request: its body once it was read, its endpoint in metrics, the status of its answer.
+        # What is kept of the request: its body once it was read, its endpoint in metrics, the status of its answer.
         state = scope["state"]
         state.update(began_at=time.perf_counter(), body=None, endpoint="other", status=500)
         self._meter.add("requests_in_work")
@@ -235,12 +235,12 @@ class App(Starlette):
             code, message = "not_found", missing(path, self._about, header(request, "host"))
         elif error.status_code == 405:
             allowed = _methods((error.headers or {}).get("Allow", "").split(", "))
-            message = f"{request.method[:16]} is no method of {path}; it takes {allowed}"
+            message = f"{request.method[:16]} is not a method of {path}; it takes {allowed}"
         return refusal(request, HttpError(error.status_code, message, code=code, headers=error.headers or {}))
 
 
 def _methods(names: Collection[str]) -> str:
-    """The methods of a path. Who takes GET takes HEAD too."""
+    """The methods of a path. A path with GET takes HEAD too."""
     return " and ".join(sorted(name for name in names if name != "HEAD"))
 
 

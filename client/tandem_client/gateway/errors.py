@@ -70,7 +70,7 @@ def overloaded(message: str, *, seconds: float, code: str) -> HttpError:
 
 
 def unauthenticated(message: str) -> HttpError:
-    """The caller has not said who it is in a form that the gateway knows."""
+    """The caller has not proved its identity in a form that the gateway knows."""
     headers = {"www-authenticate": "Bearer"}
     return HttpError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
 
@@ -82,7 +82,7 @@ def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
 
 
 def from_service(error: errors.TandemError) -> HttpError:
-    """The answer for an error of the service, whose message already names fields as OpenAI's API does."""
+    """The answer for an error of the service with a message that already names fields as OpenAI's API does."""
     unknown = (501, SERVER, "not_implemented") if error.code.name == _UNIMPLEMENTED else (500, SERVER, "internal_error")
     status, kind, code = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), unknown)
     param, message = error.keyword, error.message

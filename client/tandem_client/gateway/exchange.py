@@ -3,7 +3,7 @@
 Owns the bounds of a body in bytes, seconds and nesting, and how callers share the gateway's requests or the memory of
 bodies: a caller may have as many places as it leaves free. So one that takes the most leaves half of them, the next one
 half of the rest, and so on. The service has the same rule for its streams. One clock serves all streams of events, so
-that a message costs none; `protocol` ends one whose reader stalls. Knows nothing of the API.
+that a message costs none; `protocol` ends one with a stalled reader. Knows nothing of the API.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Places:
         return (free + 1) // 2 if self.is_shared else free
 
     def take(self, caller: str, number: int = 1) -> bool:
-        """Takes places; returns False if the caller may not have so many more."""
+        """Takes places; returns False if the caller may not have that many more."""
         if self._taken[caller] + number > self.limit(caller):
             return False
         self._taken[caller] += number
@@ -126,7 +126,7 @@ def refusal(request: Request, error: HttpError) -> Answer:
 
 
 def _length(request: Request) -> int | None:
-    """Of the body, as the headers say; None if they do not. h11 and httptools refuse other forms than a number."""
+    """The length of the body by the headers; None without one. h11 and httptools refuse other forms than a number."""
     given = header(request, "content-length")
     if given.isdecimal():
         return int(given)
@@ -174,11 +174,11 @@ async def read(
 
 
 def _check_kind(kind: str, *, is_foreign: bool) -> None:
-    """Refuses what is no JSON. `curl -d` calls JSON a form, and other clients call it text, bytes or nothing."""
+    """Refuses anything but JSON. `curl -d` calls JSON a form, and other clients call it text, bytes or nothing."""
     if kind.startswith("multipart/"):
         raise HttpError(415, f"the content type is {kind[:60]}; a body is one JSON object, without parts and files")
     if is_foreign and kind != _JSON:
-        # A browser sends a form of any page to any address, and asks nobody. For JSON it asks first.
+        # A browser sends a form of any page to any address, without a question. For JSON it asks first.
         shown = f"is {kind[:60]}" if kind else "is missing"
         raise HttpError(415, f"the content type {shown}; that of a web page's request must be {_JSON}")
 
@@ -214,7 +214,7 @@ def values(request: Request) -> dict[str, object]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 class EventStream:

@@ -40,7 +40,7 @@ class Generation(Response):
         self._wanted, self._metadata = wanted, metadata
         self._service, self._meter, self._pulse = service, meter, pulse
         self._request_id = _new_id(header(request, _ID_HEADER))
-        # Of the answer.
+        # The headers of the answer.
         self._lines = {_ID_HEADER: self._request_id}
         self._has_token = False
 
@@ -67,7 +67,7 @@ class Generation(Response):
             if warning := await calls[0].warning():
                 self._lines[_WARNING_HEADER] = warning
             if named := [name for call in calls if (name := await call.named_service()) is not None]:
-                # Of several prompts, each service once.
+                # Several prompts name each service once.
                 self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
             if isinstance(answer, Chunks):
                 await self._stream(answer, calls)
@@ -93,7 +93,7 @@ class Generation(Response):
         except HttpError as error:
             last = b"data: " + error.body() + b"\n\n"
         except asyncio.CancelledError:
-            # The process stops, or the client has left and nobody reads this.
+            # The process stops, or the client has left and does not read this.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_WORD_SECONDS):
                     error = unavailable("the gateway ended the request, because it stops")
@@ -104,7 +104,7 @@ class Generation(Response):
         await stream.close(last)
 
     async def _pump(self, idx: int, call: ServiceCall, answer: AnswerWriter, stream: EventStream | None = None) -> None:
-        """Gives the messages of one call to the answer, to its end, and what it tells of them to its stream."""
+        """Gives the messages of one call to the answer, to its end, and what it says of them to its stream."""
         echo_due = self._wanted.is_echo
         while (message := await call.next()) is not None:
             self._meter.add("messages")

@@ -25,7 +25,7 @@ _HELP = {
     "requests_in_work": "Requests that have no complete answer yet.",
     "connections": "Open connections of clients.",
     "messages": "Messages of the service that were passed on.",
-    "prompt_tokens": "Tokens of prompts whose answers are complete.",
+    "prompt_tokens": "Tokens of prompts with complete answers.",
     "output_tokens": "Tokens of complete answers.",
     "connections_refused": "Connections closed because there were too many.",
 }

@@ -23,7 +23,7 @@ _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class Readers:
-    """The connections of one process, whose clients must take what is sent to them."""
+    """The connections of one process; their clients must take what is sent to them."""
 
     def __init__(self, *, stall_seconds: float) -> None:
         """`stall_seconds`: after which a connection ends if its client has taken nothing of what waits for it."""
@@ -31,7 +31,7 @@ class Readers:
         self.connections: dict[BoundedConnection, None] = {}
 
     async def run(self) -> NoReturn:
-        """Ends connections whose clients take nothing, for ever."""
+        """Ends connections with clients that take nothing; runs for ever."""
         while True:
             await asyncio.sleep(self._look_seconds)
             for connection in list(self.connections):
@@ -144,7 +144,7 @@ class BoundedConnection:
         self.transport.close()
 
     def _early_origin(self) -> str:
-        """The origin in the part of a head that has come; empty without one, and with h11, which tells only a whole."""
+        """The origin in the part of a head that has come; empty without one, and with h11, which shows only a whole."""
         return ""
 
 
@@ -201,7 +201,7 @@ class EagerConnection(BoundedConnection):
     pipeline: Any
     parser: Any
     url: bytes
-    # Of the head that comes; None before the first.
+    # The headers of the head that comes; None before the first.
     headers: list[tuple[bytes, bytes]] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -214,7 +214,7 @@ class EagerConnection(BoundedConnection):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells the request in work; uvicorn tells only the last one that came."""
+        """Informs the request in work; uvicorn informs only the last one that came."""
         for cycle in self._unanswered:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -240,7 +240,7 @@ class EagerConnection(BoundedConnection):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         self._unanswered.append(self.cycle)
-        # What comes behind the body is no header of the request.
+        # What comes behind the body is not a header of the request.
         self.headers = list[tuple[bytes, bytes]]()
 
     def on_body(self, body: bytes) -> None:
@@ -262,14 +262,14 @@ class EagerConnection(BoundedConnection):
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers or ():
             if name == b"connection":
-                value = b",".join(each for each in value.split(b",") if each.strip().lower() not in _OF_UPGRADE)
+                value = b",".join(word for word in value.split(b",") if word.strip().lower() not in _OF_UPGRADE)
             if name not in _OF_UPGRADE:
                 lines.append(b"%s: %s" % (name, value))
         return b"\r\n".join([*lines, b"\r\n"])
 
     def _early_origin(self) -> str:
-        found = [value for name, value in self.headers or () if name == b"origin"]
-        return found[0].decode("latin-1") if len(found) == 1 else ""
+        origins = [value for name, value in self.headers or () if name == b"origin"]
+        return origins[0].decode("latin-1") if len(origins) == 1 else ""
 
     def _read(self, callback: str, *arguments: bytes) -> None:
         self._num_unread = 0
@@ -285,12 +285,12 @@ def bounded(
 ) -> type[Any]:
     """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
     connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
-    own = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
-    return type("Bounded", (connection, parser), own)
+    attributes = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
+    return type("Bounded", (connection, parser), attributes)
 
 
 def parser_class(find: Callable[[str], Any]) -> type[Any]:
-    """The faster of uvicorn's parsers that is installed. `find` tells whether a module is."""
+    """The faster of uvicorn's parsers that is installed. `find` says whether a module is."""
     if find("httptools") is not None:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 

@@ -42,7 +42,7 @@ LISTENING = "gateway listening on"
 # Files that the process opens besides its connections.
 _SPARE_FILES = 128
 _BACKLOG = 2048
-# As the help of --ping-seconds says. A reader that takes nothing holds a request of the service for nobody.
+# As the help of --ping-seconds says. A reader that takes nothing holds a request of the service in vain.
 _PINGS_TO_STALL = 4
 
 _MODULE = "tandem_client.gateway"
@@ -166,7 +166,7 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
 
 
 def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
-    """The files of certificates, and who uses them."""
+    """The files of certificates, and their users."""
     cert, key = settings.tls_cert, settings.tls_key
     of_service = (settings.service_ca, settings.service_cert, settings.service_key)
     files = [Followed(of_service, service.connect, log)]

@@ -2,7 +2,7 @@
 
 Owns the channel, and what is known of the service's door: whether it answers and asks callers for tokens. A public
 gateway serves only if it does. Every call carries its own caller's token; the gateway has none, and no token file, so
-it asks the service by a call without a token. If no call reaches the service, a handshake tells which flag of TLS is
+it asks the service by a call without a token. If no call reaches the service, a handshake shows which flag of TLS is
 wrong. The raw stubs serve the streams, because what `AsyncClient` makes of each message costs more than the rest of the
 gateway.
 """
@@ -30,7 +30,7 @@ from tandem_contract.settings import SettingError
 
 # For the calls with one answer.
 ANSWER_SECONDS = 60.0
-# For the question who calls, which is answered without the core.
+# For GetCaller, which is answered without the core.
 _CALLER_SECONDS = 5.0
 # For the question whether the service drains, while this gateway does.
 _DRAINS_SECONDS = 1.0
@@ -154,8 +154,8 @@ class Service:
     async def needs_tokens(self, seconds: float) -> bool | None:
         """Whether callers need a token; None if the service does not answer.
 
-        It is asked by a call without one. If that has a tenant, it is the tenant of the gateway's own certificate, with
-        whose rights no caller of the gateway may call.
+        It is asked by a call without one. If that has a tenant, it is the tenant of the gateway's own certificate; no
+        caller of the gateway may use its rights.
         """
         try:
             answer = await self._control.GetCaller(control_pb2.GetCallerRequest(), timeout=seconds)

@@ -56,7 +56,7 @@ class Settings(BaseModel):
         0,
         1_000_000,
         "N",
-        "connections of one address whose callers are not known; 0: 100, or with --listen on loopback any number."
+        "connections of one address without known callers; 0: 100, or with --listen on loopback any number."
         " Behind a proxy, which all callers have in common, set as many as --max-connections",
     )
     address_handshakes: int = number(
@@ -78,7 +78,7 @@ class Settings(BaseModel):
     log_format: LogFormat = Field("text", title="FORMAT", description="text or json")
     config: Path | None = file("TOML file with any of these settings")
     exit_with_parent: bool = Field(False, description="end when the parent process ends; Linux only")
-    # Of a process among several: the table of their counters, and its row.
+    # Set for a process among several: the table of their counters, and its row.
     table: Path | None = None
     row: int = Field(0, ge=0, le=63)
 
@@ -110,7 +110,7 @@ class Settings(BaseModel):
     @property
     def origins(self) -> Set[str]:
         """The origins of --cors-origins; `*` stands for all."""
-        return {origin for each in self.cors_origins.split(",") if (origin := each.strip())}
+        return {origin for part in self.cors_origins.split(",") if (origin := part.strip())}
 
     def allows(self, origin: str) -> bool:
         """Whether pages of this origin may call."""
@@ -123,7 +123,7 @@ class Settings(BaseModel):
 
     @property
     def bounds_of_address(self) -> tuple[int, int]:
-        """Connections, and handshakes per second; 0 is no bound. On loopback all addresses are those of one machine."""
+        """Connections, and handshakes per second; 0: no bound. On loopback all addresses are those of one machine."""
         connections, handshakes = (100, 20) if self.is_public else (0, 0)
         return self.address_connections or connections, self.address_handshakes or handshakes
 
@@ -157,7 +157,7 @@ PROGRAM = Program(
     command="python -P -m tandem_client.gateway",
     model=Settings,
     description="Runs the OpenAI-compatible HTTP gateway of a Tandem service. Callers' bearer tokens go on to the"
-    " service, whose token file is the only one.",
+    " service; its token file is the only one.",
     prefix="TANDEM_GATEWAY_",
     # The client's variable.
     shared={"address": ("TANDEM_ADDRESS",)},

@@ -31,7 +31,7 @@ _MOST_RATES = 150
 _STEPS_PER_RATE = 4
 # A shorter time between a result and the next plan is the scheduler's own, or comes of the file's rounding.
 _LEAST_GAP_SECONDS = 1e-3
-# Of more lanes, only those with the most steps are listed.
+# The lanes with the most steps that are listed if there are more.
 _MOST_LANES = 8
 
 

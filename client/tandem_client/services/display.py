@@ -15,7 +15,7 @@ from tandem_contract.processes import State, Supervisor
 
 # The name of this command before its own lines.
 OWN = "serve"
-# The time for whoever reads the output to take the last lines.
+# The seconds for the reader of the output to take the last lines.
 FLUSH_SECONDS = 1.0
 
 
@@ -36,7 +36,7 @@ def formed(name: str, line: str, log_format: LogFormat | None = None) -> str:
 class Display:
     """Each line of every program, as it comes; of repeats in a text log their number. No control characters.
 
-    Called in one thread. Nothing waits for whoever reads the output.
+    Called in one thread. Nothing waits for the reader of the output.
     """
 
     def __init__(self, writer: LineWriter, log_format: LogFormat | None = None) -> None:
@@ -49,14 +49,14 @@ class Display:
         self.writer.write(formed(name, line, self._log_format))
 
     def end_phase(self, phase: Phase) -> None:
-        """Notes the end of a phase that no program tells."""
+        """Notes the end of a phase that no program reports."""
 
     def show(self, name: str, line: str) -> None:
         """Takes a line of a program."""
         # Not a program's `ready` line: this command prints one when all serve.
         if READY.search(line) is not None:
             return
-        # Programs count the records of a JSON log, whose members may differ where the message does not.
+        # Programs count the records of a JSON log, in which members may differ where the message does not.
         take = self.log if self._log_format == "json" else self.repeats.show
         take(name, line)
 

@@ -23,7 +23,7 @@ _LISTENING = re.compile(r"\bgateway listening on ([^\s\"]+)")
 
 
 def asks_for_proofs(scheduler: Settings) -> bool:
-    """Whether a scheduler with these settings answers only callers that prove who they are."""
+    """Whether a scheduler with these settings answers only callers that prove their identity."""
     return any(scheduler[name] for name in ("tokens", "tls_cert"))
 
 

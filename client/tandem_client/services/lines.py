@@ -1,4 +1,4 @@
-"""Lines that programs print, on their way to a stream or a file: nothing here waits for whoever reads them.
+"""Lines that programs print, on their way to a stream or a file: nothing here waits for their reader.
 
 Owns the log file and its size, and which lines are repeats.
 """
@@ -14,7 +14,7 @@ from tandem_contract.logs import LineWriter, LogLine, parse, to_descriptor
 from tandem_contract.plural import numbered
 
 _MAX_LINES = 4096
-# Of the file; the one before it is kept, too.
+# The size of the file; the one before it is kept, too.
 _MAX_FILE_BYTES = 4 << 20
 # How long equal lines are counted before their number is said.
 _COUNT_SECONDS = 10.0

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 _NAME = "bundled"
 TOY_NOTICE = "the bundled model is a toy of 4 million parameters: what it writes is babble; name another model"
 
-# The states of a worker that has what it needs; UNKNOWN is that of a service which tells none.
+# The states of a worker that has what it needs; UNKNOWN is that of a service that reports none.
 _READY = (WorkerState.SERVING, WorkerState.STANDBY, WorkerState.UNKNOWN)
 # A line of a standby worker, which it prints at every log level.
 _ON_STANDBY = re.compile(r"\bon standby: ready to take over")
 
 _HOLDER = "gpu_worker.holder"
 _LOOK_SECONDS = 0.1
-# How often a service that was ready is asked whether it still is. After how long it is told that it is not, and then
+# How often a service that was ready is asked whether it still is. After how long the user is warned, and then
 # how often at most.
 _WATCH_SECONDS, _TELL_SECONDS = 1.0, 1.0
-# They are no news before the service was ready.
+# They do not count as news before the service was ready.
 _AT_START = (WaitReason.NO_WORKER, WaitReason.WORKER_STARTING, WaitReason.UNKNOWN)
 _ANSWER_SECONDS = 5.0
 # How long a drain of the scheduler takes at most, as it says at the begin; and what a program may need after it.
@@ -56,7 +56,7 @@ _COMMAND_SECONDS = 2.0
 _GATEWAY_SECONDS = 10.0
 # The time to ask for suspects during the pause before a restart.
 _URGENT_SECONDS = 1.0
-# The time of the scheduler to end its streams when nobody waits for their requests.
+# The time of the scheduler to end its streams when no caller waits for their requests.
 _NOW_SECONDS = 0.9
 # The kernel kills all processes when this process ends, for any reason.
 _WITH_PARENT = "--exit-with-parent"
@@ -169,9 +169,9 @@ class ServicePair:
         `gateway_flags`: of the HTTP gateway; None starts none. `settings`: what the scheduler reads of its flags.
         """
         self._on_line, self._on_end, self._say = on_line, on_end, say
-        # Whether it was ready; since when it is not, on the loop's clock; what was told last, and when.
+        # Whether it was ready; since when it is not, on the loop's clock; what was printed last, and when.
         self._was_ready = False
-        self._idle_since: float | None = None
+        self._idle_since: float | None = None  # on the loop's clock
         self._told, self._told_at = "", 0.0
         self._has_door = asks_for_proofs(settings)
         # Where the health of a scheduler is asked that wants TLS or tokens.
@@ -235,7 +235,7 @@ class ServicePair:
         return self._address
 
     async def ready(self) -> str:
-        """Waits until the running scheduler computes with a running worker; returns its address. Tells why it waits."""
+        """Waits until the running scheduler computes with a running worker; returns its address. Prints its waits."""
         while True:
             address = await self.listening()
             async with probe(self._probe or address) as client:
@@ -263,7 +263,7 @@ class ServicePair:
         return "" if self._gateway is None else self._gateway.url
 
     async def down(self) -> None:
-        """Waits until a child has ended since the pair was ready, or it was told that the service computes no more."""
+        """Waits until a child has ended since the pair was ready, or the service reported that it computes no more."""
         async with probe(self._probe or self._address) as client:
             while not self._down.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -315,7 +315,7 @@ class ServicePair:
             return None
 
     def _note_reason(self, load: Load) -> None:
-        """Tells why no request is computed, when that has lasted for a moment."""
+        """Prints why no request is computed, when that has lasted for a moment."""
         now, why = asyncio.get_running_loop().time(), load.not_serving
         if not why or (not self._was_ready and load.not_serving_reason in _AT_START):
             self._idle_since = None

@@ -1,6 +1,6 @@
-"""The phases of a start, as the lines of the programs tell them: which is under way, since when, and what it is about.
+"""The phases of a start, as the lines of the programs show them: which is under way, since when, and what it is about.
 
-Scheduler and worker start at the same time, and are told one after the other. Knows nothing of terminals.
+Scheduler and worker start at the same time, and are shown one after the other. Knows nothing of terminals.
 """
 
 import re
@@ -14,7 +14,7 @@ from tandem_contract.logs import parse
 
 
 class Phase(StrEnum):
-    """In the order in which they are told."""
+    """In the order in which they are shown."""
 
     SETTINGS = "check settings"
     SCHEDULER = "scheduler"
@@ -36,7 +36,7 @@ _ENDS: tuple[tuple[str, Phase, re.Pattern[str]], ...] = (
 # Lines that say how far the phase of a worker is.
 _COMPILES = re.compile(r"compiling ")
 _DETAILS = re.compile(r"(?:weights|compiling the C\+\+ kernels): (?P<detail>\d.*)|(?P<words>fetching \S+ from the hub)")
-# It is told only if something was compiled.
+# It is shown only if something was compiled.
 _OPTIONAL = Phase.COMPILE
 
 

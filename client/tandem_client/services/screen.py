@@ -23,13 +23,13 @@ from tandem_contract.processes import State, Supervisor
 
 _FRAMES_PER_SECOND = 8
 _PHASE_WIDTH = 26
-# Of a program that failed.
+# The most lines about a program that failed.
 _MAX_EXPLAINING = 12
 _WRONG = ("WARNING", "ERROR", "CRITICAL")
 
 
 class _Out:
-    """The terminal as rich needs it: a file, whose text waits in the writer's queue."""
+    """The terminal as rich needs it: a file; its text waits in the writer's queue."""
 
     def __init__(self, writer: LineWriter, encoding: str) -> None:
         self.write, self.encoding = writer.put, encoding
@@ -166,9 +166,9 @@ def _line_of(told: Told) -> str:
 
 
 def explaining(lines: Sequence[str], cause: str) -> list[str]:
-    """Returns the last lines of a program that may say why it ended: what is wrong, and what is no line of the log.
+    """Returns the last lines of a program that may say why it ended: what is wrong, and what is not a line of the log.
 
-    Without the last one, which is told as the cause.
+    Without the last one, which is shown as the cause.
     """
     wrong = [line for line in lines if line.strip() and parse(line).level in ("", *_WRONG)]
     if wrong and parse(wrong[-1]).message.strip() == cause:

@@ -40,7 +40,7 @@ def run(
 ) -> tuple[int, str]:
     """Serves until a signal comes or a program ends for good; returns the exit code, and the cause or an empty text.
 
-    `flags` and `settings` are by program; without those of the gateway there is none.
+    `flags` and `settings` are by program; without those of the gateway, none is started.
     """
     pair = ServicePair(
         scheduler_flags=flags[SCHEDULER],

@@ -31,7 +31,7 @@ class TandemRollout:
     """Call it as `rollout_func(prompts, trainer)`. It keeps one folder of weights, that of the newest version."""
 
     def __init__(self, client: Client, folder: str | os.PathLike[str], *, timeout: float | None = None) -> None:
-        """`folder`: an absolute path below the service's --weights-folders, which the workers see too."""
+        """`folder`: an absolute path below --weights-folders, which workers see too. `timeout`: seconds for a call."""
         self._client, self._folder, self._timeout = client, Path(folder), timeout
         # Versions are never used twice, also by another trainer.
         self._run = secrets.token_hex(4)

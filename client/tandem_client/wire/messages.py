@@ -27,8 +27,8 @@ _Word = TypeVar("_Word", bound=StrEnum)
 def value(cls: type[_Value], message: Message) -> _Value:
     """A value of the class, from the message's fields of the same names.
 
-    A field that may be None is None where the message's field is not set. A number of an enum that is newer than this
-    client is UNKNOWN.
+    A field that may be None is None where the message's field is not set. A number of an enum of a newer version than
+    this client is UNKNOWN.
     """
     return cls(**{name: read(message) for name, read in _readers(cls, message.DESCRIPTOR)})
 

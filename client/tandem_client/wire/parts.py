@@ -66,7 +66,7 @@ def assign(name: str, message: Any, field: str, value: Any) -> None:
 
 
 def fill(message: _Message, place: str = "", **values: Any) -> _Message:
-    """Sets fields by their names, and leaves those unset whose value is None. Raises as `assign`.
+    """Sets fields by their names, and leaves those with value None unset. Raises as `assign`.
 
     `place`: what stands before a name in an error.
     """
@@ -129,7 +129,7 @@ class ChatKeywords(ChatOptions, total=False):
     parsed: bool | None
 
 
-# Messages of a GenerateRequest whose fields have keywords of their own. Within any other field, all have its keyword.
+# Messages of a GenerateRequest with fields that have keywords of their own. Fields of other messages share one keyword.
 _GROUPS = ("chat", "constraint", "sampling", "stop", "output", "cache", "resume")
 # Keywords that differ from the field's name.
 _OTHER_NAMES = {

@@ -1,8 +1,8 @@
 """Builds requests from keywords, and the metadata by which a proxy in front of several services finds the right one.
 
 Owns the keywords of `generate`, the field that each one sets, and the affinity of a request: a hash of the salt and of
-a prompt's beginning, by which requests that begin alike reach one service. Checks only that a message can hold the
-values; the service checks every limit.
+a prompt's beginning, by which requests with a common beginning reach one service. Checks only that a message can hold
+the values; the service checks every limit.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
     parsed: bool | None
     request_id: str | None
     model: str | None
-    # Of a text: the special tokens that the tokenizer adds to a prompt.
+    # For a text: the special tokens that the tokenizer adds to a prompt.
     add_special_tokens: bool | None
     priority: int | None
     # Seconds that the request may wait for its first step; 0: no limit.

@@ -48,7 +48,7 @@ _NOT_CONNECTED = re.compile(
 )
 _SLOW_CONNECTION = re.compile(r"(failed to connect|connections to all backends).*(timed out|timeout)", re.I | re.DOTALL)
 _HTTP_1 = re.compile(r"Trying to connect an http1")
-# Somebody accepted the connection and the handshake failed. `peer` finds out what listens there.
+# The connection was accepted and the handshake failed. `peer` finds out what listens there.
 _OTHER_PROTOCOL = re.compile(
     r"Failed parsing HTTP/2|handshake failed|verification check failed|Socket closed"
     r"|[Cc]onnection reset|Broken pipe|\bEOF\b|GOAWAY",

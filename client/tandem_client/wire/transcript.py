@@ -113,7 +113,7 @@ class Transcript:
     def __init__(
         self, request: inference_pb2.GenerateRequest, offsets: Sequence[types.SampleOffset] | None = None
     ) -> None:
-        """`offsets`: what was read elsewhere of each sample of a resumed stream, whose options are not known."""
+        """`offsets`: what was read elsewhere of each sample of a resumed stream; its options are not known."""
         # The first message; None before it has come.
         self.accepted: types.Accepted | None = None
         self._offsets = offsets or ()

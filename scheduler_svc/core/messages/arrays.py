@@ -28,7 +28,7 @@ def is_any_of(ids: Int32Array, values: tuple[int, ...]) -> npt.NDArray[np.bool_]
         return np.isin(ids, values)
     if not values:
         return np.zeros(len(ids), np.bool_)
-    found = ids == values[0]
+    is_equal = ids == values[0]
     for one in values[1:]:
-        found |= ids == one
-    return found
+        is_equal |= ids == one
+    return is_equal

@@ -33,7 +33,7 @@ class Policy:
     cache_aware: bool = True
     """Among the requests at the head of the queue, the one with the longest cached prefix is admitted first."""
     fair_share: bool = True
-    """Each tenant gets an equal share of the service. If False, all requests belong to one tenant."""
+    """Each salt gets an equal share of its tenant's service. If False, a tenant's requests wait in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class CoreConfig:
     max_worker_wait_seconds: float = 600.0
     """A request fails if no present worker can hold it for this long."""
     max_kept_requests: int = 1024
-    """Largest number of ended requests whose answers are kept for callers that may resume them."""
+    """Largest number of ended requests with answers that are kept for callers that may resume them."""
     max_kept_bytes: int = 64 << 20
     """Largest size of these answers: their tokens and descriptions."""
     report_detached: bool = False
@@ -72,7 +72,7 @@ class CoreConfig:
     """Names the root of page hashes (`page_hash.root_name`), if workers may keep their pages for a later core that has
     the same root and continues the generations. Empty otherwise; plans then have no labels of pages."""
     weights_folders: tuple[str, ...] = ()
-    """Workers may be told to load new weights from these folders and those below them. Empty: updates are refused."""
+    """Workers may load new weights from these folders and those below them. Empty: updates are refused."""
     report_steps: bool = False
     """Whether the core emits a StepReport for every step, every lane reset and every worker that joins."""
     policy: Policy = field(default_factory=Policy)

@@ -317,7 +317,7 @@ class StepOutput:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     ends: tuple[End, ...] = ()
     weights_version: str = ""
-    """Of the weights that computed the tokens; empty for those that workers are started with."""
+    """The version of the weights that computed the tokens; empty for those that workers are started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What one front end tells the callers of requests that wait."""
+    """Reasons to wait that one front end passes on to its callers."""
 
     frontend: str
     waits: tuple[Wait, ...]
@@ -378,7 +378,7 @@ class ModelServed:
 class CoreStatus:
     """Whether requests are computed, and whether the core accepts them.
 
-    So front ends tell their callers, and refuse a request before they parse it.
+    Front ends inform their callers, and can refuse a request before they parse it.
     """
 
     frontend: str
@@ -387,7 +387,7 @@ class CoreStatus:
     not_serving: str
     """One sentence while a request that arrives is not computed (`status.Availability`), otherwise empty."""
     reason: WaitReason | None
-    """Of `not_serving`; None while it is empty."""
+    """The reason for `not_serving`; None while that is empty."""
     not_serving_seconds: float
     """For how long no request has been computed."""
     refuses: bool
@@ -442,10 +442,10 @@ class News:
 
 
 ToCallers = Admitted | Rejected | StepOutput | Waits | Resumed | Replaced
-"""What a front end tells the caller of a request."""
+"""What a front end passes on to the caller of a request."""
 ToOperators = AbortReply | LoadReply | FlushReply | QuarantineReply | RequestsReply
 Progress = DrainReport | DrainRefused | WeightsReport | UpdateRefused
-"""Of operations, to those who watch."""
+"""Reports of operations, for the operators that watch them."""
 ToFrontends = ModelServed | CoreStatus | AnnounceDrain
 ToWorkers = WorkerAccepted | WorkerRefused | AskRejoin | DismissWorker | SendPlan | LoadWeights
 ToPrepare = PrepareResource | DropResource

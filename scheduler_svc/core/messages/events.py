@@ -92,13 +92,13 @@ class Submit:
     description: Annotated[bytes, Length(0, MAX_DESCRIPTION_BYTES)] = b""
     """Bytes that the core keeps unread for the front end that resumes the request."""
     tenant: str = ""
-    """Who pays; empty without a token file."""
+    """The tenant that the request counts for; empty without a token file."""
     traceparent: Annotated[str, Length(0, 55)] = ""
     """The caller's trace, for the flight recorder; the core does not read it."""
     resources: tuple[Resource, ...] = ()
     """What a worker must prepare for the request, at most one of each kind."""
     sampling_key: bytes = b""
-    """Hash of `sampling` without the seed, which may be drawn anew each time. If it is empty, `sampling` counts."""
+    """Hash of `sampling` without the seed, which may be drawn again each time. If it is empty, `sampling` counts."""
     is_max_unset: bool = False
     """Whether the caller left the maximum unset. `max_new_tokens` is then what the front end allows."""
 
@@ -122,7 +122,7 @@ class Submit:
         return self.linger_seconds > 0
 
     def ends_at(self, arrived_at: float) -> float | None:
-        """Returns the earlier end of the request's time limit and its deadline; None without one."""
+        """Returns the earlier end of time limit and deadline, by the clock of `arrived_at`; None without one."""
         limits = [seconds for seconds in (self.max_time_seconds, self.deadline_seconds) if seconds > 0]
         return arrived_at + min(limits) if limits else None
 
@@ -161,7 +161,7 @@ class Restored:
     ends: tuple[End | None, ...]
     """The end of each sample, None if it has not ended."""
     linger_seconds: float
-    """Time from this event until the request is dropped if nobody resumes it."""
+    """Seconds from this event until the request is dropped if its caller does not resume it."""
     weights: tuple[tuple[WeightsSpan, ...], ...] = ()
     """The spans by weights of each sample's output; empty: those that workers are started with."""
     suspects: tuple[int, ...] = ()
@@ -250,7 +250,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStops:
-    """A worker was asked to stop, and computes until it is told to end."""
+    """A worker was asked to stop, and computes until it is dismissed."""
 
     worker: str
 
@@ -294,7 +294,7 @@ NO_LOGPROBS = RawLogprobs()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConstraintsOfStep:
-    """The rows of a step whose constraints are complete or failed. Indices are into `StepDone.tokens`."""
+    """The rows of a step with complete or failed constraints. Indices are into `StepDone.tokens`."""
 
     complete: Int32Array = field(default_factory=lambda: NO_IDS)
     """The output satisfies the constraint with this token, and nothing can follow."""
@@ -359,6 +359,6 @@ FromCallers = Submit | Resume | Cancel | Finish | Abort
 FromOperators = LoadQuery | FlushCache | QuarantineQuery | ClearQuarantine | RequestsQuery | Drain | UpdateWeights
 FromWorkers = WorkerJoined | WorkerLost | WorkerStops | WorkerAlive | StepDone | ResourceReady | WeightsLoaded
 FromJournal = Restored | QuarantineRestored | WeightsRestored
-"""Of an earlier process."""
+"""What an earlier process left in the journal."""
 FromShell = FrontendJoined | FrontendLost | TenantsChanged | Tick | Paused | DrainStarted | DrainEnded
 Event = FromCallers | FromOperators | FromWorkers | FromJournal | FromShell

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 EXPECTED_TOKENS = 256
-"""The tokens that are still expected of a sample whose maximum is unset: most answers are shorter, and the rest of a
+"""The tokens that are still expected of a sample without a maximum: most answers are shorter, and the rest of a
 context of 131,072 tokens would leave pages idle and let one request take the tokens of a tenant's minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maximum:
-    """The front end decides it. The number counts also if the caller did not set it, but then it is no demand: a worker
+    """The front end decides it. The number counts also if the caller did not set it, but not as a demand: a worker
     with less room takes the request, which ends where the room of every worker ends."""
 
     tokens: int

@@ -1,7 +1,7 @@
 """What requests are called: the core's ids, and the forms in which a caller may name a request.
 
 A request has the id that its caller chose or was given. The gateway's answers put a prefix before it, an operator the
-tenant, and people who copy an id change its case. `meant` knows all forms, for every method that takes an id.
+tenant, and an id may lose its case when a person copies it. `meant` knows all forms, for every method that takes an id.
 """
 
 TENANT_END = "/"
@@ -23,7 +23,7 @@ def own_id(name: str, tenant: str) -> str:
 def forms(request_id: str) -> tuple[str, ...]:
     """Returns the ids that may be meant by one, the likeliest first: itself, without a prefix, in lower case."""
     low = request_id.lower()
-    bare = next((request_id[len(each) :] for each in PREFIXES if low.startswith(each)), "") or request_id
+    bare = next((request_id[len(prefix) :] for prefix in PREFIXES if low.startswith(prefix)), "") or request_id
     return tuple(dict.fromkeys((request_id, bare, low, bare.lower())))
 
 
@@ -32,7 +32,7 @@ def meant(request_id: str, tenant: str, *, all_tenants: bool = False) -> tuple[s
 
     `all_tenants`: the caller may name another tenant's request as `tenant/id`.
     """
-    own = [core_id(tenant, each) for each in forms(request_id)]
+    own_ids = [core_id(tenant, form) for form in forms(request_id)]
     other, mark, rest = request_id.partition(TENANT_END)
-    others = [core_id(other, each) for each in forms(rest)] if all_tenants and mark else []
-    return tuple(dict.fromkeys([*others, *own]))
+    others = [core_id(other, form) for form in forms(rest)] if all_tenants and mark else []
+    return tuple(dict.fromkeys([*others, *own_ids]))

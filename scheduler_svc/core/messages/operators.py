@@ -33,9 +33,9 @@ MAX_OPERATION_SECONDS = 86_400
 """The longest time that an operator gives a drain, or an update of weights."""
 MAX_WORKER_NAME_CHARS = 256
 MAX_VERSION_CHARS, MAX_FOLDER_CHARS = 128, 4096
-"""Of weights."""
+"""The longest version and folder of weights."""
 MAX_DETAIL_CHARS = 2000
-"""Of a sentence for people that another program wrote."""
+"""The longest sentence for people that another program wrote."""
 Duration = Annotated[float, Range(0, MAX_OPERATION_SECONDS)]
 
 
@@ -75,7 +75,7 @@ class Running(StrEnum):
     FINISH = "finish"
     """They end first."""
     RECOMPUTE = "recompute"
-    """They keep their tokens, whose keys and values are computed again."""
+    """They keep their tokens; keys and values are computed again."""
     CONTINUE = "continue"
     """They go on with the old keys and values."""
     ABORT = "abort"
@@ -105,7 +105,7 @@ class UpdateWeights(StartOperation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded:
-    """A worker has loaded the weights that it was told to load, or, if `ok` is False, changed nothing."""
+    """A worker has loaded the weights of `LoadWeights`, or, if `ok` is False, changed nothing."""
 
     worker: str
     version: Annotated[str, Cut(MAX_VERSION_CHARS)]
@@ -137,14 +137,14 @@ class QuarantineEntry:
     """A request that is refused for a time. Contains neither text nor tokens."""
 
     key: str
-    """Hexadecimal SHA-256 of tenant, prompt and options."""
+    """Hexadecimal SHA-256 of tenant, salt, prompt and options."""
     request_id: str
     """The id that the request had when it was convicted."""
     tenant: str
-    """Hexadecimal hash of the tenant."""
+    """Hexadecimal hash of tenant and salt."""
     age_seconds: float
     expires_seconds: float
-    """Time until the entry expires."""
+    """Seconds until the entry expires."""
     cause: str
 
 

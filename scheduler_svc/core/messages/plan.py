@@ -34,7 +34,7 @@ class KeptPages:
     page_root: str
     """Names the root of the hashes (`page_hash.root_name`)."""
     generation: int
-    """The newest generation whose plans may have changed the pages."""
+    """The newest generation with plans that may have changed the pages."""
     labels: PageLabels
 
 
@@ -152,6 +152,7 @@ class SentPlan:
 
     step: int
     sent_at: float
+    """On the core's clock."""
     rows: Int64Array
     """int64[n]: every row of the plan, chunks first, then decode rows."""
     handles: Int64Array

@@ -32,7 +32,7 @@ class WaitReason(StrEnum):
     QUEUE = "queue"
     SLOW_STEP = "slow step"
     COMPUTING = "computing"
-    """The request has a row again, and no token since it was told to wait."""
+    """The request has a row again, and no token since its caller heard that it waits."""
 
 
 SERVICE_REASONS = tuple(WaitReason)[:9]
@@ -47,7 +47,7 @@ class NotServing:
     message: str
     """One sentence without numbers that change with time."""
     since: float
-    """Since when no request can be computed, whatever the reasons were, on the core's clock."""
+    """Time on the core's clock [s] since when no request can be computed, for any reason."""
 
 
 class WorkerState(StrEnum):
@@ -98,7 +98,7 @@ class Incidents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPoolsLoad:
-    """The page pools whose memory outlives their workers (`held_pools`)."""
+    """The page pools with memory that outlives their workers (`held_pools`)."""
 
     pools: int = 0
     """Those of lost workers that no lane has taken over yet."""
@@ -285,9 +285,9 @@ class StepReport:
     """A confirmed step, a lane reset, or a worker that joined. A standby worker joins when it is seated.
 
     `step` and `preemptions` are counts since the core's start, as in Load. `prefill_tokens` counts the positions in
-    chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `span_seconds` is the time between
-    the plan and its result. The report of a reset has a `cause`, and its token counts and span are those of the void
-    plans. Resets and joins repeat the last step's number.
+    chunks, `decode_tokens` the decode rows, `output_tokens` the delivered tokens. `at` is on the core's clock,
+    `span_seconds` the time between the plan and its result. The report of a reset has a `cause`, and its token counts
+    and span are those of the void plans. Resets and joins repeat the last step's number.
 
     `lane` is the lane's number. A worker that joins again gets a new lane. `running` and `pages_*` are values of this
     lane. `all_running` and `all_pages_*` are sums over the lanes of all `workers`, without one that the reset removes.

@@ -1,7 +1,7 @@
 """What a request needs on a lane: the table of kinds of resources, one as it comes with a Submit, orders to workers.
 
 A resource is bytes that a worker prepares before it computes the requests that need them. The core names it by kind and
-hash, and never reads it. `KINDS` has all that differs between kinds; the rest of the core treats them alike.
+hash, and never reads it. `KINDS` has all that differs between kinds; the rest of the core is the same for all.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ class Kind:
     """A worker that has not answered an order for this long cannot use the resource."""
     blocks: Blocks
     wait: tuple[WaitReason, str]
-    """What a caller is told who waits for it."""
+    """The sentence for a caller that waits for it."""
     refusal: Callable[[WorkerInfo], str]
     """Returns why a worker takes none, in one sentence; empty if it takes them."""
 
@@ -88,7 +88,7 @@ class Resource:
 
     @property
     def key(self) -> bytes:
-        """Tells it from all others. For a constraint that is its hash, as in journals of earlier versions."""
+        """Identifies it. For a constraint that is its hash, as in journals of earlier versions."""
         return self.hash if self.kind == CONSTRAINT else self.kind.encode() + self.hash
 
 

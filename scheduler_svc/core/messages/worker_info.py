@@ -7,7 +7,7 @@ from scheduler_svc.core.messages.operators import MAX_DETAIL_CHARS, MAX_FOLDER_C
 from tandem_contract.bounds import Cut, Length, Range
 
 MAX_POOL_BYTES = 64
-"""Of what names a pool."""
+"""The longest name of a pool."""
 _MAX_NAME_CHARS = 512
 _TOKENS, _SMALL = Range(1, 1 << 24), Range(1, 1 << 16)
 

@@ -1,4 +1,4 @@
-"""All drains: begins them, moves the rows of drained workers, tells operators the progress, and finds when drains end.
+"""All drains: begins them, moves the rows of drained workers, reports progress to operators, and finds when drains end.
 
 `Drains` owns the drains, and remembers nothing of one after its end.
 """
@@ -23,7 +23,7 @@ from scheduler_svc.core.state.request import Move, Phase, Request
 from tandem_contract.plural import numbered
 
 LEAVE_SECONDS = 5.0
-"""A worker that was told to end ends within this time, or its lane is closed."""
+"""The seconds within which a dismissed worker ends; after them its lane is closed."""
 STAY_SECONDS = 2.0
 """How long the rows of a worker that was asked to stop go on there if no other worker takes them."""
 
@@ -38,7 +38,7 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
     stay, rows = lane.phases.stay, lane.rows.num_seated
     if stay is LanePhase.DISMISSED:
-        return "the worker was told to end"
+        return "the worker was dismissed"
     if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
@@ -168,7 +168,7 @@ class Drains(Organ):
         return drain
 
     def _put_wishes_off(self) -> None:
-        """Lets workers that were asked to stop serve again, except those that were told to end."""
+        """Lets workers that were asked to stop serve again, except those that were dismissed."""
         for drain in list(self._drains.values()):
             if drain.is_wished and drain.state is DrainState.DRAINING:
                 del self._drains[drain.worker]
@@ -216,7 +216,7 @@ class Drains(Organ):
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns the first end or report of a drain, None if no drain goes on."""
+        """Returns the time on the core's clock of a drain's first end or report, None without a drain."""
         return min((at for drain in self._drains.values() for at in drain.due_times()), default=None)
 
     def _find(self, worker: str) -> Lane | None:
@@ -241,7 +241,7 @@ class Drains(Organ):
             if not drain.is_late(now):
                 return []
             # It does not end, perhaps because it hangs. It has no request.
-            drain.end(DrainState.DONE, "the worker has no request and was told to end")
+            drain.end(DrainState.DONE, "the worker has no request and was dismissed")
             return self._close(lane, "it was drained", now, is_orderly=True)
         if drain.is_late(now):
             rows = lane.rows.num_seated
@@ -319,7 +319,7 @@ class Drains(Organ):
             tokens_left = sum(
                 one.submit.maximum.expected(one.total_length - one.known) for one in self._queue.waiting()
             )
-            tokens_left += sum(_tokens_left(each) for each in self._lanes.values())
+            tokens_left += sum(_tokens_left(one_lane) for one_lane in self._lanes.values())
         rows = lane.rows.num_seated if lane else 0
         return {"worker": drain.worker, "worker_running": rows, "tokens_left": tokens_left, "moved": drain.moved}
 

@@ -1,6 +1,6 @@
 """What a drain and an update of weights have in common: each goes on for a while, and operators watch it.
 
-`Operation` owns the state of one, who watches it, and when reports are due: at once for who begins to watch, then once
+`Operation` owns the state of one, its watchers, and when reports are due: at once for a new watcher, then once
 a second and at each change, until its end. It goes on if its operators leave or their front end dies. Knows nothing of
 what is done.
 """
@@ -23,7 +23,7 @@ REPORT_SECONDS = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Operation(Generic[_State]):
-    """One operation, from its beginning to its last report."""
+    """One operation, from its beginning to its last report. Times are on the core's clock."""
 
     state: _State
     detail: str = ""
@@ -31,7 +31,7 @@ class Operation(Generic[_State]):
     began_at: float
     ends_at: float | None = None
     """When its time is over."""
-    # Front end and query of each operator, and of those who have had no report.
+    # Front end and query of each operator, and of those without a report so far.
     _watchers: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     _new: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     _reports_at: float = 0.0
@@ -43,7 +43,7 @@ class Operation(Generic[_State]):
 
     @property
     def num_watchers(self) -> int:
-        """Operators that watch, some of whom may be gone."""
+        """Operators that watch; some may be gone."""
         return len(self._watchers)
 
     def end(self, state: _State, detail: str) -> None:
@@ -58,7 +58,7 @@ class Operation(Generic[_State]):
             self.ends_at = ends_at
 
     def leave(self, event: StartOperation) -> None:
-        """Removes an operator who watches no more."""
+        """Removes an operator that has stopped watching."""
         self._watchers.discard((event.frontend, event.query))
 
     def reports(
@@ -70,25 +70,25 @@ class Operation(Generic[_State]):
         figures: Callable[[], dict[str, Any]],
         *seen: object,
     ) -> list[_Report]:
-        """Makes the reports that are due, and forgets operators who are gone. `seen`: what else is a change.
+        """Makes the reports that are due, and forgets operators that are gone. `seen`: what else is a change.
 
         `figures` returns the fields that only this kind of operation has.
         """
-        self._watchers = {each for each in self._watchers if each[0] in frontends}
+        self._watchers = {watcher for watcher in self._watchers if watcher[0] in frontends}
         new, self._new = self._new & self._watchers, set()
-        change, told = (self.state, *seen), self._watchers
+        change, due = (self.state, *seen), self._watchers
         if now < self._reports_at and change == self._reported:
-            told = new
-        elif told:
+            due = new
+        elif due:
             self._reports_at, self._reported = now + REPORT_SECONDS, change
-        if not told:
+        if not due:
             return []
         if self.state.is_final:
             self._watchers = set()
         waiting = queue.num_waiting
         values = figures() | {"state": self.state, "detail": self.detail, "seconds": now - self.began_at}
         values |= {"running": len(queue) - waiting, "waiting": waiting}
-        return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(told)]
+        return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(due)]
 
     def due_times(self) -> list[float]:
         """When something is due though no event comes."""
@@ -97,6 +97,6 @@ class Operation(Generic[_State]):
 
 
 def why_not_watched(operations: Iterable[Operation[Any]], what: str) -> str:
-    """Returns why nobody else may watch, or an empty string."""
-    is_full = sum(each.num_watchers for each in operations) >= MAX_WATCHERS
+    """Returns why no further operator may watch, or an empty string."""
+    is_full = sum(operation.num_watchers for operation in operations) >= MAX_WATCHERS
     return f"{MAX_WATCHERS} callers watch {what}; this is the limit" if is_full else ""

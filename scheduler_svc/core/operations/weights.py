@@ -5,7 +5,7 @@ those of the service, and all other lanes follow, one by one with `in_turn`. The
 later with other weights: it loads before it gets a request. A lane with other weights than the service's gets no new
 request while another lane serves; it loads as soon as it has none.
 
-A worker is told to load when it has no plan in flight, and gets no plan before its answer. If it refuses,
+A worker is asked to load when it has no plan in flight, and gets no plan before its answer. If it refuses,
 its lane goes on as it was.
 
 No page that older weights computed is found afterwards: all pages leave the cache. With CONTINUE rows keep theirs; such
@@ -26,7 +26,7 @@ loaded.
 
 **Where versions come from.** `Core.weights` is what the first worker of an update has loaded. The journal keeps it.
 Without a journal a new core takes the version and the folder from the first worker that joins with some. A lane that
-joins with another version loads before its first plan; if it cannot, it tries again every 5 s and serves nobody
+joins with another version loads before its first plan; if it cannot, it tries again every 5 s and serves no request
 meanwhile. It does not count as a worker then, and health has its words.
 
 **Two workers lost** while they load before any has loaded end the update: the folder may be the cause.
@@ -127,7 +127,7 @@ class Updates(Organ):
         return []
 
     def _refusal(self, event: UpdateWeights) -> fx.UpdateRefused | None:
-        """Returns why nothing begins and nobody watches, or None."""
+        """Returns why no update begins and no operator watches, or None."""
         weights, roots, going_on = event.weights, self._config.weights_folders, self._update
 
         def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
@@ -165,7 +165,7 @@ class Updates(Organ):
         if lane is None:
             return [fx.AskRejoin(worker=event.worker)]
         lane.clock.heard(now)
-        weights = lane.weights.told
+        weights = lane.weights.ordered
         if not lane.phases.is_loading or weights.version != event.version:
             return []
         lane.phases.move(LaneMove.ANSWER)
@@ -197,7 +197,7 @@ class Updates(Organ):
     # Every Tick -----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[fx.Effect]:
-        """Tells workers to load, marks lanes, and reports."""
+        """Asks workers to load, marks lanes, and reports."""
         self._looked_at = now
         lanes, version = list(self._lanes.values()), self._version
         if self._update is None and all(
@@ -215,18 +215,18 @@ class Updates(Organ):
         self._mark(lanes)
         if update is not None:
             updated = sum(lane.info.weights_version == update.weights.version for lane in lanes)
-            own = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
-            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: own, updated)
+            figures = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
+            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: figures, updated)
         return effects
 
     def next_wake(self) -> float | None:
-        """Returns the update's next report or end, or when a worker is asked again; None if nothing is due."""
+        """Returns when, on the core's clock, the update reports, ends or asks a worker again; None: nothing is due."""
         times = self._update.due_times() if self._update is not None else []
         for lane in self._lanes.values():
             # Only as long as nothing else keeps the lane from loading: it may be drained, or have rows that end first.
             if lane.weights.refusal and lane.weights.retry_at and lane.phases.stays:
                 times.append(lane.weights.retry_at)
-        # What was due at the last Tick waits for an event, as a lane that loads or whose requests finish does.
+        # What was due at the last Tick waits for an event, as do a lane that loads and one with requests that finish.
         return min((at for at in times if at > self._looked_at), default=None)
 
     @property
@@ -245,7 +245,7 @@ class Updates(Organ):
 
     def _follow(self, update: Update, lanes: list[Lane], now: float) -> None:
         """Ends the update if it is done or its time is over, and chooses the lane that loads first."""
-        is_loading = any(lane.phases.is_loading and lane.weights.told == update.weights for lane in lanes)
+        is_loading = any(lane.phases.is_loading and lane.weights.ordered == update.weights for lane in lanes)
         behind = [lane for lane in lanes if lane.info.weights_version != update.weights.version]
         if update.state.is_final or is_loading:
             return
@@ -265,7 +265,7 @@ class Updates(Organ):
                 detail = f"{MAX_LOSSES} workers were lost while they loaded the weights"
                 update.end(UpdateState.REFUSED, detail)
             elif lanes:
-                # Nobody waits for a worker on standby.
+                # No request waits for a worker on standby.
                 update.first = min(lanes, key=lambda lane: (lane.rows.num_seated, lane.number)).number
 
     def _missing(self, lane: Lane) -> Weights | None:
@@ -282,12 +282,12 @@ class Updates(Organ):
             return None
         is_turn = lane.number == update.first
         if update.is_committed:
-            behind = (each for each in lanes if self._missing(each) and each.phases.counts and not each.weights.refusal)
+            behind = (peer for peer in lanes if self._missing(peer) and peer.phases.counts and not peer.weights.refusal)
             is_turn = not update.in_turn or not lane.phases.counts or lane is next(behind, None)
         return update.running if is_turn else None
 
     def _advance_lane(self, lane: Lane, lanes: list[Lane], now: float) -> list[fx.Effect]:
-        """Tells the lane's worker to load if that is due and the lane is ready."""
+        """Asks the lane's worker to load if that is due and the lane is ready."""
         if lane.phases.is_loading:
             return []
         missing = self._missing(lane)
@@ -301,9 +301,9 @@ class Updates(Organ):
             return []
         keep_rows = running is Running.CONTINUE and bool(lane.rows.num_seated)
         lane.phases.move(LaneMove.LOAD)
-        told = lane.weights
-        told.told, told.until = missing, now + LOAD_SECONDS
-        told.running = Running.CONTINUE if keep_rows else running
+        marks = lane.weights
+        marks.ordered, marks.until = missing, now + LOAD_SECONDS
+        marks.running = Running.CONTINUE if keep_rows else running
         roots = self._config.weights_folders
         return [fx.LoadWeights(worker=lane.worker, weights=missing, roots=roots, keep_rows=keep_rows)]
 

@@ -43,8 +43,8 @@ class HostPool:
 
     def find(self, page_hash: bytes, tokens: bytes) -> HostPage | None:
         """Returns the host page with this hash and these tokens, or None."""
-        found = self._pages.get(page_hash)
-        return found if found is not None and found.tokens == tokens else None
+        page = self._pages.get(page_hash)
+        return page if page is not None and page.tokens == tokens else None
 
     def touch(self, page_hash: bytes) -> None:
         """Marks the page with this hash as the most recently used one."""
@@ -66,15 +66,15 @@ class HostPool:
 
     def evict(self, page_hash: bytes) -> None:
         """Removes the page with this hash, if it is stored."""
-        found = self._pages.pop(page_hash, None)
-        if found is not None:
+        page = self._pages.pop(page_hash, None)
+        if page is not None:
             self._place.remove(page_hash)
-            self._free.append(found.slot)
+            self._free.append(page.slot)
 
     def is_unverified(self, page_hash: bytes) -> bool:
         """Returns whether the page with this hash is in host memory and may hold values that are not finite."""
-        found = self._pages.get(page_hash)
-        return found is not None and found.unverified
+        page = self._pages.get(page_hash)
+        return page is not None and page.unverified
 
     def evict_all(self) -> int:
         """Removes all pages and returns their number."""

@@ -1,9 +1,9 @@
 """The pages of one lane's worker: page pool, host pool, labels, and the pool that the worker may take over.
 
-A worker may be told to take over the pool of a lost worker (`recovery/held_pools.py`). The lane has that pool's pages
+A plan may let a worker take over the pool of a lost worker (`recovery/held_pools.py`). The lane has that pool's pages
 at once; its next plan names the pool. If the worker answers that it could not, all pages are evicted.
 
-**Labels** are what the worker is told of its pages, in case this core dies and another one continues. A page is
+**Labels** describe the worker's pages to it, in case this core dies and another one continues. A page is
 labelled when a step that attended to all of it gave finite logits: it is then full, verified and confirmed. The label
 goes with the next plan. The worker drops it when a later plan gives the page to a row that writes it. When the worker
 joins a later core, it reports its labels (`recovery/held_pools.py`).
@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 
 class LabelQueue:
-    """Pages whose labels the worker does not have yet. Their hashes and tokens are read when a plan takes them."""
+    """Pages with labels that the worker does not have yet. Their hashes and tokens are read when a plan takes them."""
 
     __slots__ = ("_forget", "_pages", "_sent", "is_on")
 
@@ -34,7 +34,7 @@ class LabelQueue:
         """Whether the worker gets labels. It gets none if no later core could use its pages."""
         # A dictionary keeps the order, and each page once.
         self._pages: dict[int, None] = {}
-        # Pages whose labels are in a plan in flight, with the plan's step; also a few of earlier plans.
+        # Pages with labels in a plan in flight, with the plan's step; also a few of earlier plans.
         self._sent: deque[tuple[int, list[int]]] = deque()
         self._forget = False
 
@@ -53,7 +53,7 @@ class LabelQueue:
         if not self._pages and not self._forget:
             return None
         forget, self._forget = self._forget, False
-        found: list[tuple[int, bytes, bytes]] = []
+        labels: list[tuple[int, bytes, bytes]] = []
         size = 0
         while self._pages and size < _MAX_BYTES:
             page = next(iter(self._pages))
@@ -61,18 +61,18 @@ class LabelQueue:
             page_hash, tokens = pool.hash_of(page), pool.tokens(page)
             # If the page was allocated again, other content will be written to it.
             if page_hash is not None and not pool.is_unverified(page):
-                found.append((page, page_hash, tokens))
+                labels.append((page, page_hash, tokens))
                 size += len(page_hash) + len(tokens)
-        if not found and not forget:
+        if not labels and not forget:
             return None
-        pages = [page for page, _, _ in found]
+        pages = [page for page, _, _ in labels]
         while self._sent and self._sent[0][0] < in_flight[0].step:
             self._sent.popleft()
         self._sent.append((in_flight[-1].step, pages))
         return PageLabels(
             pages=np.array(pages, np.int32),
-            hashes=tuple(page_hash for _, page_hash, _ in found),
-            tokens=tuple(tokens for _, _, tokens in found),
+            hashes=tuple(page_hash for _, page_hash, _ in labels),
+            tokens=tuple(tokens for _, _, tokens in labels),
             forget=forget,
         )
 
@@ -98,7 +98,7 @@ class LanePages:
         self.own_pool_id = info.pool_id
         """Names the memory of the worker's own pool if it outlives the worker. Empty otherwise."""
         self.pool_id = info.pool_id
-        """Names the memory of the pool that the worker uses, as `own_pool_id`; empty if nobody may take it."""
+        """Names the memory of the pool that the worker uses, as `own_pool_id`; empty if no worker may take it."""
         self.pool = PagePool(info.num_pages)
         self.host = HostPool(info.host_pages)
         self.labels = LabelQueue()
@@ -106,7 +106,7 @@ class LanePages:
         self.bit = self.index.open()
         """The lane in the index."""
         self.pending: TakeOver | None = None
-        """The pool that the worker has not been told to take over yet."""
+        """The pool that the worker shall take over, but no plan has named yet."""
         self.num_taken_over = 0
         """Cached pages of the pool that the worker was given last, when it was."""
         self._zero_pages: list[int] = []
@@ -136,33 +136,33 @@ class LanePages:
         return pages
 
     def evict_all(self) -> None:
-        """Empties the prefix cache, because nobody knows what the pages contain."""
+        """Empties the prefix cache, because the content of the pages is unknown."""
         self.pool.evict_all()
         self.host.evict_all()
 
     # The pool of a lost worker -------------------------------------------------------------------------------------
 
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
-        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
+        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan names it to the worker."""
         assert not self.pool.num_used and not self._zero_pages, "pages of the pool that is replaced are in use"
         self.pool.move_to(Place.alone())
         self.pool, self.pool_id, self.pending = pool, take_over.pool_id, take_over
         self.num_taken_over = pool.num_cached
         self._enter_index()
 
-    def told(self) -> TakeOver | None:
-        """Takes the pool that the plan being made tells the worker to take over, None without one."""
+    def take_order(self) -> TakeOver | None:
+        """Takes the pool that the plan being made names to the worker, None without one."""
         take_over, self.pending = self.pending, None
         return take_over
 
     def drop_take_over(self) -> None:
-        """Leaves the worker, which was not told of another pool, its own; no page of it is cached."""
+        """Leaves the worker its own pool, because no plan named another; no page of it is cached."""
         self.pending = None
         self.pool_id = self.own_pool_id
         self.pool.evict_all()
 
     def answered(self, wanted: bytes, used: bytes) -> None:
-        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now.
+        """Records the result of a plan that named pool `wanted` to take over; the worker uses pool `used` now.
 
         If these differ, no page has the content that its hash says, so all pages are evicted.
         """

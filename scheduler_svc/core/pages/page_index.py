@@ -26,7 +26,7 @@ class Place:
         self._masks[page_hash] = self._masks.get(page_hash, 0) | self._bit
 
     def remove(self, page_hash: bytes) -> None:
-        """Records that the page, which was added, is no longer cached here."""
+        """Records that the page, which was added, is not cached here any more."""
         left = self._masks[page_hash] & ~self._bit
         if left:
             self._masks[page_hash] = left
@@ -54,7 +54,7 @@ class PageIndex:
         return bit
 
     def close(self, bit: int) -> None:
-        """Frees the bit of a lane whose places are empty."""
+        """Frees the bit of a lane that has only empty places."""
         self._used_slots &= ~bit
 
     def places(self, bit: int) -> tuple[Place, Place]:
@@ -66,29 +66,29 @@ class PageIndex:
 
         Lanes are bits; those without the first page are missing.
         """
-        found: list[tuple[int, int]] = []
+        depths: list[tuple[int, int]] = []
         alive, depth, get = self._used_slots, 0, self._masks.get
         for page_hash in page_hashes:
             mask = get(page_hash, 0)
             here = alive & (mask | mask >> 1)
             if here != alive:
                 if depth:
-                    found.append((alive & ~here, depth))
+                    depths.append((alive & ~here, depth))
                 alive = here
                 if not alive:
                     break
             depth += 1
         if alive and depth:
-            found.append((alive, depth))
-        found.reverse()
-        return found
+            depths.append((alive, depth))
+        depths.reverse()
+        return depths
 
     def any_of(self, page_hashes: Iterable[bytes]) -> int:
         """Returns the lanes, as bits, that have at least one of the pages."""
-        found, get = 0, self._masks.get
+        mask, get = 0, self._masks.get
         for page_hash in page_hashes:
-            found |= get(page_hash, 0)
-        return (found | found >> 1) & self._used_slots
+            mask |= get(page_hash, 0)
+        return (mask | mask >> 1) & self._used_slots
 
     def audit(self, cached: Mapping[int, tuple[Collection[bytes], Collection[bytes]]]) -> None:
         """Raises AssertionError unless these are the pages: of each lane's bit, on the device and in host memory."""

@@ -95,10 +95,10 @@ class PagePool:
     def take_unverified(self, pages: Iterable[int]) -> list[int]:
         """Marks newly allocated `pages` as unverified, and returns those of them that must be zeroed."""
         unverified = self._unverified
-        found = [page for page in pages if unverified[page]]
+        to_zero = [page for page in pages if unverified[page]]
         for page in pages:
             unverified[page] = 1
-        return found
+        return to_zero
 
     def is_unverified(self, page: int) -> bool:
         """Returns whether the page may hold values that are not finite."""
@@ -189,7 +189,7 @@ class PagePool:
         return list(self._page_by_hash)
 
     def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:
-        """Caches pages of a new pool, whose values are finite. All others are unverified from now on.
+        """Caches pages of a new pool; their values are finite. All others are unverified from now on.
 
         The pages are evicted in the order from the last one to the first one, after those that are not cached.
         """

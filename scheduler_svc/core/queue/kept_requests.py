@@ -33,7 +33,7 @@ class KeptRequest:
     submit: Submit
     """As it came, without its prompt and what else may be large, but with its description."""
     accepted_at: float
-    """When the request was accepted, perhaps by an earlier process."""
+    """When, on the core's clock, the request was accepted, perhaps by an earlier process."""
     first_handle: int
     """The handle of the first sample; sample i has `first_handle + i`. Without a reader it is also the first stream."""
     num_live: int
@@ -43,7 +43,7 @@ class KeptRequest:
     answers: dict[int, tuple[Int32Array, End]] = field(default_factory=dict[int, tuple[Int32Array, End]])
     """The tokens and the end of each ended sample, by its index."""
     expires_at: float | None = None
-    """When the entry is dropped; None while it has a reader and a live sample."""
+    """When, on the core's clock, the entry is dropped; None while it has a reader and a live sample."""
     restored: Restored | None = None
     """What the journal had of it, while its live samples are not queued because no worker has been proven."""
     num_bytes: int = 0
@@ -61,7 +61,7 @@ class KeptRequests:
         """Returns the entry with an id, or None."""
         self._by_reader: dict[tuple[str, int], KeptRequest] = {}
         self.by_reader = self._by_reader.get
-        """Returns the entry whose reader has this front end and first stream, or None."""
+        """Returns the entry with a reader of this front end and first stream, or None."""
         # Entries without live samples, the first one that ended first.
         self._ended: dict[str, KeptRequest] = {}
         self.ended_bytes = 0
@@ -84,7 +84,7 @@ class KeptRequests:
         return entry if is_same else None
 
     def add(self, submit: Submit, first_handle: int, accepted_at: float) -> KeptRequest:
-        """Adds the entry of an accepted request. An ended request of the same id must have been forgotten."""
+        """Adds an entry; `accepted_at` is on the core's clock. An ended one of its id must be forgotten."""
         assert submit.request_id not in self._by_id, f"request {submit.request_id} is kept already"
         kept = replace(submit, prompt=NO_IDS, sampling=b"", page_hashes=b"", resources=())
         entry = KeptRequest(
@@ -175,7 +175,7 @@ class KeptRequests:
         return next(iter(self._ended.values()))
 
     def next_expiry(self) -> float | None:
-        """Returns the earliest expiry, or None. It may be stale."""
+        """Returns the earliest expiry on the core's clock, or None. It may be stale."""
         return self._expiries.next()
 
     def _expire_at(self, entry: KeptRequest, at: float) -> None:
@@ -211,7 +211,7 @@ class Accepted:
             self.epoch = now
         self.order.append((first_handle, request_id))
         if len(self.order) > 2 * (len(self._queue) + len(self._kept)) + 64:
-            self.order = [each for each in self.order if any(self.of(*each))]
+            self.order = [mark for mark in self.order if any(self.of(*mark))]
 
     def of(self, first: int, name: str) -> tuple[tuple[Request, ...], KeptRequest | None]:
         """Returns the live samples and the kept answers of a request. A later one may have the id of one that ended."""

@@ -12,7 +12,7 @@ prompt alone; each output token is charged when it comes.
 **Queue.** One tenant must not shut others out, also if it has no `queue_share` or the shares add up to more than 1. So
 if the token file has several tenants, a tenant may have 8 times as many places as are free (dynamic thresholds: one can
 fill 8/9 of the queue), and an eighth of the queue is divided into places that tenants have even if it is full. The
-queue may exceed its limits by that eighth. A front end is not told that the queue is full then, because it is not for
+queue may exceed its limits by that eighth. Front ends do not hear that the queue is full then, because it is not for
 all tenants.
 
 **Retry time.** A refusal for the queue says when the requests that wait will have left it, at the rate of the last 64
@@ -204,7 +204,7 @@ class Accounts:
         return self._by_tenant.items()
 
     def change(self, limits: Mapping[str, TenantLimits], now: float) -> None:
-        """Takes the limits of the token file. A tenant that is no longer in it keeps none."""
+        """Takes the limits of the token file. A tenant that left the file keeps none."""
         self._limits = limits
         for tenant, account in self._by_tenant.items():
             account.change(limits.get(tenant, _NO_LIMITS), now)

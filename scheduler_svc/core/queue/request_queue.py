@@ -51,7 +51,7 @@ class ExpiryHeap(Generic[What]):
         self._heap: list[tuple[float, int, What]] = []
 
     def add(self, at: float, number: int, what: What) -> None:
-        """Adds what is due at a time. Numbers decide between equal times."""
+        """Adds what is due at a time on the core's clock. Numbers decide between equal times."""
         heapq.heappush(self._heap, (at, number, what))
 
     def pop(self, now: float, num_live: int) -> tuple[float, int, What] | None:
@@ -180,8 +180,8 @@ class RequestQueue:
 
     def _drop(self, request: Request) -> None:
         """Takes a request out of its tenant's order."""
-        found = drop(self.tenants[request.submit.tenant].waiting, request)
-        assert found, f"request {request.submit.request_id} does not wait in the queue"
+        was_waiting = drop(self.tenants[request.submit.tenant].waiting, request)
+        assert was_waiting, f"request {request.submit.request_id} does not wait in the queue"
         self._merged = None
 
     def _count(self, request: Request, count: int, tokens: int) -> None:
@@ -311,7 +311,7 @@ class RequestQueue:
     # Deadlines -----------------------------------------------------------------------------------------------
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
-        """Adds a time at which the request ends."""
+        """Adds a time on the core's clock at which the request ends."""
         self._deadlines.add(at, request.handle, kind)
 
     def pop_deadline(self, now: float) -> tuple[Request, DeadlineKind, float] | None:
@@ -320,7 +320,7 @@ class RequestQueue:
         return None if due is None else (self._by_handle[due[1]], due[2], due[0])
 
     def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None. It may belong to a request that has ended."""
+        """Returns the earliest deadline on the core's clock, or None. It may belong to a request that has ended."""
         return self._deadlines.next()
 
 
@@ -342,8 +342,8 @@ def audit_tenants(queue: RequestQueue) -> None:
             assert request.turn >= 0, f"{request.submit.request_id} runs without a turn"
             running.setdefault(request.submit.tenant, set()).add(request.handle)
     for name, account in queue.accounts.items():
-        counted, found = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
-        assert counted == found, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {found}"
+        counted, actual = (account.waiting, account.waiting_tokens), (waiting[name], tokens[name])
+        assert counted == actual, f"tenant {name!r}: waiting and tokens are counted as {counted}, but are {actual}"
     for name, tenant in queue.tenants.items():
         rows = {request.handle for _, request in tenant.running}
         assert rows == running.get(name, set()), f"tenant {name!r}: its rows are {rows}"

@@ -7,17 +7,17 @@ tenant uses its turns in the order of its own requests: if a request is preempte
 and if an urgent request gets a row, it takes the earliest turn of the less urgent ones, which move back by one.
 `request_queue` compares the turns of tenants.
 
-**Fair share**: start-time fair queueing within the tenant, counted in tokens.
+**Fair share**: start-time fair queueing between the salts of the tenant, counted in tokens.
 
-Each request gets a virtual start time, which determines its place in the queue (`queue_key`). The virtual time of the
-service is the largest start time of the requests admitted so far. A new request starts where its tenant's previous
-request finishes, but not before the virtual time of the service:
+Each request gets a virtual start time, which determines its place in the queue (`queue_key`). The tenant's virtual time
+is the largest start time of its requests admitted so far. A new request starts where the previous request of its salt
+finishes, but not before the virtual time:
 
-    start  = max(virtual time, finish of the tenant's previous request)
+    start  = max(virtual time, finish of the salt's previous request)
     finish = start + cost                        cost: expected number of tokens, prompt and output
 
-The requests of a tenant with many requests therefore wait for each other, and a tenant gets no credit for idle time.
-With a single tenant the order is first come, first served.
+The requests of a salt with many requests therefore wait for each other, and a salt gets no credit for idle time. With
+a single salt, or without `Policy.fair_share`, the order is first come, first served.
 
 Sources: Goyal, Vin and Cheng, "Start-time fair queueing" (1996), with tags at the time of service; Sheng et al.,
 "Fairness in serving large language models" (2024), for the cost in tokens.
@@ -64,16 +64,16 @@ def trial_key(request: Request) -> QueueKey:
 def drop(entries: list[Entry], request: Request) -> bool:
     """Removes a request from a list in order. Returns whether it was there."""
     at = bisect_left(entries, (queue_key(request),))
-    found = at < len(entries) and entries[at][1] is request
-    if found:
+    is_there = at < len(entries) and entries[at][1] is request
+    if is_there:
         del entries[at]
-    return found
+    return is_there
 
 
 class FairShare:
-    """The virtual time of the service and the last finish time of each tenant.
+    """The virtual time of one tenant and the last finish time of each of its shares.
 
-    A tenant is identified by its name in the token file. Without a token file, each `prefix_root` counts as a tenant.
+    A share is the requests with one `prefix_root`, which tenant and salt decide; without `Policy.fair_share`, all.
     """
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class FairShare:
         self._virtual_time = max(self._virtual_time, virtual_start)
 
     def prune(self, num_live: int) -> None:
-        """Drops tenants to bound the memory to about two per live request.
+        """Drops shares to bound the memory to about two per live request.
 
-        A tenant with a finish time in the past is equal to a new tenant, so dropping it changes nothing. If too many
+        A share with a finish time in the past is equal to a new one, so dropping it changes nothing. If too many
         finish times are in the future (for example, because each request has a different salt), the virtual time
-        advances until only a few are, and the dropped tenants are treated as new.
+        advances until only a few are, and the dropped shares are treated as new.
         """
         if len(self._last_finish) > 2 * num_live + 64:
             finishes = sorted(self._last_finish.values(), reverse=True)

@@ -1,4 +1,4 @@
-"""The page pools of lost workers whose memory outlives them, until a worker takes them over.
+"""The page pools that outlive lost workers, until another worker takes them over.
 
 A worker may share the memory of its KV pool with a holder process (`WorkerInfo.pool_id`). If the worker dies or hangs,
 its lane's page pool is kept here, with the cached pages of confirmed steps; no row holds a page of it. A lane with the
@@ -9,7 +9,7 @@ them again.
 A pool is dropped after `HOLD_SECONDS`, or if more than `MAX_HELD` are kept.
 
 **Pages of a worker that joins.** A worker has labels of its pages (`pages/lane_pages.py`). When it joins, it reports
-those whose pages were not written since. They become cached pages of its new lane if they belong to the same root of
+those of pages that were not written since. They become cached pages of its new lane if they belong to the same root of
 page hashes and no plan of a newer generation than the lane's can have changed them. A core continues the root and the
 generations of an earlier one only with that one's journal, and only such a core gives the root a name.
 """
@@ -33,7 +33,7 @@ MAX_HELD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPool:
-    """The pages of a lost worker. `take_over` is what the next worker is told; the pool is dropped at `until`."""
+    """The pages of a lost worker. `take_over` goes to the next worker; it is dropped at `until` by the core's clock."""
 
     take_over: TakeOver
     pages: PagePool
@@ -64,7 +64,7 @@ class HeldPools:
         if not pool_id or not lane.pool.num_cached:
             return
         self._held.pop(pool_id, None)
-        # A lane whose worker was not told of the pool has not written to it.
+        # A lane with a worker that never heard of the pool has not written to it.
         take_over = lane.pages.pending or TakeOver(pool_id=pool_id, generation=lane.generation)
         self._held[pool_id] = HeldPool(
             take_over=take_over,
@@ -87,7 +87,7 @@ class HeldPools:
                 return
 
     def answered(self, lane: Lane, *, ok: bool) -> None:
-        """Counts the answer of a worker that was told to take a pool over."""
+        """Counts the answer of a worker that was asked to take a pool over."""
         self._num_taken_over += ok
         self._num_pages_kept += lane.pages.num_taken_over if ok else 0
 

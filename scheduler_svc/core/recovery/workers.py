@@ -3,8 +3,8 @@
 **Hung workers.** A worker is given up if a step takes too long, or if it is silent between steps
 (`state/step_clock.py`). Loading and compiling happen before a worker joins, so no deadline applies to them.
 
-**Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that nobody
-is told, and then neither side knows that frames are missing. A worker's heartbeats say which plan it answered last;
+**Lost frames.** A connection delivers frames in order or ends. But it may end and be opened again so fast that neither
+side is notified, and then neither knows that frames are missing. A worker's heartbeats say which plan it answered last;
 without them the lane would wait until the deadline of the step.
 
 **Out of memory.** `MemoryLimit` of the lane decides what follows: a smaller step, then fewer rows, then one request
@@ -61,7 +61,7 @@ class Standby(Organ):
 
 class Hung(Organ):
     def next_wake(self) -> float | None:
-        """Returns when the first worker is given up, None without a worker. Those on standby count, too."""
+        """Returns when, on the core's clock, the first worker is given up, also one on standby; None without one."""
         first = None
         for lane in self._lanes.values():
             at = lane.timeout(self._config)
@@ -77,7 +77,7 @@ class Hung(Organ):
         effects = list[fx.Effect]()
         for lane in [lane for lane in lanes.values() if now >= lane.timeout(config)]:
             if lane.phases.is_loading:
-                reason = f"it has not loaded weights {lane.weights.told.version!r} in time"
+                reason = f"it has not loaded weights {lane.weights.ordered.version!r} in time"
             else:
                 reason = lane.clock.why_given_up(lane.in_flight, config, now)
             lanes.counters.hung_workers += 1

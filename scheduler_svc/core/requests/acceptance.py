@@ -26,7 +26,7 @@ class Requests(Organ):
             return [refused]
         ahead = core.queue.num_waiting
         first_handle = accept(core, event, now)
-        # Of an ended request of the same id.
+        # The effects of forgetting an ended request of the same id.
         forgotten = core.kept.forget(event.request_id)
         if event.lingers:
             core.kept.add(event, first_handle, now)
@@ -113,7 +113,7 @@ def restore(core: Core, now: float) -> None:
 def _new_requests(
     core: Core, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
 ) -> list[Request]:
-    """Makes one request for each sample. Its handle is also its number in the order of arrival.
+    """Makes one request for each sample; `arrived_at` is on the core's clock. The handle numbers them by arrival.
 
     Only the first sample returns prompt logprobs.
     """
@@ -126,7 +126,7 @@ def _new_requests(
     if submit.tenant and not maximum.is_set:
         meter = core.queue.accounts.open(submit.tenant, arrived_at).number
     hashes = _page_hashes(submit, info.page_size)
-    # Of a tenant's own share, each salt gets its part.
+    # Each salt gets its part of the tenant's share.
     share = submit.prefix_root if core.config.policy.fair_share else b""
     expected = prompt + maximum.expected(total - prompt)
     banned, stops = _banned(submit, info.eos_token_ids), frozenset(submit.stop_token_ids)
@@ -166,8 +166,8 @@ def _kept(submit: Submit) -> Submit:
 
 def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the tokens that may not be sampled before `min_new_tokens`."""
-    own = () if submit.ignore_eos else eos_token_ids
-    return tuple(dict.fromkeys((*own, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
+    eos = () if submit.ignore_eos else eos_token_ids
+    return tuple(dict.fromkeys((*eos, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
 def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:

@@ -25,14 +25,14 @@ def add_deadlines(core: Core, request: Request, submit: Submit, now: float) -> N
 
 class Deadlines(Organ):
     def tick(self, now: float) -> list[fx.Effect]:
-        """Ends the requests whose deadlines have passed. Returns what their callers are told of their waits."""
+        """Ends the requests whose deadlines have passed. Returns what their callers get to know of their waits."""
         effects: list[fx.Effect] = []
         while (due := self._queue.pop_deadline(now)) is not None:
             effects += self._expire(*due, now)
         return effects
 
     def _expire(self, request: Request, due: DeadlineKind, at: float, now: float) -> list[fx.Effect]:
-        """Ends a request, if it is due. An error names what the request was waiting for."""
+        """Ends a request if it is due; `at` is on the core's clock. An error names what the request was waiting for."""
         match due:
             case DeadlineKind.TIME_LIMIT:
                 effects = self._core.waits.last_word(request, now)
@@ -44,7 +44,7 @@ class Deadlines(Organ):
             case DeadlineKind.DEADLINE:
                 what = f"its deadline passed after {now - request.arrived_at:.3f} s"
             case DeadlineKind.QUEUE_TIME:
-                # A preempted request, or one whose worker was lost, has had a row: its caller has waited long enough.
+                # A request that was preempted or lost its worker has had a row: its caller has waited long enough.
                 if request.admitted_at is not None:
                     return []
                 limit = f"the limit is {at - request.arrived_at:.7g} s (max_queue_seconds)"

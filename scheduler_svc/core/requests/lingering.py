@@ -27,7 +27,7 @@ class Lingering(Organ):
         self._kept = core.kept
 
     def tick(self, now: float) -> list[fx.Effect]:
-        """Drops entries whose time is over, with their live samples, and those that exceed the bounds."""
+        """Drops entries after their time, with their live samples, and those that exceed the bounds."""
         effects: list[fx.Effect] = []
         if self._kept.next_expiry() is None:
             return effects  # every ended entry expires, so the bounds hold as well
@@ -94,8 +94,8 @@ class Lingering(Organ):
 
 def meant(core: Core, request_id: str, others: Iterable[str]) -> str:
     """Returns the first of these ids that a live or kept request has; `request_id` if none has."""
-    known = (each for each in (request_id, *others) if core.queue.by_request_id(each) or core.kept.by_id(each))
-    return next(known, request_id)
+    living = (name for name in (request_id, *others) if core.queue.by_request_id(name) or core.kept.by_id(name))
+    return next(living, request_id)
 
 
 def detach(core: Core, entry: KeptRequest, now: float) -> list[fx.Effect]:

@@ -1,6 +1,6 @@
 """The list of requests: those that wait or run, and the answers that are kept, one page for each query.
 
-They are listed in the order of acceptance. A page costs the same whatever the number of requests is: it
+They are listed in the order of acceptance. A page costs the same for any number of requests: it
 looks at no more than `MAX_EXAMINED` of them. Changes no request.
 """
 
@@ -33,17 +33,17 @@ class Listing(Organ):
         # The samples of a request may be on two pages.
         start = max(0, bisect_right(order, last, key=itemgetter(0)) - 1)
         end = start + MAX_EXAMINED
-        found: list[RequestEntry] = []
+        entries: list[RequestEntry] = []
         is_full = False
         for number, entry in self._matching(order[start:end], query, last, now):
-            if is_full := len(found) == query.page_size:
+            if is_full := len(entries) == query.page_size:
                 break
-            found.append(entry)
+            entries.append(entry)
             last = number
         if not is_full:
             last = max(last, order[end - 1][0]) if end < len(order) else 0
         mark = RequestsMark(number=last, epoch=epoch) if last else None
-        return [RequestsReply(frontend=query.frontend, query=query.query, requests=tuple(found), next=mark)]
+        return [RequestsReply(frontend=query.frontend, query=query.query, requests=tuple(entries), next=mark)]
 
     def _matching(
         self, accepted: list[tuple[int, str]], query: RequestsQuery, last: int, now: float
@@ -52,10 +52,10 @@ class Listing(Organ):
         prefixes, states = forms(query.id_prefix), query.states
         for first, name in accepted:
             live, kept = self._core.accepted.of(first, name)
-            found = live[0] if live else kept
-            if found is None:
+            oldest = live[0] if live else kept
+            if oldest is None:
                 continue
-            tenant = found.submit.tenant
+            tenant = oldest.submit.tenant
             if query.tenant is not None and tenant != query.tenant:
                 continue
             if query.id_prefix and not own_id(name, tenant).startswith(prefixes):
@@ -67,13 +67,13 @@ class Listing(Organ):
     def _entry(self, request: Request | None, kept: KeptRequest | None, idx: int, now: float) -> RequestEntry:
         """Returns the entry of a sample; `request` is the sample if it is live, `kept` its request if it lingers."""
         if request is not None:
-            submit, arrived_at, own = request.submit, request.arrived_at, self._live(request, now)
+            submit, arrived_at, fields = request.submit, request.arrived_at, self._live(request, now)
         else:
             assert kept is not None, "a sample that is neither live nor kept"
             is_ended = idx in kept.answers
             submit, arrived_at = kept.submit, kept.accepted_at
-            own = _answer(kept, idx) if is_ended else self._restored(kept, idx)
-        ends_at = None if own["state"] is RequestState.KEPT else submit.ends_at(arrived_at)
+            fields = _answer(kept, idx) if is_ended else self._restored(kept, idx)
+        ends_at = None if fields["state"] is RequestState.KEPT else submit.ends_at(arrived_at)
         return RequestEntry(
             request_id=own_id(submit.request_id, submit.tenant),
             tenant=submit.tenant,
@@ -82,7 +82,7 @@ class Listing(Organ):
             num_samples=submit.num_samples,
             is_detached=kept is not None and kept.reader is None,
             seconds_left=_left(ends_at, kept and kept.expires_at, now),
-            **own,
+            **fields,
         )
 
     def _live(self, request: Request, now: float) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Listing(Organ):
         }
 
     def _restored(self, kept: KeptRequest, idx: int) -> dict[str, Any]:
-        """Of a sample from the journal that is not queued yet."""
+        """Returns the entry of a sample from the journal that is not queued yet."""
         blocked, event = self._core.availability.blocked, kept.restored
         assert event is not None, "a sample that is neither live nor ended waits for a worker"
         return {
@@ -133,11 +133,11 @@ def _state(request: Request | None) -> RequestState:
 
 
 def _answer(kept: KeptRequest, idx: int) -> dict[str, Any]:
-    """Of a sample that has ended."""
+    """Returns the entry of a sample that has ended."""
     tokens, end = kept.answers[idx]
     stats = end.stats
-    own = {"state": RequestState.KEPT, "prompt_tokens": stats.prompt_tokens, "output_tokens": len(tokens)}
-    return own | {"weights_version": _version(stats.weights)}
+    entry = {"state": RequestState.KEPT, "prompt_tokens": stats.prompt_tokens, "output_tokens": len(tokens)}
+    return entry | {"weights_version": _version(stats.weights)}
 
 
 def _version(spans: Sequence[WeightsSpan]) -> str:

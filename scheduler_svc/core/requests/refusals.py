@@ -21,7 +21,7 @@ Refusal = tuple[RejectCode, str, str]
 def total_tokens(worker_infos: WorkerInfos, prompt: int, maximum: Maximum) -> int:
     """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
-    Each known worker gives a length: prompt and maximum, cut at its max_length. Workers whose pool cannot hold that
+    Each known worker gives a length: prompt and maximum, cut at its max_length. Workers with a pool too small for that
     length are left out, unless the maximum is unset: then a full pool ends the request (`rows`). The result is the
     largest of the rest.
     """
@@ -105,9 +105,9 @@ def _queue_full(core: Core, event: Submit) -> str:
         more = f" and num_samples is {samples}" if samples > 1 else ""
         return f"{numbered(queue.num_waiting, 'request', 'are')} waiting{more}; the limit is {limit}"
     if queue.waiting_tokens + samples * prompt > token_limit:
-        each = f" for each of {samples} samples" if samples > 1 else ""
+        per_sample = f" for each of {samples} samples" if samples > 1 else ""
         waiting = numbered(queue.waiting_tokens, "token", "are")
-        return f"{waiting} waiting and the prompt has {prompt}{each}; the limit is {token_limit}"
+        return f"{waiting} waiting and the prompt has {prompt}{per_sample}; the limit is {token_limit}"
     return ""
 
 

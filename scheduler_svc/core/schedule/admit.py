@@ -6,8 +6,8 @@ later request is admitted. A request is skipped if it waits for something that l
 the prompt of a sibling (another sample of the same request), another lane (`placement`), a resource.
 
 **Order.** Requests are considered in the order of the queue, with one exception, cache-aware order: of the queue's head
-and the requests right behind it that have the same tenant and priority, the request with the most cached pages goes
-first, so that it still finds them in the cache. A request of another tenant or priority ends this search, so that it is
+and the requests right behind it that have the same tenant, salt and priority, the request with the most cached pages
+goes first, so that it still finds them in the cache. A request with another of these ends the search, so that it is
 never overtaken. A request is overtaken at most `MAX_PASSED_OVER` times.
 """
 
@@ -81,7 +81,7 @@ class AdmissionOrder:
         return self.next() is not request
 
     def admitted(self, request: Request) -> None:
-        """Counts one overtaking for each request of the same tenant that is ahead of this one in the queue."""
+        """Counts one overtaking for each request of the same tenant and salt that is ahead of this one in the queue."""
         first, self._first = self._first or (), None
         for other in first:
             if other is request:
@@ -291,9 +291,9 @@ def _end_of_pages(lane: Lane, request: Request, matched: PrefixMatch, count: int
 
 def _pages_needed(lane: Lane, request: Request, matched: PrefixMatch, count: int) -> int:
     """Returns how many unused pages the request needs; with a window, its later chunks included."""
-    own = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
+    at_its_end = lane.pages_for(_end_of_pages(lane, request, matched, count)) - len(matched.pages) + matched.num_loaded
     at_once = lane.info.pages_at_once(request.known) - len(matched.shared)
-    return max(own, at_once) + _num_unreferenced(lane, matched)
+    return max(at_its_end, at_once) + _num_unreferenced(lane, matched)
 
 
 def _num_unreferenced(lane: Lane, matched: PrefixMatch) -> int:

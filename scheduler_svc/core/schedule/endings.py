@@ -34,7 +34,7 @@ class Ending:
 
     @staticmethod
     def not_finite(request: Request) -> "Ending":
-        """Returns the ending of a request whose logits contain NaN or infinite values."""
+        """Returns the ending of a request with logits that contain NaN or infinite values."""
         what = f"request {request.submit.request_id}: the model's output was not finite; the request was ended"
         return Ending.failed(request, what)
 
@@ -43,25 +43,25 @@ class Outcomes:
     """What a step's result says of its sampled rows besides their tokens."""
 
     def __init__(self, event: StepDone) -> None:
-        num_sampled, found = len(event.tokens), event.constraints
+        num_sampled, constraints = len(event.tokens), event.constraints
         self.is_good = np.ones(num_sampled, np.bool_)
         """bool[s]: whether the row's token has a meaning."""
         self.is_good[event.nonfinite] = False
         self.is_complete: npt.NDArray[np.bool_] | None = None
         """bool[s]: whether the token completes the row's constraint. None if none does."""
         self._of_constraint: dict[int, str] = {}
-        if found is None:
+        if constraints is None:
             return
-        self.is_good[found.failed] = False
-        if len(found.complete):
+        self.is_good[constraints.failed] = False
+        if len(constraints.complete):
             self.is_complete = np.zeros(num_sampled, np.bool_)
-            self.is_complete[found.complete] = True
+            self.is_complete[constraints.complete] = True
         # The detail is that of the first.
-        for i, idx in enumerate(found.failed.tolist()):
-            self._of_constraint[idx] = found.detail if i == 0 else "the constraint failed"
+        for i, idx in enumerate(constraints.failed.tolist()):
+            self._of_constraint[idx] = constraints.detail if i == 0 else "the constraint failed"
 
     def failure(self, idx: int, request: Request) -> Ending:
-        """Returns the ending of the request whose row has this index among the sampled ones and no good token."""
+        """Returns the ending of a request that got no good token; `idx` is that of its row among the sampled ones."""
         detail = self._of_constraint.get(idx)
         if detail is None:
             return Ending.not_finite(request)

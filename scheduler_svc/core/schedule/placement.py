@@ -3,10 +3,10 @@
 Requests wait in one queue. In each tick one `Placement` assigns them: it compares backlog plus uncached tokens of the
 request over all lanes. A lane that plans takes the requests that no other lane would start sooner. It *leaves* the
 others to the lane that would; that lane looks at them in its own plan, and the remaining lanes skip them. So each tick
-looks at each request about twice, whatever the number of lanes. An assignment lasts for one tick, because steps end and
+looks at each request about twice, for any number of lanes. An assignment lasts for one tick, because steps end and
 requests arrive before the next one.
 
-The lanes are sorted by backlog, and `PageIndex` tells for all lanes at once how many pages of a request they have. The
+The lanes are sorted by backlog, and `PageIndex` gives for all lanes at once how many pages of a request they have. The
 search for the best lane ends at the first lane whose backlog alone is too long.
 """
 
@@ -68,7 +68,7 @@ class Placement:
         """`page_index` has the pages of the lanes."""
         self.lanes = lanes
         self._page_index = PageIndex() if page_index is None else page_index
-        # Lanes of workers that take too long for a step are no alternative.
+        # Lanes of workers that take too long for a step do not count as an alternative.
         self._rivals = {lane.number: lane for lane in lanes if not lane.is_overdue(now)} if len(lanes) > 1 else {}
         self._loads: dict[int, _Load] = {}
         # The loads of `_rivals`, shortest backlog first.
@@ -90,15 +90,15 @@ class Placement:
         """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
         if not self._left:
             return [request for _, request in queue.first(count)]
-        found: list[Request] = []
+        first: list[Request] = []
         number, left_of = lane.number, self._left.get
         for _, request in queue.first(count + len(self._left)):
             left = left_of(request.handle)
             if left is None or left.by == number or left.to == number:
-                found.append(request)
-                if len(found) == count:
+                first.append(request)
+                if len(first) == count:
                     break
-        return found
+        return first
 
     # The plan of one lane --------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Placement:
     def starts_elsewhere(self, lane: Lane, request: Request, matched: PrefixMatch, closed: Lane | None) -> bool:
         """Leaves the request to another lane with room that would start it sooner. Returns whether there is one.
 
-        `closed` is no alternative. If lanes are equally fast, the one with the lowest number starts the request.
+        `closed` does not count. If lanes are equally fast, the one with the lowest number starts the request.
         """
         if not self._rivals:
             return False
@@ -172,7 +172,7 @@ class Placement:
         # A match needs only the pages in a window, so each lane with one of the pages is asked.
         some = self._page_index.any_of(request.page_hashes[:limit])
         asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
-        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda found: -found[1])
+        return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda depth: -depth[1])
 
     # Loads -----------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ The builder seats, grows and preempts rows of its lane; the planner decides whic
 
 **Prompt logprobs** of one step are limited by the number of logit rows. The worker computes logits for a limited number
 of positions per step (`WorkerInfo.logit_rows`): one logit row for each row that samples, and one for each prompt
-position whose logprob is wanted. The logprob of position p comes from the logits at p - 1, so a chunk of positions s to
+position with a wanted logprob. The logprob of position p comes from the logits at p - 1, so a chunk of positions s to
 e - 1 gives the logprobs of s + 1 to e, if they are in the prompt and wanted.
 
 **Size.** A started row carries all its tokens and pages (`StartedRows` in worker.proto), so a plan that starts many
@@ -68,7 +68,7 @@ def largest_plan_bytes(info: WorkerInfo, max_plan_bytes: int) -> int:
 
 
 def wanted_positions(first: int, prompt_tokens: int, start: int, end: int) -> range:
-    """Returns the positions whose logprobs a chunk of `start` to `end - 1` gives. `first` is the first wanted, or 0."""
+    """Returns the positions with logprobs from a chunk of `start` to `end - 1`. `first` is the first wanted, or 0."""
     if not first:
         return range(0)
     return range(max(first, start + 1), min(end, prompt_tokens - 1) + 1)
@@ -85,7 +85,7 @@ def wanted_by_chunk(request: Request, first: int, start: int, end: int) -> Wante
 
 @dataclass(slots=True, kw_only=True)
 class PlanBuilder:
-    """The plan that is being made."""
+    """The plan that is being made, at the core's time `now`."""
 
     lane: Lane
     queue: RequestQueue
@@ -99,7 +99,7 @@ class PlanBuilder:
     bytes_left: int
     """Number of encoded bytes left for further started rows."""
     turn: Turn = EVERYBODY
-    """Whose plan it is while requests are suspected."""
+    """Which requests the plan is for while some are suspected."""
     budget: int = field(init=False)
     """Number of tokens that the step may still compute."""
     has_preempted: bool = False
@@ -147,7 +147,7 @@ class PlanBuilder:
         left, align, end = self.logit_rows_left(), self.lane.info.chunk_align, start + count
         wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, end)
         if len(wanted) > left:
-            # The chunk ends at the position whose logprob takes the last logit row.
+            # The chunk ends at the position that takes the last logit row.
             count = (wanted.start + left - 1 - start) // align * align
             wanted = wanted_positions(request.prompt_logprobs_from, request.prompt_tokens, start, start + count)
         self._logit_rows = left - len(wanted)
@@ -163,9 +163,9 @@ class PlanBuilder:
             self.counters.admitted(request.prompt_tokens, request.cached_prompt_tokens)
         for page in matched.shared:
             lane.pool.share(page)
-        own = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
-        assert own is not None, f"request {request.submit.request_id} was seated without pages"
-        unused = iter(own)
+        allocated = lane.pages.allocate(lane.pages_for(end) - len(matched.pages) + matched.num_loaded)
+        assert allocated is not None, f"request {request.submit.request_id} was seated without pages"
+        unused = iter(allocated)
         pages: list[int] = []
         for page_idx, page in enumerate(matched.pages):
             match page:

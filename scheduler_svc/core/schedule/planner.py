@@ -212,7 +212,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
         sampled = np.concatenate([chunk_samples.nonzero()[0], sampled])
     ends = rows.plan(all_rows, counts, sampled)
-    take_over = lane.pages.told()
+    take_over = lane.pages.take_order()
     num_logprobs, wanted = None, ()
     if rows.num_with_logprobs:
         num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)

@@ -46,7 +46,7 @@ def ending_budget(info: WorkerInfo, prompt_tokens: int) -> int:
     The first token of a prompt comes with the end of its step, so it would wait for all other chunks in that step. They
     lose nothing in the next step, which has decode rows, too, if a step's time is proportional to its tokens, as it is
     from some `ENDING_TOKENS` on. A wait shorter than `ENDING_SECONDS` is not worth another step. `prompt_tokens` is the
-    number of tokens of the step's chunks. There is no limit if the worker measured no `token_us`.
+    number of tokens of the step's chunks. Without a measured `token_us` there is no limit.
     """
     if not info.token_us:
         return info.token_budget

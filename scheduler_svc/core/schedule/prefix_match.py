@@ -80,7 +80,7 @@ def _forked(
 
 
 def cached_limit(request: Request, page_size: int) -> int:
-    """Returns how many of its pages a request, whose hashes are known, may take from a cache."""
+    """Returns how many of its pages a request with known hashes may take from a cache."""
     if not request.submit.cache_read:
         return 0
     limit = min((request.known - 1) // page_size, len(request.page_hashes))
@@ -105,22 +105,22 @@ def _cached(lane: Lane, request: Request) -> PrefixMatch:
 
 
 def _cached_in_window(lane: Lane, request: Request, limit: int) -> PrefixMatch:
-    """Returns the match up to the last page edge whose window and sink pages are all cached."""
+    """Returns the match up to the last page edge with all window and sink pages cached."""
     page_size = lane.info.page_size
-    found = [find(lane, request, page_idx) for page_idx in range(limit)]
-    missing_sinks = [i for i in range(min(lane.sink_pages, limit)) if found[i] is None]
+    pages = [find(lane, request, page_idx) for page_idx in range(limit)]
+    missing_sinks = [i for i in range(min(lane.sink_pages, limit)) if pages[i] is None]
     if missing_sinks:
         limit = missing_sinks[0]
     num_consecutive, best = 0, 0  # cached pages right before `end`; the last usable page edge
     for end in range(1, limit + 1):
-        num_consecutive = num_consecutive + 1 if found[end - 1] is not None else 0
+        num_consecutive = num_consecutive + 1 if pages[end - 1] is not None else 0
         seen = max(lane.first_seen_page(end * page_size), min(lane.sink_pages, end))
         if num_consecutive >= end - seen:
             best = end
     if not best:
         return NO_MATCH
     first = best * page_size
-    return PrefixMatch(first_position=first, pages=_readable(lane, found[:best], first))
+    return PrefixMatch(first_position=first, pages=_readable(lane, pages[:best], first))
 
 
 def _readable(lane: Lane, pages: Sequence[int | HostPage | None], position: int) -> tuple[int | HostPage | None, ...]:

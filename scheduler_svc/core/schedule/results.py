@@ -1,4 +1,4 @@
-"""Checks the result of a step, applies it, and collects what front ends are told: tokens, and one end for each request.
+"""Checks the result of a step, applies it, and collects the output for front ends: tokens, and one end per request.
 
 The stored record of the plan says which request each row had. If the row still has that request, its token is appended
 there. If the request was preempted meanwhile, the token is appended to the waiting request as a pending token. If the
@@ -28,7 +28,7 @@ from scheduler_svc.core.state.request import Request
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     """Returns whether the result has a valid token for each sampled row, the wanted logprobs and the wanted pool.
 
-    Values of rows with logits that are not finite, and tokens of rows whose constraint failed, are not checked.
+    Values of rows with logits that are not finite, and tokens of rows with a failed constraint, are not checked.
     """
     if event.pool_id != record.takes_over:
         return False
@@ -47,9 +47,9 @@ def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
     return is_within(np.delete(event.tokens, meaningless), vocab_size)
 
 
-def _fits_constraints(found: ConstraintsOfStep, record: SentPlan) -> bool:
+def _fits_constraints(constraints: ConstraintsOfStep, record: SentPlan) -> bool:
     """Returns whether only rows with a constraint are named, and none both as complete and as failed."""
-    named, constrained = np.concatenate([found.complete, found.failed]), record.constrained
+    named, constrained = np.concatenate([constraints.complete, constraints.failed]), record.constrained
     if constrained is None or not is_within(named, len(constrained)):
         return False
     return bool(constrained[named].all()) and len(np.unique(named)) == len(named)
@@ -209,9 +209,9 @@ def _pending(
 ) -> tuple[list[tuple[int, int, int, int, int]], list[Ending]]:
     """Applies pending tokens of preempted requests.
 
-    Returns for each its front end, stream, offset, token and index among the sampled rows; and who ends with them.
+    Returns for each token its front end, stream, offset, token and index among sampled rows; and the requests that end.
     """
-    found: list[tuple[int, int, int, int, int]] = []
+    delivered: list[tuple[int, int, int, int, int]] = []
     endings: list[Ending] = []
     info = lane.info
     for i in np.flatnonzero(is_pending).tolist():
@@ -226,7 +226,7 @@ def _pending(
         if request.known == request.prompt_tokens:
             request.first_token_at = now
         reader = frontend_idx.get(request.frontend, DETACHED)
-        found.append((reader, request.stream, request.num_outputs, token, i))
+        delivered.append((reader, request.stream, request.num_outputs, token, i))
         queue.add_pending_token(request, token)
         if request.meter:
             queue.accounts.made(np.array([request.meter], np.int32), now)
@@ -237,13 +237,13 @@ def _pending(
             ending = Ending(request=request, outgrew=True)
         if ending is not None:
             endings.append(ending)
-    return found, endings
+    return delivered, endings
 
 
 def _prompt_logprobs(
     queue: RequestQueue, record: SentPlan, raw: RawLogprobs
 ) -> tuple[tuple[PromptLogprobs, ...], list[Request]]:
-    """Counts the prompt logprobs of live requests as sent, and returns them; and those whose values are not finite."""
+    """Counts the prompt logprobs of live requests as sent, and returns them, and those with values not finite."""
     pieces: list[PromptLogprobs] = []
     not_finite: list[Request] = []
     line = 0
@@ -278,7 +278,7 @@ def _joined(
 
 
 def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.int64]) -> TokenLogprobs | None:
-    """Returns logprobs for the entries whose requests asked for them, None if none did.
+    """Returns logprobs for the entries of requests that asked for them, None without such a request.
 
     `sampled` int64[entries] has the index of each entry among the plan's sampled rows.
     """

@@ -1,7 +1,7 @@
-"""Chooses the lane of the current trial, and whose turn each plan is.
+"""Chooses the lane of the current trial, and which requests each plan is for.
 
 At any time one group of suspects runs, on one lane (`suspicion/suspects.py`). On that lane one plan is in flight at a
-time: the trial's and those of other requests in turn, so that a death never leaves open whose plan it was.
+time: the trial's and those of other requests in turn, so that after a death it is clear which plan ran.
 
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
 culprit is likely. If other lanes serve then, the trial has its lane to itself: the other requests on it move to those
@@ -42,7 +42,7 @@ class Turn:
 
 EVERYBODY = Turn()
 NO_STARTS = Turn(admits=False)
-"""The plan of a lane whose worker is drained."""
+"""The plan of a lane with a drained worker."""
 
 
 PATIENCE_SECONDS = 10.0
@@ -50,7 +50,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
-    """Chooses the lane that must run the current trial, None if there is none or it must wait."""
+    """Chooses the lane that must run the current trial, None without a trial or if it must wait."""
     if not len(suspects):
         return None
     proven = [lane for lane in serving if lane.phases.may_start]
@@ -106,7 +106,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     if suspects.trial is None:
         return [EVERYBODY]
     waiting = trial_starts(suspects, lane)
-    own = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
+    trial = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
         admits=not is_apart(suspects, [lane, *other_lanes]),
@@ -114,8 +114,8 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )
     if not suspects.lacks_control():
-        return [own, rest] if suspects.is_next else [rest, own]
+        return [trial, rest] if suspects.is_next else [rest, trial]
     # Another request must get a token before a lone suspect may be met by a second death.
     if any(other.in_flight for other in other_lanes):
         return [rest]
-    return [rest, own]
+    return [rest, trial]

@@ -31,7 +31,7 @@ class Counters:
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def step_confirmed(self, seconds: float, output_tokens: int) -> None:
-        """Counts a confirmed step, whose result was read `seconds` after its plan was sent."""
+        """Counts a confirmed step with a result that was read `seconds` after its plan was sent."""
         self.steps += 1
         self.output_tokens += output_tokens
         self._step_seconds.append(seconds)

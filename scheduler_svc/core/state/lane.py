@@ -141,12 +141,12 @@ class Lane:
     # Plans and results ---------------------------------------------------------------------------------------------
 
     def take_over(self, pool: PagePool, take_over: TakeOver) -> None:
-        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan tells the worker."""
+        """Replaces the page pool, which no row uses, by that of a lost worker. The next plan names it to the worker."""
         self.pages.take_over(pool, take_over)
         self.schedule.reset()
 
     def take_over_ended(self, wanted: bytes, used: bytes) -> None:
-        """Records the result of a plan that told the worker to take over pool `wanted`; it uses pool `used` now."""
+        """Records the result of a plan that named pool `wanted` to take over; the worker uses pool `used` now."""
         self.in_flight[0] = replace(self.in_flight[0], takes_over=b"")
         self.pages.answered(wanted, used)
 
@@ -177,7 +177,7 @@ class Lane:
     # Waiting for results -------------------------------------------------------------------------------------------
 
     def timeout(self, config: CoreConfig) -> float:
-        """Returns the time at which the worker is given up, unless it is heard before."""
+        """Returns the time on the core's clock at which the worker is given up, unless it is heard before."""
         return self.weights.until if self.phases.is_loading else self.clock.timeout(self.in_flight, config)
 
     def is_overdue(self, now: float) -> bool:
@@ -226,7 +226,7 @@ class Lane:
         for record in self.in_flight:
             evict_pages_of(record, self.pool, self.host)
             if record.takes_over:
-                self.pages.pool_id = b""  # nobody knows which pool the worker uses
+                self.pages.pool_id = b""  # it is unknown which pool the worker uses
         if not keep_pages:
             self.pages.evict_all()
         self.pages.labels.lane_reset(self.in_flight, keep_pages=keep_pages)
@@ -309,7 +309,7 @@ def may_start(lane: Lane, request: Request) -> bool:
 
 
 def want(lane: Lane, request: Request) -> None:
-    """Lets the worker prepare what the request needs, unless it has or was told to."""
+    """Lets the worker prepare what the request needs, unless it has or was already asked to."""
     for need in request.needs:
         lane.resources.want(need)
 

@@ -3,7 +3,7 @@
 A lane is in three phases at once. Its *seat* says whether requests run on the worker, its *stay* whether the worker is
 to go, its *weights* whether requests start with the weights that it has. They are three because they are independent: a
 worker on probation may be drained, one that is drained may be proven, and one that loads weights may be seated,
-drained, or told to end before it answers. One phase for all would have 30 values for the same rules.
+drained or dismissed before it answers. One phase for all would have 30 values for the same rules.
 
 `LANE_TRANSITIONS` lists all moves. Each changes one of the three phases. What code asks of a lane in every step is
 stored in `LanePhases` and changes only with a move.
@@ -32,7 +32,7 @@ class LanePhase(StrEnum):
     HANDING_OVER = "handing over"
     """It makes no plans: a standby worker takes its pool over once the plans in flight are answered."""
     DISMISSED = "dismissed"
-    """The worker was told to end."""
+    """The worker was asked to end."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -40,7 +40,7 @@ class LanePhase(StrEnum):
     EMPTYING = "emptying"
     """It makes no plans: it loads once those in flight are answered, or when a refusal is old enough."""
     LOADING = "loading"
-    """The worker was told to load and has not answered. A lane that is drained never begins to."""
+    """The worker was asked to load and has not answered. A lane that is drained never begins to."""
 
 
 class LaneMove(StrEnum):
@@ -62,7 +62,7 @@ class LaneMove(StrEnum):
     ANSWER = "answer"
 
 
-# Any other combination is a bug and raises AssertionError. A lane that is lost is dropped, in whatever phases.
+# Any other combination is a bug and raises AssertionError. A lane that is lost is dropped in any phase.
 LANE_TRANSITIONS: dict[tuple[LanePhase, LaneMove], LanePhase] = {
     (LanePhase.PROBATION, LaneMove.PROVE): LanePhase.SERVING,
     (LanePhase.STANDBY_PROBATION, LaneMove.PROVE): LanePhase.STANDBY,

@@ -82,7 +82,7 @@ class LaneResources:
     # Orders --------------------------------------------------------------------------------------------------------
 
     def want(self, need: Need) -> None:
-        """Lets the worker prepare a resource, unless it has or was told to."""
+        """Lets the worker prepare a resource, unless it has or was already asked to."""
         if (self.state(need), Move.WANT) in TRANSITIONS:
             self.move(need, Move.WANT)
             self.wanted.append(need)
@@ -104,7 +104,7 @@ class LaneResources:
         return True
 
     def overdue(self, now: float) -> list[Need]:
-        """Returns the resources whose answers should have come."""
+        """Returns the resources with overdue answers."""
         return [need for need, due in self._due.items() if now >= due]
 
     def paused(self, seconds: float) -> None:
@@ -126,7 +126,7 @@ class LaneResources:
     def take_drops(self, confirmed_step: int) -> list[Need]:
         """Takes the resources that the worker is to drop now, because no plan that it still has names them.
 
-        `confirmed_step` is the last step of the generation whose result has arrived. In a new generation it is 0, and
+        `confirmed_step` is the last step of the generation with a result so far. In a new generation it is 0, and
         the worker may still have plans of the old one, so nothing is dropped before the first result. A resource that
         the worker still prepares waits for the answer, so that this answer is never taken for that of a later order.
         """

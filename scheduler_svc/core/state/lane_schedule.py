@@ -1,7 +1,7 @@
-"""What planning knows of one lane between plans, and what its worker was told to load.
+"""What planning knows of one lane between plans, and which weights its worker was asked to load.
 
-`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py`, which decides what loads,
-has told.
+`LaneSchedule` keeps what earlier plans found out, `LaneWeights` what `operations/weights.py` ordered
+last.
 """
 
 from dataclasses import dataclass
@@ -54,14 +54,14 @@ class LaneSchedule:
 
 @dataclass(slots=True)
 class LaneWeights:
-    """What the worker was told to load last. The phase of the lane says whether it has answered."""
+    """The weights that the worker was last asked to load. The phase of the lane says whether it has answered."""
 
-    told: Weights = _NOTHING
+    ordered: Weights = _NOTHING
     running: Running = Running.RECOMPUTE
     """What happens to the lane's requests when it has."""
     until: float = 0.0
-    """A worker that has not answered by then is given up."""
+    """A worker that has not answered by this time on the core's clock is given up."""
     retry_at: float = 0.0
-    """After a refusal: when the worker is asked again; 0 from then on."""
+    """After a refusal: the time on the core's clock when the worker is asked again; 0 from then on."""
     refusal: str = ""
     """Why the worker could not load."""

@@ -60,7 +60,7 @@ class OutputWeights:
         self.spans: list[WeightsSpan] = []
         """Empty: those that the workers were started with."""
         self.keeps_pages = False
-        """Whether some of the row's pages were computed by older weights. They are shared with nobody."""
+        """Whether some of the row's pages were computed by older weights. No other request shares them."""
 
     def restore(self, spans: Iterable[WeightsSpan]) -> None:
         """Takes the spans of an output that an earlier process began."""
@@ -86,7 +86,7 @@ class OutputWeights:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One sample of a submitted request. It is queued, runs and ends independently of the other samples."""
+    """One sample of a submitted request. It is queued, runs and ends by itself. Times are on the core's clock."""
 
     handle: int
     """Also its number in the order of arrival. Never used again, so the result of a plan cannot be applied to another

@@ -8,7 +8,7 @@ that a step of 1,024 rows takes only a few array operations.
     known               tokens that the core has, prompt and output
     tokens_in_flight    further tokens, which plans in flight will sample
     planned             positions that were cached when the row was seated, and those in plans sent so far
-    confirmed           the same cached positions, and those whose results have arrived
+    confirmed           the same cached positions, and those with results that have arrived
     verified            positions with finite keys and values: a step that attended to them gave finite logits
     last                position of the last token here, which is sampled but never computed
 
@@ -27,8 +27,8 @@ window, so the positions before `verified_from` are never verified.
 list still contains them, and so does the worker's table.
 
 **Checksum.** It is updated with every change and sent with every plan, so that the worker can check its own tables
-(worker.proto has the formula). The worker is not told that a row became free and keeps its entry. So `planned` and the
-page sum of a free row stay until the row is seated again.
+(worker.proto has the formula). The worker does not learn that a row became free and keeps its entry. So `planned` and
+the page sum of a free row stay until the row is seated again.
 """
 
 import numpy as np
@@ -107,7 +107,7 @@ class Rows:
         self.checksum = 0
         """Checksum of the worker's row tables after all changes so far."""
         self.ones = np.ones(n, np.int32)
-        """A one for each row: the numbers of positions of decode rows. Nobody changes it."""
+        """A one for each row: the numbers of positions of decode rows. It never changes."""
 
     @property
     def num_free(self) -> int:
@@ -180,7 +180,7 @@ class Rows:
         self.stream[row], self.frontend_idx[row] = stream, frontend_idx
 
     def await_needs(self, row: int, awaits: bool) -> None:
-        """Sets whether the row, whose request needs a resource, must not sample."""
+        """Sets whether the row of a request that needs a resource must not sample."""
         self.num_awaiting += awaits - int(self.awaits_needs[row])
         self.awaits_needs[row] = awaits
 

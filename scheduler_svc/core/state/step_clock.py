@@ -38,7 +38,7 @@ _SLOWER_WEIGHT, _FASTER_WEIGHT = 1 / 4, 1 / 16
 
 
 def deadline_seconds(predicted_seconds: float) -> float:
-    """Returns how long a step may take before its worker is given up."""
+    """Returns how many seconds a step may take before its worker is given up."""
     return max(SHORTEST_DEADLINE_SECONDS, DEADLINE_FACTOR * predicted_seconds) + DEADLINE_MARGIN_SECONDS
 
 
@@ -78,19 +78,19 @@ class StepTimes:
 
     def predict(self, record: SentPlan, work: float) -> float:
         """Returns the predicted time in seconds of a step with this work."""
-        known = self._averages(record) or self._of_chunks or self._of_decodes
-        if not known:
+        averages = self._averages(record) or self._of_chunks or self._of_decodes
+        if not averages:
             token_seconds = self._token_seconds or _UNKNOWN_TOKEN_SECONDS
             tokens = work + _BASE_TOKENS + self._zeroing_tokens
             return max(_FIRST_STEP_SECONDS, tokens * token_seconds)
         # The worker's own measurement is a lower bound, because it was taken without context.
-        return max(record.prefill_tokens * self._token_seconds, _bound(known, work))
+        return max(record.prefill_tokens * self._token_seconds, _bound(averages, work))
 
     def learn(self, record: SentPlan, work: float, seconds: float) -> None:
         """Takes the time of a confirmed step with this work."""
-        averages, own = self._averages(record), _class_of(work)
-        average = averages.get(own, seconds)
-        averages[own] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
+        averages, work_class = self._averages(record), _class_of(work)
+        average = averages.get(work_class, seconds)
+        averages[work_class] = average + (seconds - average) * (_SLOWER_WEIGHT if seconds > average else _FASTER_WEIGHT)
 
     def _averages(self, record: SentPlan) -> dict[int, float]:
         return self._of_chunks if record.prefill_tokens else self._of_decodes
@@ -98,10 +98,10 @@ class StepTimes:
 
 def _bound(averages: dict[int, float], work: float) -> float:
     """Returns the average of the work's class, or else the bound that the next class on either side gives."""
-    own = _class_of(work)
-    if own in averages:
-        return averages[own]
-    larger, smaller = [each for each in averages if each > own], [each for each in averages if each < own]
+    level = _class_of(work)
+    if level in averages:
+        return averages[level]
+    larger, smaller = [key for key in averages if key > level], [key for key in averages if key < level]
     bounds = [averages[min(larger)]] if larger else []
     if smaller:
         bounds.append(averages[max(smaller)] * work / 2.0 ** max(smaller))
@@ -142,7 +142,7 @@ class StepClock:
         self._paused_seconds = 0.0
 
     def confirmed(self, record: SentPlan) -> None:
-        """Learns from the plan whose result has just arrived and is valid."""
+        """Learns from a plan with a valid result that has just arrived."""
         work = self._work if self._oldest is record else self._times.work(record)
         self._times.learn(record, work, self._last_step_seconds)
 
@@ -156,15 +156,15 @@ class StepClock:
     def voided(self, in_flight: Sequence[SentPlan]) -> None:
         """Records that plans became void. The worker may still compute them, and is silent meanwhile."""
         if in_flight:
-            seconds = sum(deadline_seconds(self._times.predict(each, self._times.work(each))) for each in in_flight)
+            seconds = sum(deadline_seconds(self._times.predict(plan, self._times.work(plan))) for plan in in_flight)
             self._void_until = self.began_at(in_flight[0]) + seconds
 
     def began_at(self, oldest: SentPlan) -> float:
-        """Returns when the worker began the oldest plan in flight, moved by the time of pauses."""
+        """Returns when, on the core's clock, the worker began the oldest plan in flight, moved by pauses."""
         return max(oldest.sent_at, self._result_at) + self._paused_seconds
 
     def timeout(self, in_flight: Sequence[SentPlan], config: CoreConfig) -> float:
-        """Returns the time at which the worker is given up, unless it is heard before.
+        """Returns the time on the core's clock at which the worker is given up, unless it is heard before.
 
         It has no plan and is silent for too long, or the oldest plan in flight has no result in time.
         """
@@ -190,7 +190,7 @@ class StepClock:
         )
 
     def _predicted_seconds(self, oldest: SentPlan) -> float:
-        """Returns the predicted time of the oldest plan in flight."""
+        """Returns the predicted seconds of the oldest plan in flight."""
         if self._oldest is not oldest:
             self._oldest, self._work = oldest, self._times.work(oldest)
             self._prediction = self._times.predict(oldest, self._work)

@@ -67,7 +67,7 @@ class WorkerInfos:
             self._changed()
 
     def next_expiry(self) -> float | None:
-        """Returns the time at which `expire` drops the next worker, or None."""
+        """Returns the time on the core's clock at which `expire` drops the next worker, or None."""
         return min(self._departed.values()) + self._max_wait_seconds if self._departed else None
 
     def longest_present_for(self, needs: Sequence[Need]) -> int:
@@ -103,17 +103,17 @@ class WorkerInfos:
             info = self.served.info
         else:
             return
-        known = (info, *self.present, *self._departed)
+        infos = (info, *self.present, *self._departed)
         longest = max(one.max_length for one in (info, *self._departed))
-        refusals = {kind.name: _refusal(kind, known) for kind in KINDS.values()}
+        refusals = {kind.name: _refusal(kind, infos) for kind in KINDS.values()}
         before, served = self.served, Served(info=info, recent_max_length=longest, refusals=refusals)
         if before is None or replace(before, info=_limits(before.info)) != replace(served, info=_limits(info)):
             self.served = served
 
 
-def _refusal(kind: Kind, known: Sequence[WorkerInfo]) -> str:
+def _refusal(kind: Kind, infos: Sequence[WorkerInfo]) -> str:
     """Returns why the first worker takes no resource of the kind, unless one of the others does."""
-    return "" if any(not kind.refusal(info) for info in known) else kind.refusal(known[0])
+    return "" if any(not kind.refusal(info) for info in infos) else kind.refusal(infos[0])
 
 
 def _limits(info: WorkerInfo) -> WorkerInfo:

@@ -27,7 +27,7 @@ class Convictions(Organ):
         return end_convicted(self._core, now) if self._core.suspects.convicted else []
 
     def next_wake(self) -> float | None:
-        """Returns when the trial stops waiting for another worker, None if it does not wait."""
+        """Returns when, on the core's clock, the trial stops waiting for another worker; None if it does not wait."""
         return self._core.suspects.waits_until
 
     def audit(self) -> None:
@@ -43,11 +43,11 @@ class Convictions(Organ):
         assert len(workers) < 2, f"suspects run on {workers}"
         for lane in self._lanes.values():
             for record in lane.in_flight:
-                found = handles.intersection(record.handles.tolist())
+                suspects_of_plan = handles.intersection(record.handles.tolist())
                 # A request that is not live any more may have been suspected when the plan was made.
                 others = [
                     handle for handle in record.handles.tolist() if handle not in handles and queue.by_handle(handle)
                 ]
-                assert not found or not others, "a suspect shares a plan with another request"
-                assert found <= set(members), "a suspect runs outside its trial"
+                assert not suspects_of_plan or not others, "a suspect shares a plan with another request"
+                assert suspects_of_plan <= set(members), "a suspect runs outside its trial"
         assert len(core.quarantine) <= MAX_ENTRIES

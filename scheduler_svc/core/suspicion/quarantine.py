@@ -17,7 +17,7 @@ MAX_ENTRIES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One quarantined request. The fields are as in `QuarantineEntry`; `at` is the time of its conviction."""
+    """One quarantined request. The fields are as in `QuarantineEntry`; `at` is its conviction by the core's clock."""
 
     key: str
     request_id: str

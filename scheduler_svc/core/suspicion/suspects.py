@@ -30,7 +30,7 @@ from tandem_contract.plural import numbered
 
 LONE_DEATHS = 2
 MAX_DOUBTS = 3
-"""A suspect's lone death does not count if another worker died after it without the suspect, at most so many times."""
+"""A suspect's lone death does not count if another worker died after it without the suspect, this often at most."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Trial:
 def halves(requests: Sequence[Request], *, is_step: bool) -> list[list[int]]:
     """Splits suspects into two groups of handles, or one if there is only one suspect.
 
-    A request whose step fails mostly fails its first one, so those without a token form a group of their own after a
+    Most requests with a failing step fail in their first one, so those without a token form a group after a
     failed step. The others are then cleared in one trial.
     """
     handles = [request.handle for request in requests]
@@ -125,7 +125,7 @@ class Suspects:
     last_worker: str = ""
     """The lane of the current trial, or of the last one."""
     waits_until: float | None = None
-    """When the trial stops waiting for another worker. None if it does not wait."""
+    """When, on the core's clock, the trial stops waiting for another worker. None if it does not wait."""
     is_next: bool = True
     """Whether the next plan of the trial's lane is the trial's. Other requests on the lane get every second plan."""
     num_steps: int = 0
@@ -133,7 +133,7 @@ class Suspects:
     num_losses: int = 0
     """Number of workers that died with a request in flight."""
     _by_handle: dict[int, Suspect] = field(default_factory=dict[int, Suspect])
-    # Groups that wait for their trial, the next one first. They may name requests that are no suspects any more.
+    # Groups that wait for their trial, the next one first. They may name requests that have stopped being suspects.
     _groups: deque[list[int]] = field(default_factory=deque[list[int]])
     convicted: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])
     """Requests that `convictions` ends, and why: one sentence."""
@@ -149,13 +149,13 @@ class Suspects:
     @property
     def groups(self) -> list[list[int]]:
         """Handles of the suspects in each group that waits for its trial, the next one first."""
-        found = [[handle for handle in group if handle in self._by_handle] for group in self._groups]
-        return [group for group in found if group]
+        live_groups = [[handle for handle in group if handle in self._by_handle] for group in self._groups]
+        return [group for group in live_groups if group]
 
     # Deaths and failed steps -----------------------------------------------------------------------------------------
 
     def is_trial(self, plans: Iterable[SentPlan]) -> bool:
-        """Returns whether these plans contain suspects and nobody else."""
+        """Returns whether these plans contain suspects and no other requests."""
         handles = {handle for plan in plans for handle in plan.handles.tolist()}
         return bool(handles) and handles <= self._by_handle.keys()
 
@@ -250,7 +250,7 @@ class Suspects:
     def next_trial(self, may_run: Callable[[Request], bool]) -> Trial | None:
         """Begins the trial of the first group with a member that may run, unless one goes on. Returns the current one.
 
-        A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits nobody,
+        A trial without rows and plans goes back to the groups if no member may run: its lane was lost or admits none,
         and the other workers may be smaller.
         """
         trial, members = self.trial, self.members()

@@ -103,14 +103,14 @@ class AnswerParser:
         hidden = frozenset(spec.fields.keys() - shown)
         self._segmenter = Segmenter(spec, hidden if ignores_calls else frozenset(), hidden)
         self._content = _Part(spec.fields.get(CONTENT_FIELD), keeps_start=True)
-        name = next((each for each in REASONING_FIELDS if each in spec.fields), "")
+        name = next((field for field in REASONING_FIELDS if field in spec.fields), "")
         self._reasoning_field = name
         self._reasoning = _Part(spec.fields.get(name), keeps_start=False)
         # A region of calls: its first mark, and its text.
         self._mark = self._region = ""
         self._is_babble = False
         self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
-        # A call whose arguments are shown while they are written.
+        # A call that shows its arguments while they are written.
         self._stream: CallStream | None = None
         self._num_calls = 0
         # Characters of the prompt that the segmenter still holds, because they may begin a mark.
@@ -242,7 +242,7 @@ class ChatOutput(SampleOutput):
             self.reasoning_tokens += num_tokens
         if is_end:
             parsed.add(self.parser.finish(is_cut=is_cut))
-        calls = [each._replace(name=plain(each.name), arguments=plain(each.arguments)) for each in parsed.calls]
+        calls = [call._replace(name=plain(call.name), arguments=plain(call.arguments)) for call in parsed.calls]
         return Parsed(self._visible(parsed.content), self._visible(parsed.reasoning), calls)
 
     def _visible(self, text: str) -> str:

@@ -6,7 +6,7 @@ where its trigger stands: from there on only a complete call matches.
 
 The grammar also says where JSON stands in the answer, in the words that the worker reads
 (`gpu_worker/constraints/names.py`): in calls, and in content under a schema. Reasoning, free text and values that are
-texts are not JSON, whatever braces they have.
+texts are not JSON, even with braces.
 """
 
 import json
@@ -42,7 +42,7 @@ _BARE = (
 )
 # [mark, next state, JSON that the mark has]
 Step = list[Any]
-# The names of tagged arguments whose values are JSON, and of those whose values are text, by tool.
+# By tool: the names of tagged arguments with JSON values, and of those with text values.
 Values = Mapping[str, tuple[Collection[str], Collection[str]]]
 UNKNOWN_CALLS = "the service does not know how the served model writes calls of tools"
 _HEAD = "%llguidance {}\n"
@@ -117,7 +117,7 @@ class CallRules:
         self.lines = list[str]()
         # Whether an object in the arguments may have names that no schema lists.
         self.has_free_names = False
-        # Of tagged arguments: the names whose values are JSON, and those whose values are text, by tool.
+        # By tool: the names of tagged arguments with JSON values, and of those with text values.
         self.values = dict[str, tuple[set[str], set[str]]]()
         if form.quote:
             self.lines += [
@@ -183,8 +183,8 @@ class CallRules:
     def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
         """The lines of an argument, and whether its value is JSON."""
         choices = [schema["const"]] if "const" in schema else _of(list, schema, "enum")
-        if choices and all(isinstance(each, str) for each in choices):
-            options = " | ".join(string(str(each)) for each in choices)
+        if choices and all(isinstance(choice, str) for choice in choices):
+            options = " | ".join(string(str(choice)) for choice in choices)
             return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
         if is_text(schema):
             return [f"{rule}: {begin} {rule}_text", self._marks.until(f"{rule}_text", after, self._hold(schema))], False
@@ -202,7 +202,7 @@ def braces(state: int) -> list[Step]:
     return [[[begin], state, begin] for begin in '{["']
 
 
-# Of an output that is JSON.
+# The steps of an output that is JSON.
 ONLY_JSON = [braces(0)]
 
 
@@ -252,15 +252,15 @@ def _add_tagged(
             begins = [marks.parts(f"{calls.call_begin}{tool}{calls.middle}") for tool in tools]
             call += [[begin, len(states), ""] for begin in begins]
             states.append([[marks.parts(calls.call_end), answer, ""]])
-        own = len(states) - 1
-        name, text, value = own + 1, own + 2, own + 3
-        states[own].append([marks.parts(tagged.before_name), name, ""])
+        region = len(states) - 1
+        name, text, value = region + 1, region + 2, region + 3
+        states[region].append([marks.parts(tagged.before_name), name, ""])
         begun = [marks.parts(f"{tagged.before_name}{key}{tagged.after_name}") for key in names]
-        after = [marks.parts(tagged.after_value), own, ""]
+        after = [marks.parts(tagged.after_value), region, ""]
         states += [
             [[marks.parts(tagged.after_name), text, ""], *([begin, value, ""] for begin in begun)],
             [after],
-            [*braces(own), after],
+            [*braces(region), after],
         ]
 
 
@@ -294,7 +294,7 @@ class AnswerFormat:
     # The ids of the tokens that llguidance treats as marks, by their texts.
     marks: Mapping[str, int] = field(default_factory=dict[str, int])
     write_schema: WriteSchema
-    # Of tagged arguments.
+    # How the strings of tagged arguments are held.
     hold_text: HoldText
 
 

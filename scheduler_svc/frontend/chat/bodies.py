@@ -7,7 +7,7 @@ A JSON object is certain letter by letter in its strings, and at their ends in n
 joined, always begin a JSON object, and are one when the object is complete.
 
 In a marked text the first character of a control token is half of a surrogate pair, which no decoded text has: so
-ordinary text that reads like the token is none. Marked and plain text are equally long.
+ordinary text that reads like the token stays text. Marked and plain text are equally long.
 """
 
 import functools
@@ -46,11 +46,11 @@ def plain(text: str) -> str:
 
 def mark_all(text: str, controls: Collection[str]) -> str:
     """`text`, a text or a regular expression, with every text of a control token marked."""
-    texts = {form: marked(each)[0] + form[len(form) - len(rest) :] for each in controls for form, rest in _forms(each)}
+    texts = {form: marked(mark)[0] + form[len(form) - len(rest) :] for mark in controls for form, rest in _forms(mark)}
     if not texts:
         return text
     longest_first = sorted(texts, key=len, reverse=True)
-    return re.sub("|".join(map(re.escape, longest_first)), lambda found: texts[found.group()], text)
+    return re.sub("|".join(map(re.escape, longest_first)), lambda match: texts[match.group()], text)
 
 
 def _forms(control: str) -> list[tuple[str, str]]:
@@ -106,7 +106,7 @@ class ObjectReader:
         self.held = ""
         self.is_complete = False
         self.is_broken = False
-        # Of the signs that end something: , : } ]
+        # The number of signs that end something: , : } ]
         self.num_signs = 0
 
     def feed(self, text: str) -> tuple[str, int]:
@@ -254,7 +254,7 @@ class TaggedReader:
 
     A value may have the text of `tail`. In a string of JSON it is text. Elsewhere the value ends there if only white
     space stands between it and the next `head`, or `close`, which ends the region; if not, it is text too. A text that
-    looks like both, one after the other, ends the value: nothing tells it from the end.
+    looks like both, one after the other, ends the value: it cannot be distinguished from the end.
     """
 
     def __init__(self, tag: Any, head: Any, tail: Any, close: Any) -> None:
@@ -333,10 +333,10 @@ class TaggedReader:
         if next_ == len(text):
             self._may_end = True
             return None
-        found = [match for each in self._follows if (match := each.match(text, next_, partial=True)) is not None]
-        if any(not match.partial for match in found):
+        matches = [match for sign in self._follows if (match := sign.match(text, next_, partial=True)) is not None]
+        if any(not match.partial for match in matches):
             return True
-        return None if found else False
+        return None if matches else False
 
     def _end_tag(self, mark: str) -> None:
         tag = "".join(self._in_tag) + mark
@@ -367,9 +367,9 @@ def _parts(tag: str) -> tuple[Any, Any, Any] | None:
     # Installed with Transformers.
     import regex
 
-    before, found, rest = tag.partition("(?P<value>")
+    before, mark, rest = tag.partition("(?P<value>")
     for at in range(len(rest)):
-        if found and rest[at] == ")":
+        if mark and rest[at] == ")":
             try:
                 # The group is whole where what is in it is a pattern by itself.
                 regex.compile(rest[:at])

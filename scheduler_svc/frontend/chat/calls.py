@@ -1,7 +1,7 @@
 """Owns the calls of tools in an answer: their names and arguments from the text of a region, and their ids. Pure.
 
 Arguments that a family writes as one JSON object are shown while they are written: a call begins to be shown with the
-first brace of its arguments, when its name is known. From then on it is a call, whatever follows: what does not belong
+first brace of its arguments, when its name is known. From then on it stays a call: what does not belong
 to its arguments is content.
 """
 
@@ -67,7 +67,7 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
 def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapping[str, Any]]) -> list[Call]:
     """As `read_calls`, of a region that the end of the answer cuts off. The last call may be incomplete.
 
-    A call whose name is not known yet is left out.
+    A call is left out until its name is known.
     """
     field: Any = spec.fields[CALLS_FIELD]
     match, name = field.open_re.search(mark + text, partial=True), ""
@@ -79,7 +79,7 @@ def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapp
     calls = read_calls(mark, text, spec, argument_types)
     if field.content != "json":
         # Another argument may have been to come.
-        return [Call(each.name, each.arguments[:-1] if each.arguments != "{}" else "") for each in calls]
+        return [Call(call.name, call.arguments[:-1] if call.arguments != "{}" else "") for call in calls]
     if calls:
         return calls
     if name:
@@ -108,7 +108,7 @@ def _elements(text: str) -> tuple[str, str]:
 
 def _flat(value: object) -> list[object]:
     if isinstance(value, list):
-        return [inner for each in cast(list[object], value) for inner in _flat(each)]
+        return [inner for item in cast(list[object], value) for inner in _flat(item)]
     return [] if value is None else [value]
 
 
@@ -148,8 +148,8 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         parameters: dict[str, Any] = function.get("parameters") or {}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
-            known = cast(dict[str, Any], properties)
-            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in known.items()}
+            schemas = cast(dict[str, Any], properties)
+            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in schemas.items()}
     return types
 
 
@@ -161,7 +161,7 @@ def _type(schema: object, *, depth: int) -> dict[str, Any]:
     kept = {key: given[key] for key in ("type", "nullable") if key in given}
     for key in ("anyOf", "oneOf"):
         if isinstance(given.get(key), list) and depth < 4:
-            kept[key] = [_type(each, depth=depth + 1) for each in given[key]]
+            kept[key] = [_type(item, depth=depth + 1) for item in given[key]]
     return kept
 
 
@@ -176,7 +176,7 @@ class CallStream:
     """One region with one call. `mark` is the text that opened it."""
 
     def __init__(self, field: Any, mark: str) -> None:
-        # Of the arguments.
+        # The reader of the arguments.
         self.reader = ObjectReader()
         self._name = ""
         # The text before the arguments; what follows them, from the end of the object or an error on.

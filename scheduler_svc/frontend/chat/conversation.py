@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 # Names of arguments of a template.
 MAX_TEMPLATE_ARGS = 64
 _check_counts = Check(pb.Chat, "chat.")
-# Templates build tokens of them ('<|' + role + '|>'), so there are no others.
+# Templates build tokens of them ('<|' + role + '|>'), so no other role is accepted.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What Transformers' call takes itself, what it gives the template, and what a template takes from its environment.
 RESERVED = frozenset(
@@ -80,14 +80,14 @@ class Choice:
 
 def read_tools(tools: Sequence[object]) -> tuple[Tool, ...]:
     """The tools of a chat, from their JSON. Raises Refusal for the first one with an error."""
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for idx, tool in enumerate(tools):
         field = f"chat.tools_json[{idx}]"
         read = _tool(field, tool)
-        if read.name in found:
+        if read.name in by_name:
             raise wrong(field, f"is the second tool with the name {read.name!r}; names must differ")
-        found[read.name] = read
-    return tuple(found.values())
+        by_name[read.name] = read
+    return tuple(by_name.values())
 
 
 def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
@@ -97,9 +97,9 @@ def choose(chat: pb.Chat, tools: tuple[Tool, ...]) -> Choice:
     if kind == "name":
         named = tuple(tool for tool in tools if tool.name == choice.name)
         if not named:
-            known = ", ".join(tool.name for tool in tools[:8]) or "none"
+            names = ", ".join(tool.name for tool in tools[:8]) or "none"
             raise wrong(
-                "chat.tool_choice.name", f"is {choice.name[:128]!r}, which is not a name of a tool; tools: {known}"
+                "chat.tool_choice.name", f"is {choice.name[:128]!r}, which is not a name of a tool; tools: {names}"
             )
         return Choice(named, Calls.EXACTLY_ONE)
     mode = choice.mode
@@ -183,10 +183,10 @@ def read_object(field: str, text: str) -> dict[str, Any]:
     value: object = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
     if not isinstance(value, dict):
         raise wrong(field, f"is a JSON {_kind(value)}; it must be an object")
-    found = cast(dict[str, Any], value)
-    if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(found))) > MAX_DEPTH:
+    fields = cast(dict[str, Any], value)
+    if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(fields))) > MAX_DEPTH:
         refuse(field, f"is nested {depth} deep", MAX_DEPTH)
-    return found
+    return fields
 
 
 def nearest_object(text: str) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class PastCall:
     # Empty if the caller has none.
     id: str
     name: str
-    # The arguments as the caller wrote them, and as a JSON object: the nearest one if they are no object.
+    # The arguments as the caller wrote them, and as a JSON object: the nearest one if they have another form.
     text: str
     arguments: dict[str, Any]
     is_object: bool

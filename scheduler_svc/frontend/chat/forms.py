@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 # In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls
-# whose mark has the name, and which enclose the arguments.
+# with the name in their mark and the arguments in between.
 _USUAL = "usual"
 _CALL = {"name": "{name}", "arguments": "{content}"}
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
@@ -72,8 +72,8 @@ class CallFormat:
         """Why arguments in this form cannot be held to a schema, in one sentence; empty if they can."""
         if self.quote:
             return "the served model writes arguments in a form for which no schema is enforced"
-        found = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
-        return f"{found[0]} is not enforced where a model writes each argument by itself" if found else ""
+        keywords = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
+        return f"{keywords[0]} is not enforced where a model writes each argument by itself" if keywords else ""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> Self:
@@ -127,9 +127,9 @@ def is_text(schema: object) -> bool:
 
 
 def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
-    known = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
-    if not {name for name, default in known.items() if default is MISSING} <= value.keys() <= known.keys():
-        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(known))}")
+    defaults = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
+    if not {name for name, default in defaults.items() if default is MISSING} <= value.keys() <= defaults.keys():
+        raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(defaults))}")
     for name, text in value.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}, not a string")
@@ -150,7 +150,7 @@ class AnswerForm:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What is parsed besides the content, as GetModelInfo tells it."""
+        """What is parsed besides the content, as GetModelInfo lists it."""
         fields = self.template["fields"]
         reasoning = ("reasoning",) if any(name in fields for name in REASONING_FIELDS) else ()
         return (*reasoning, *(("tool_calls",) if CALLS_FIELD in fields else ()))
@@ -202,22 +202,22 @@ def _table() -> tuple[tuple[tuple[tuple[str, ...], ...], AnswerForm], ...]:
     return tuple(table)
 
 
-def choose_form(templates: Sequence[str], own: str, override: AnswerForm | None) -> AnswerForm | None:
+def choose_form(templates: Sequence[str], of_checkpoint: str, override: AnswerForm | None) -> AnswerForm | None:
     """The form of a model with these chat templates; None if none is known.
 
-    `own`: the checkpoint's response template as JSON, or empty. `override`: the operator's. Raises ValueError if the
+    `of_checkpoint`: its response template as JSON, or empty. `override`: the operator's. Raises ValueError if the
     checkpoint's own one cannot be used.
     """
     if override is not None:
         return override
     text = "\n".join(templates)
-    known = next((form for literals, form in _table() if any(_has_all(text, every) for every in literals)), None)
-    if not own:
-        return known
-    template = read_form(json.loads(own), "checkpoint").template
-    if known is None:
+    family = next((form for literals, form in _table() if any(_has_all(text, every) for every in literals)), None)
+    if not of_checkpoint:
+        return family
+    template = read_form(json.loads(of_checkpoint), "checkpoint").template
+    if family is None:
         return AnswerForm(family="checkpoint", template=template, calls=None, reasoning=None)
-    return dataclasses.replace(known, family="checkpoint", template=template)
+    return dataclasses.replace(family, family="checkpoint", template=template)
 
 
 def _has_all(text: str, literals: Sequence[str]) -> bool:

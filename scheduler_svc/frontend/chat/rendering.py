@@ -66,15 +66,15 @@ class Renderer:
         self._names = frozenset(self._tokenizer.special_tokens_map)
         # Every added token that is not white space, a few more than the template's own control tokens.
         self._forbidden = tuple(
-            each for each in (*self._tokenizer.added_tokens_encoder, *MARKERS) if not each.isspace()
+            text for text in (*self._tokenizer.added_tokens_encoder, *MARKERS) if not text.isspace()
         )
         self._first_chars = frozenset(token[0] for token in self._forbidden)
         # Encoding sets a switch of the tokenizer for a moment, so it is used by one thread at a time.
         self._lock = threading.Lock()
         # With tools a checkpoint may have another template.
         chosen = {has_tools: self._chosen(has_tools=has_tools) for has_tools in (False, True)}
-        shapes = {each: self._probed(each) for each in dict.fromkeys(chosen.values())}
-        self._shapes = {has_tools: shapes[each] for has_tools, each in chosen.items()}
+        shapes = {template: self._probed(template) for template in dict.fromkeys(chosen.values())}
+        self._shapes = {has_tools: shapes[template] for has_tools, template in chosen.items()}
 
     def shape(self, *, has_tools: bool) -> Shape:
         """What the template of chats with or without tools takes."""
@@ -116,16 +116,16 @@ class Renderer:
         """Refuses a chat with a message that the template leaves out. Content beside calls may be left out.
 
         It renders the chat once more, with a word of its own in place of each message's content: templates may change
-        content, so the text itself is no proof.
+        content, so the text itself proves nothing.
         """
         words = {
             idx: f"zqmessage{idx}zq"
-            for idx, each in enumerate(conversation.messages)
-            if not each.calls and any(part.strip() for part in each.parts)
+            for idx, message in enumerate(conversation.messages)
+            if not message.calls and any(part.strip() for part in message.parts)
         }
         marked = [
-            dataclasses.replace(each, parts=(words[idx],)) if idx in words else each
-            for idx, each in enumerate(conversation.messages)
+            dataclasses.replace(message, parts=(words[idx],)) if idx in words else message
+            for idx, message in enumerate(conversation.messages)
         ]
         try:
             text: str = self._applied(conversation, shape, marked, tokenize=False).lower()
@@ -160,8 +160,8 @@ class Renderer:
             for key in _keys(value):
                 if self._first_chars.isdisjoint(key):
                     continue
-                if found := next((token for token in self._forbidden if token in key), None):
-                    shown = f"U+{ord(found):X}" if found in MARKERS else repr(found)
+                if mark := next((token for token in self._forbidden if token in key), None):
+                    shown = f"U+{ord(mark):X}" if mark in MARKERS else repr(mark)
                     what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     raise wrong(field, what)
 

@@ -2,8 +2,8 @@
 
 The rules are those of Transformers' ResponseParser: the same template gives the same regions. This one knows more. An
 end mark inside what a region encloses is text (`bodies`), if the rest of the region agrees; until then it is in doubt,
-and the text from there on is held. It says which text every mark had, so that a region that is no call after all can be
-shown as it was; it keeps no text that is divided already; and it holds text back only while that may still be a mark.
+and the text from there on is held. It says which text every mark had, so that a region that turns out to be text
+can be shown as it was; it keeps no text that is divided already; and it holds text back while that may still be a mark.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Segmenter:
         self._buffer = ""
         self._pos = 0
         self._hidden = hidden
-        # Of the region: what it encloses, up to where that is read, and from where its end mark is searched.
+        # The region's state: what it encloses, up to where that is read, and from where its end mark is searched.
         self._reader: Reader | None = None
         self._read_to = self._from = 0
         # An end mark that may be text, and how many signs had been read before it.
@@ -120,12 +120,12 @@ class Segmenter:
 
     def _begun(self) -> _Mark | None:
         """The mark of a hidden field that the held text begins."""
-        found = list[_Mark]()
+        marks = list[_Mark]()
         for field in self._watched:
             match = field.open_re.search(self._buffer, self._pos, partial=True) if field.name in self._hidden else None
             if match is not None and match.start() < match.end():
-                found.append(_Mark(Kind.OPEN, field, match.start(), match.end()))
-        return min(found, key=lambda mark: mark.start, default=None)
+                marks.append(_Mark(Kind.OPEN, field, match.start(), match.end()))
+        return min(marks, key=lambda mark: mark.start, default=None)
 
     def _advance(self, *, is_end: bool) -> Iterator[Event]:
         while True:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 NO_TOKENIZER = "chats need a tokenizer, and the served model has none"
 NO_TEMPLATE = "chats need a chat template, and the served model has none"
-# Of a message that the model continues; only its last region matters.
+# The longest message that the model continues; only its last region matters.
 MAX_PREFIX_CHARS = 8192
 _MARKER = re.compile(f"[{MARKERS}]")
 
@@ -43,11 +43,11 @@ def missing_libraries() -> str:
     for name, least in LEAST.items():
         said = f"chats need {name} {'.'.join(map(str, least))} or newer on the scheduler's machine, and"
         try:
-            found = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             return f"{said} it is not installed: {how_to_install('chat')}"
-        if tuple(int(part) for part in re.findall(r"\d+", found)[:3]) < least:
-            return f"{said} {found} is installed: {how_to_install('chat')}"
+        if tuple(int(part) for part in re.findall(r"\d+", installed)[:3]) < least:
+            return f"{said} {installed} is installed: {how_to_install('chat')}"
     return ""
 
 
@@ -172,7 +172,7 @@ def _marked_template(template_json: str, controls: Set[str]) -> str:
         if isinstance(value, str):
             return mark_all(value, controls)
         if isinstance(value, dict):
-            return {key: changed(each) for key, each in cast(dict[str, object], value).items()}
-        return [changed(each) for each in cast(list[object], value)] if isinstance(value, list) else value
+            return {key: changed(item) for key, item in cast(dict[str, object], value).items()}
+        return [changed(item) for item in cast(list[object], value)] if isinstance(value, list) else value
 
     return json.dumps(changed(json.loads(template_json))) if controls else template_json

@@ -1,6 +1,6 @@
 """Owns what one chat template takes: its trial, the shape that the trial finds, and the messages in that shape. Pure.
 
-A template is tried when it is loaded: short chats are rendered, and their texts tell what it takes. The messages are
+A template is tried when it is loaded: short chats are rendered, and their texts show what it takes. The messages are
 dicts as in OpenAI's API, which Transformers' templates take.
 """
 
@@ -90,8 +90,8 @@ class Shape:
     def __str__(self) -> str:
         """The fields that differ from those of most templates."""
         usual = Shape()
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        other = [f"{name}: {value}" for name, value in found.items() if value != getattr(usual, name)]
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        other = [f"{name}: {value}" for name, value in values.items() if value != getattr(usual, name)]
         return ", ".join(other) or "usual"
 
     def messages(self, history: Sequence[Message]) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def _answered(message: Message, sent: list[_Sent]) -> _Sent:
 
 
 def probe(render: Render) -> Shape:
-    """The shape of a template. Raises jinja2's TemplateSyntaxError; other errors tell what the template refuses."""
+    """The shape of a template. Raises jinja2's TemplateSyntaxError; other errors show what the template refuses."""
     return _Probe(render).shape()
 
 
@@ -172,7 +172,7 @@ class _Probe:
 
         self._render, self._syntax_error = render, TemplateSyntaxError
         self._user = Content.TEXT
-        # Of messages with calls.
+        # The form of arguments in messages with calls.
         self._arguments: Callable[[str], object] = _as_object
         self._besides: dict[str, Any] = {}
 
@@ -202,7 +202,7 @@ class _Probe:
             return self._render(messages, tools)
         except self._syntax_error:
             raise
-        except Exception:  # Of jinja2, of the template itself, or of Python for a wrong type.
+        except Exception:  # An error of jinja2, of the template itself, or of Python for a wrong type.
             return None
 
     def _content(self, role: str) -> Content:
@@ -253,7 +253,7 @@ class _Probe:
             for idx, word in pairs
         ]
         results = [{"role": "tool", "content": result, "tool_call_id": idx} for idx, _ in pairs]
-        named = [{**each, "name": name} if name else each for each in results]
+        named = [{**message, "name": name} if name else message for message in results]
         asked = {"role": "assistant", "tool_calls": calls, **self._besides, **reasoning}
         return self._text([self._say(), asked, *named], [_TOOL])
 
@@ -309,8 +309,8 @@ class _Probe:
 
     def _between(self, where: Reasoning) -> str:
         """What stands between the reasoning and the content of the last message."""
-        between, found, _ = (self._answered(_reasoned(where)) or "").partition(_FIRST)[2].partition(_SECOND)
-        return between if found else ""
+        between, second, _ = (self._answered(_reasoned(where)) or "").partition(_FIRST)[2].partition(_SECOND)
+        return between if second else ""
 
     def _answered(self, answer: dict[str, Any]) -> str | None:
         return self._text([self._say(), answer])

@@ -1,8 +1,8 @@
 """Owns the way of a constraint from a request to the core's Submit: limits, grammar, trial. One for the process.
 
-Of a chat, also which schemas of its tools the answer must match, and the warnings about the others. A strict tool whose
-schema cannot be enforced is refused by name. Any other tool never fails a request: then its arguments are any JSON
-object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
+For a chat, also the schemas of its tools that the answer must match, and warnings about the others. A strict tool with
+a schema that cannot be enforced is refused by name. Any other tool never fails a request: then its arguments are any
+JSON object. The grammar is tried with all schemas first; if it is refused, each tool by itself.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ def why_not_held(parameters: Mapping[str, object], *, is_strict: bool) -> str:
 
 
 def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
-    # For those who do not ask for more, a format says nothing about which values are valid.
+    # For callers that do not ask for more, a format says nothing about which values are valid.
     if is_strict and "format" in schema:
         return "format"
     try:
@@ -90,13 +90,13 @@ def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
 
 def held(schema: Mapping[str, Any]) -> Sequence[str]:
     """The expressions that a string under a schema matches, each between slashes. The schema has been checked."""
-    found = list[str]()
+    terminals = list[str]()
     if "minLength" in schema or "maxLength" in schema:
         most = f"{int(schema['maxLength'])}" if "maxLength" in schema else ""
-        found.append(f"/(.|\\n){{{int(schema.get('minLength', 0))},{most}}}/")
+        terminals.append(f"/(.|\\n){{{int(schema.get('minLength', 0))},{most}}}/")
     if "pattern" in schema:
-        found.append(f"/{between_slashes(whole(schema['pattern']))}/")
-    return found
+        terminals.append(f"/{between_slashes(whole(schema['pattern']))}/")
+    return terminals
 
 
 class AnswerGrammar:
@@ -133,7 +133,7 @@ class AnswerGrammar:
 
     def field(self, tool: Tool) -> str:
         """The field of a tool's schema."""
-        names = [each["function"]["name"] for each in self._tools]
+        names = [schema["function"]["name"] for schema in self._tools]
         return f"chat.tools_json[{names.index(tool.name)}].function.parameters"
 
     def why_loose(self, tool: Tool) -> str:
@@ -190,10 +190,10 @@ class ToolSchemas:
         """What the caller should know, a sentence each."""
         words = "is not enforced, so its arguments are any JSON object"
         shown = list(self._loose.items())[:MAX_WARNINGS]
-        found = [f"the schema of tool {name!r} {words}: {why[:MAX_REASON_CHARS]}" for name, why in shown]
-        if (num_others := len(self._loose) - len(found)) > 0:
-            found.append(f"the schemas of {numbered(num_others, 'other tool')} are not enforced either")
-        return tuple(found)
+        sentences = [f"the schema of tool {name!r} {words}: {why[:MAX_REASON_CHARS]}" for name, why in shown]
+        if (num_others := len(self._loose) - len(sentences)) > 0:
+            sentences.append(f"the schemas of {numbered(num_others, 'other tool')} are not enforced either")
+        return tuple(sentences)
 
     def _write_all(self) -> None:
         for tool in self._answer.exact_tools:

@@ -99,8 +99,8 @@ def _words(name: str, text: str) -> tuple[list[tuple[str, str]], str, bool]:
     words: list[tuple[str, str]] = []
     pieces: list[str] = []
     position = copied = 0
-    while (found := _WORD.match(text, position)) is not None:
-        kind, word, position = str(found.lastgroup), found[0], found.end()
+    while (match := _WORD.match(text, position)) is not None:
+        kind, word, position = str(match.lastgroup), match[0], match.end()
         if kind == "json":
             begin = position
             position = _after_json(name, text, begin)
@@ -127,9 +127,9 @@ def _may_begin_json(kind: str, word: str) -> bool:
         return kind != "bounds" and word != "%ignore" and word.startswith(("<[", "%", "~", ".", "@"))
     try:
         # A brace that stands for itself has a backslash.
-        found = [part for part in parts(word[1 : word.rindex("/")]) if part != "{"]
-        return "." in found or any(
-            first <= ord(char) <= last for part in found for first, last in characters(part) for char in '{["'
+        pattern_parts = [part for part in parts(word[1 : word.rindex("/")]) if part != "{"]
+        return "." in pattern_parts or any(
+            first <= ord(char) <= last for part in pattern_parts for first, last in characters(part) for char in '{["'
         )
     except UnreadError:
         return True

@@ -17,7 +17,7 @@ from scheduler_svc.frontend.constraints import limits, numbers
 from scheduler_svc.frontend.constraints.limits import CHOICES, GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
 
-# Of an index in a reference; no list is longer.
+# The most digits of an index in a reference; no list is longer.
 _MAX_DIGITS = 9
 _PLAIN = re.compile(r"[\w$-]{1,64}")
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -50,7 +50,7 @@ def within(place: str, key: str) -> str:
 
 
 class References:
-    """The references into one schema, whose place is `field`."""
+    """The references into one schema. `field` is its place."""
 
     def __init__(self, field: str, root: object) -> None:
         self._field, self._root = field, root
@@ -60,19 +60,19 @@ class References:
         """The target of the reference at `place`, and its own place, as errors have it. Raises GrammarError."""
         base, _, pointer = reference.partition("#")
         is_named = base or (pointer and not pointer.startswith("/"))
-        found = self._by_name(reference, base, pointer) if is_named else _inside(self._root, self._field, pointer)
-        if found is None:
+        target = self._by_name(reference, base, pointer) if is_named else _inside(self._root, self._field, pointer)
+        if target is None:
             raise wrong(place, f"the reference {reference[:100]!r} has no target")
-        return found
+        return target
 
     def _by_name(self, reference: str, base: str, pointer: str) -> tuple[Any, str] | None:
         """By the text of an `$anchor` or an `$id`."""
         if self._named is None:
             self._named = dict(_names(self._root, self._field))
-        known = self._named.get(reference)
-        if known is None and pointer.startswith("/") and base in self._named:
+        target = self._named.get(reference)
+        if target is None and pointer.startswith("/") and base in self._named:
             return _inside(*self._named[base], pointer)
-        return known or (self._named.get(base) if not pointer else None)
+        return target or (self._named.get(base) if not pointer else None)
 
 
 def _inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
@@ -89,18 +89,18 @@ def _inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
 
 
 def _names(value: object, place: str) -> list[tuple[str, tuple[object, str]]]:
-    found: list[tuple[str, tuple[object, str]]] = []
+    names: list[tuple[str, tuple[object, str]]] = []
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
         for key, prefix in (("$id", ""), ("$anchor", "#")):
             if isinstance(name := fields.get(key), str):
-                found.append((prefix + name.removesuffix("#"), (fields, place)))
+                names.append((prefix + name.removesuffix("#"), (fields, place)))
         for key, one in fields.items():
-            found += _names(one, within(place, key))
+            names += _names(one, within(place, key))
     elif isinstance(value, list):
         for idx, one in enumerate(cast("list[object]", value)):
-            found += _names(one, f"{place}[{idx}]")
-    return found
+            names += _names(one, f"{place}[{idx}]")
+    return names
 
 
 def _is_number(value: object) -> bool:
@@ -138,15 +138,15 @@ _FORMS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
-    """Reads a schema. Raises GrammarError if it is no JSON object or boolean, or no text of llguidance can hold it."""
+    """Reads a schema. Raises GrammarError if it is not a JSON object or boolean, or llguidance cannot hold it."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise GrammarError(f"{field} has the key {twice[:64]!r} twice in one object")
-        return found
+        return members
 
     def refused(constant: str) -> None:
         raise GrammarError(f"{field} contains {constant}, which is not JSON")
@@ -189,15 +189,15 @@ class _Check:
         if not isinstance(schema, dict):
             raise wrong(place, "a schema must be an object or a boolean")
         fields = cast("dict[str, Any]", schema)
-        known = id(fields)
-        if known not in self._measured:
+        key = id(fields)
+        if key not in self._measured:
             if self._depth == _MAX_REFERRED_DEPTH:
                 raise wrong(place, f"references lead through more than {_MAX_REFERRED_DEPTH} schemas")
-            self._measured[known] = 1
+            self._measured[key] = 1
             self._depth += 1
-            self._measured[known] = self._product(fields, place)
+            self._measured[key] = self._product(fields, place)
             self._depth -= 1
-        return self._measured[known]
+        return self._measured[key]
 
     def _product(self, fields: dict[str, Any], place: str) -> int:
         self._check_keywords(fields, place)
@@ -244,7 +244,7 @@ def _subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]
         if name in schema and not (name == "items" and isinstance(schema[name], list)):
             yield schema[name], f"{place}.{name}"
     for name in (*LISTS_OF_SCHEMAS, "items"):
-        if isinstance(found := schema.get(name), list):
-            yield from ((one, f"{place}.{name}[{i}]") for i, one in enumerate(cast("list[Any]", found)))
+        if isinstance(schemas := schema.get(name), list):
+            yield from ((one, f"{place}.{name}[{i}]") for i, one in enumerate(cast("list[Any]", schemas)))
     for name in (*MAPS_OF_SCHEMAS, *_DEFINITIONS):
         yield from ((one, within(f"{place}.{name}", key)) for key, one in schema.get(name, {}).items())

@@ -8,13 +8,13 @@ from tandem.v1 import constraint_pb2, inference_pb2
 from tandem_contract.limits import limit_at
 
 CHOICES = limit_at(constraint_pb2.Choices, "choices")
-# Of a constraint, and of the grammar made of it.
+# The longest constraint, and the longest grammar made of it.
 MAX_CONSTRAINT_BYTES = limit_at(inference_pb2.GenerateRequest, "constraint").bytes
-# Of the smallest part of a pattern, after multiplication of nested repetitions.
+# The most repetitions of the smallest part of a pattern, after multiplication of nested repetitions.
 MAX_REPETITION = 10_000
-# Of a JSON schema, and of groups in a pattern or a grammar.
+# The deepest JSON schema, and nesting of groups in a pattern or a grammar.
 MAX_DEPTH = 64
-# Of all rules of a Lark grammar together.
+# The most alternatives of all rules of a Lark grammar together.
 MAX_ALTERNATIVES = 1_024
 # What to write instead of a keyword.
 _ADVICE = {

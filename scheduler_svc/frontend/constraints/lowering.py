@@ -31,10 +31,10 @@ _MOST_DEPTH = 3
 # Each is compared with each other.
 _MOST_SCHEMAS = 32
 _ALL_KINDS = ("null", "boolean", "number", "string", "array", "object")
-# Of properties and required names that patterns with more names are compared with.
+# The most properties and required names that patterns with more names are compared with.
 _MOST_KNOWN = 256
 _MOST_NAMES_OF_PATTERNS = 1_024
-# minProperties is compared with the names of a pattern that are no more than these.
+# minProperties is compared with the names of a pattern that has at most this many.
 _MOST_COUNTED = 1_024
 # Keywords with an effect on names.
 _OF_NAMES = ENFORCED | {"not"}
@@ -133,7 +133,7 @@ def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] 
     """Checks a schema, and writes it for llguidance. Refuses what that cannot keep, and sizes beyond the limits.
 
     Returns also whether an output may have an object with names that the schema does not list; llguidance takes one
-    twice. Raises GrammarError, whose text begins with `field` and the place in the schema: `field.properties.a`.
+    twice. Raises GrammarError; its text begins with `field` and the place in the schema: `field.properties.a`.
     """
     check(field, schema)
     return _Lowering(field, schema).run()
@@ -151,7 +151,7 @@ class _Lowering:
         self._definitions: dict[str, Any] = {}
         self._factors: set[int | float] = set()
         self._has_free_names = False
-        # Of patterns that became properties.
+        # The number of names of patterns that became properties.
         self._num_names = 0
 
     def run(self) -> tuple[dict[str, Any] | bool, bool]:
@@ -319,16 +319,16 @@ class _Lowering:
 
         Returns the names; None if they are many.
         """
-        known = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
+        listed = dict.fromkeys((*out.get("properties", ()), *out.get("required", ())))
         try:
             names = names_of(pattern, _MOST_COUNTED)
         except UnreadError:
-            if known:
+            if listed:
                 what = f"the pattern {pattern[:64]!r} of names beside other names; write a simpler one"
                 raise unsupported(place, what) from None
             return None
-        most = max(MOST_NAMES, min(len(known), _MOST_KNOWN))
-        if names is None or len(names) > most or (len(names) > MOST_NAMES and not known.keys() >= set(names)):
+        most = max(MOST_NAMES, min(len(listed), _MOST_KNOWN))
+        if names is None or len(names) > most or (len(names) > MOST_NAMES and not listed.keys() >= set(names)):
             return names
         self._num_names += len(names)
         if self._num_names > _MOST_NAMES_OF_PATTERNS:

@@ -17,12 +17,12 @@ from tandem_contract.plural import numbered
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
 _MOST_INTEGER, _LEAST_INTEGER = 2**63 - 1, -(2**63 - 1_024)
-# Of numbers that are no integers; llguidance reads the part before the point as 64 bits.
+# Bounds of numbers other than integers; llguidance reads the part before the point as 64 bits.
 _MOST_NUMBER = 9 * 10**18
 # Bounds from here on need one on the other side.
 _NEEDS_OTHER = 10**18
 _MOST_STEP = 2**53
-# Of a decimal. llguidance's reader of JSON divides the digits by a power of ten, and rounds beyond these limits.
+# Digits of a decimal. llguidance's reader of JSON divides the digits by a power of ten, and rounds beyond these limits.
 _MOST_DIGITS, _MOST_DECIMALS = 15, 22
 # What is more than 0 is at least this.
 _LEAST_NUMBER = 1e-20
@@ -58,8 +58,8 @@ def check_values(value: object) -> None:
     """Refuses a value of enum or const with a part that llguidance does not keep. Raises UnkeptError."""
     for one in chain.from_iterable(levels(value)):
         if isinstance(one, str):
-            if (found := _CONTROL.search(one)) is not None:
-                code = f"U+{ord(found[0]):04X}"
+            if (control := _CONTROL.search(one)) is not None:
+                code = f"U+{ord(control[0]):04X}"
                 raise UnkeptError(f"has the character {code}, which llguidance does not write; leave it out")
         elif isinstance(one, int | float) and not isinstance(one, bool):
             exact = _exact(one)
@@ -88,23 +88,23 @@ def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
     if not given:
         return {}
     is_integer = schema.get("type") == "integer"
-    found = dict[str, int | float]()
+    kept = dict[str, int | float]()
     for inclusive, exclusive, sign in _SIDES:
         for name in (inclusive, exclusive):
             if name in given:
-                _add(found, name, given[name], inclusive, sign, is_integer=is_integer)
+                _add(kept, name, given[name], inclusive, sign, is_integer=is_integer)
     least, most = (_LEAST_INTEGER, _MOST_INTEGER) if is_integer else (-_MOST_NUMBER, _MOST_NUMBER)
-    lower = max((found[name] for name in ("minimum", "exclusiveMinimum") if name in found), default=None)
-    upper = min((found[name] for name in ("maximum", "exclusiveMaximum") if name in found), default=None)
+    lower = max((kept[name] for name in ("minimum", "exclusiveMinimum") if name in kept), default=None)
+    upper = min((kept[name] for name in ("maximum", "exclusiveMaximum") if name in kept), default=None)
     if lower is not None and upper is None and lower >= _NEEDS_OTHER:
-        found["maximum"] = most
+        kept["maximum"] = most
     if upper is not None and lower is None and upper <= -_NEEDS_OTHER:
-        found["minimum"] = least
-    return found
+        kept["minimum"] = least
+    return kept
 
 
 def _add(
-    found: dict[str, int | float], name: str, value: int | float, inclusive: str, sign: int, *, is_integer: bool
+    kept: dict[str, int | float], name: str, value: int | float, inclusive: str, sign: int, *, is_integer: bool
 ) -> None:
     """Adds a bound. `sign` makes an upper one a lower one of the negated numbers, so all here is said of lower ones."""
     exact = _exact(value)
@@ -117,10 +117,10 @@ def _add(
         bound = max(bound, _LEAST_INTEGER if sign > 0 else -_MOST_INTEGER)
         if sign * bound != _MOST_INTEGER and not _is_integer(Fraction(bound)):
             raise _lost(value, name)
-        found[inclusive] = sign * max(bound, sign * found.get(inclusive, sign * bound))
+        kept[inclusive] = sign * max(bound, sign * kept.get(inclusive, sign * bound))
         return
     if -exact > _MOST_NUMBER:
-        found.setdefault(inclusive, -sign * _MOST_NUMBER)
+        kept.setdefault(inclusive, -sign * _MOST_NUMBER)
         return
     is_kept = _is_decimal(exact) and (exact.denominator > 1 or _is_integer(exact))
     if not is_kept or (is_exclusive and abs(exact) >= _MOST_STEP):
@@ -129,9 +129,9 @@ def _add(
         # llguidance takes 2 where more than 2 and at most 2.5 is wanted. The next decimal takes its place.
         step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(int(exact)))))
         after: int | float = plain(float(exact + step) if exact else _LEAST_NUMBER)
-        found[inclusive] = sign * max(after, sign * found.get(inclusive, sign * after))
+        kept[inclusive] = sign * max(after, sign * kept.get(inclusive, sign * after))
         return
-    found[name] = sign * int(exact) if exact.denominator == 1 else value
+    kept[name] = sign * int(exact) if exact.denominator == 1 else value
 
 
 def factor(value: int | float) -> int | float:
@@ -150,14 +150,14 @@ def factor(value: int | float) -> int | float:
 
 
 def check_factors(factors: Iterable[int | float]) -> None:
-    """Refuses numbers whose common multiple llguidance cannot compute in 32 bits. Raises UnkeptError."""
+    """Refuses numbers if llguidance cannot compute their common multiple in 32 bits. Raises UnkeptError."""
     product, exact = 1, [one for one in map(_exact, set(factors)) if one is not None]
     scale = math.lcm(*(one.denominator for one in exact)) if exact else 1
     scale = next(10**digits for digits in range(400) if 10**digits % scale == 0)
     for one in exact:
         product *= int(one * scale)
     if len(exact) > 1 and product > _MOST_FACTOR:
-        raise UnkeptError(f"has several numbers, whose product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
+        raise UnkeptError(f"has several numbers; their product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
 
 
 def _exact(value: int | float) -> Fraction | None:

@@ -31,7 +31,7 @@ UNWRITABLE = [(0, 7), (11, 11), (14, 31), (127, 127)]
 _BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
 # More digits than any limit.
 _MAX_DIGITS = 9
-# Of one pattern.
+# The most names of one pattern.
 MOST_NAMES = 64
 _GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
 _COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
@@ -67,7 +67,7 @@ def after_class(pattern: str, position: int) -> int:
 
 def without_lookahead(pattern: str) -> list[str]:
     """Patterns that match together what this one does: `^(?=a)b` is `^(?:a)` and `^b`."""
-    found, rest = list[str](), pattern
+    heads, rest = list[str](), pattern
     while rest.startswith("^(?="):
         depth, end = 0, 1
         for part in parts(rest, 1):
@@ -75,12 +75,12 @@ def without_lookahead(pattern: str) -> list[str]:
             end += len(part)
             if not depth:
                 break
-        found.append(f"^(?:{rest[4 : end - 1]})")
+        heads.append(f"^(?:{rest[4 : end - 1]})")
         rest = "^" + rest[end:]
         if depth or rest.startswith(("^?", "^*", "^+", "^{")):
             return [pattern]
-    is_whole = "(?=" not in "".join(found) + rest and not _has_alternatives(rest)
-    return [*found, rest] if is_whole else [pattern]
+    is_whole = "(?=" not in "".join(heads) + rest and not _has_alternatives(rest)
+    return [*heads, rest] if is_whole else [pattern]
 
 
 def _has_alternatives(pattern: str) -> bool:
@@ -95,9 +95,9 @@ def _has_alternatives(pattern: str) -> bool:
 
 def whole(pattern: str) -> str:
     """The expression of the texts in which a pattern finds something. Raises UnreadError for anchors inside it."""
-    found = list(parts(pattern))
-    begins, ends = found[:1] == ["^"], found[1:][-1:] == ["$"]
-    inner = found[begins : len(found) - ends]
+    pieces = list(parts(pattern))
+    begins, ends = pieces[:1] == ["^"], pieces[1:][-1:] == ["$"]
+    inner = pieces[begins : len(pieces) - ends]
     if not _ANCHORS.isdisjoint(inner) or ((begins or ends) and _has_alternatives(pattern)):
         raise UnreadError
     return f"{'' if begins else _ANY_TEXT}(?:{''.join(inner)}){'' if ends else _ANY_TEXT}"
@@ -128,7 +128,7 @@ def characters(part: str) -> Ranges:
     inner = part[1 + is_negated : -1]
     if not inner or not part.endswith("]"):
         raise UnreadError
-    found, at = Ranges(), 0
+    ranges, at = Ranges(), 0
     while at < len(inner):
         if inner.startswith(_SETS, at):
             raise UnreadError
@@ -137,22 +137,22 @@ def characters(part: str) -> Ranges:
         if inner.startswith("-", end) and not inner.startswith("--", end) and end + 1 < len(inner):
             at, end = end + 1, _after_one(inner, end + 1)
             some = [(some[0][0], _of_one(inner[at:end])[0][1])]
-        found += some
+        ranges += some
         at = end
-    return without([(0, _LAST)], found) if is_negated else found
+    return without([(0, _LAST)], ranges) if is_negated else ranges
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
     """The characters that are in none of the others."""
-    found, others = Ranges(), sorted(others)
+    left, others = Ranges(), sorted(others)
     for first, last in ranges:
         for low, high in others:
             if first <= min(last, low - 1):
-                found.append((first, min(last, low - 1)))
+                left.append((first, min(last, low - 1)))
             first = max(first, high + 1)
         if first <= last:
-            found.append((first, last))
-    return found
+            left.append((first, last))
+    return left
 
 
 def _after_one(pattern: str, at: int) -> int:
@@ -220,10 +220,10 @@ def repetition(field: str, pattern: str) -> int:
 def names_of(pattern: str, most: int) -> list[str] | None:
     """All texts in which the pattern is found, in order; None if they are more than `most`. Raises UnreadError."""
     reader = _Reader(pattern, most)
-    found = reader.alternatives(is_whole=True)
+    names = reader.alternatives(is_whole=True)
     if reader.position < len(pattern):
         raise UnreadError
-    return None if found is None else sorted(set(found))
+    return None if names is None else sorted(set(names))
 
 
 class _Reader:
@@ -234,22 +234,22 @@ class _Reader:
         self.position = 0
 
     def alternatives(self, *, is_whole: bool = False) -> list[str] | None:
-        found: list[str] | None = []
+        names: list[str] | None = []
         while True:
             # A pattern that does not begin and end with anchors is found inside other texts too.
             begins = not is_whole or self._skip("^")
             texts = self._sequence()
             ends = not is_whole or self._skip("$")
             if texts != []:
-                found = None if found is None or texts is None or not (begins and ends) else self._few(found + texts)
+                names = None if names is None or texts is None or not (begins and ends) else self._few(names + texts)
             if not self._skip("|"):
-                return found
+                return names
 
     def _sequence(self) -> list[str] | None:
-        found: list[str] | None = [""]
+        names: list[str] | None = [""]
         while self.position < len(self._pattern) and self._pattern[self.position] not in "|)$":
-            found = self._joined(found, self._repeated(self._part()))
-        return found
+            names = self._joined(names, self._repeated(self._part()))
+        return names
 
     def _repeated(self, texts: list[str] | None) -> list[str] | None:
         low: int = 1
@@ -288,20 +288,20 @@ class _Reader:
             if group is None:
                 raise UnreadError
             self.position = group.end()
-            found = self.alternatives()
+            names = self.alternatives()
             if not self._skip(")"):
                 raise UnreadError
-            return found
+            return names
         if char in _SPECIAL:
             raise UnreadError
         part = next(parts(self._pattern, self.position))
         self.position += len(part)
         if char == ".":
             return None
-        found = without(characters(part), UNWRITABLE)
-        if sum(last - first + 1 for first, last in found) > self._most:
+        ranges = without(characters(part), UNWRITABLE)
+        if sum(last - first + 1 for first, last in ranges) > self._most:
             return None
-        return self._few([chr(code) for first, last in found for code in range(first, last + 1)])
+        return self._few([chr(code) for first, last in ranges for code in range(first, last + 1)])
 
     def _joined(self, one: list[str] | None, other: list[str] | None) -> list[str] | None:
         if [] in (one, other):

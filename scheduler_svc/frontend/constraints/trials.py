@@ -1,4 +1,4 @@
-"""Which grammar is tried next, for whom, and the answers of earlier trials. Owns the process that tries them.
+"""Which grammar is tried next, for which tenant, and the answers of earlier trials. Owns the process that tries them.
 
 One grammar is tried at a time. The tenant that has used the least time of the process goes first (`rpc/gate`), so a
 tenant with slow grammars delays another's by one of its own at most. Equal grammars share one trial, and a result is
@@ -29,7 +29,7 @@ _SLICE_SECONDS = 0.05
 # One death may be another's doing, such as the kernel's when memory is short.
 MAX_DEATHS = 2
 MAX_KEPT = 1_024
-# Of one tenant.
+# The most trials of one tenant that wait.
 MAX_WAITING = 8
 
 
@@ -141,7 +141,7 @@ class TrialProcess:
                 answer.exception()
 
     async def _begin(self) -> None:
-        """Starts the process, if there is none, and a child that serves. Raises TrialUnusable."""
+        """Starts the process, unless it runs, and a child that serves. Raises TrialUnusable."""
         for _ in range(MAX_DEATHS):
             try:
                 packet = await self._fork()
@@ -200,7 +200,7 @@ class Trials:
         self._process = process
         self._clock, self._on_end = clock, on_end
         waiting = Bound(
-            each=MAX_WAITING,
+            per_key=MAX_WAITING,
             thing="new constraint of the caller",
             state="wait for their trial",
             retry_seconds=COMPILE_SECONDS,
@@ -211,7 +211,7 @@ class Trials:
         self._trials: dict[bytes, _Trial] = {}
 
     async def judge(self, name: bytes, grammar: str, tenant: str) -> Verdict:
-        """Returns the verdict on a grammar, whose hash is `name`. Raises Refusal if too many of the tenant wait."""
+        """Returns the verdict on the grammar with hash `name`. Raises Refusal if too many of the tenant wait."""
         kept = self._kept.get(name)
         if kept is not None:
             self._kept.move_to_end(name)

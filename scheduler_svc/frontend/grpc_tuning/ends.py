@@ -1,22 +1,22 @@
-"""Owns the ends that grpc.aio cannot make: of calls whose answer is not read, and of connections that reset their
+"""Owns the ends that grpc.aio cannot make: of calls with an unread answer, and of connections that reset their
 calls.
 
-**Release.** grpc.aio has no way to cancel a call from the server. A call whose answer is written and not read is
+**Release.** grpc.aio has no way to cancel a call from the server. A call with a written but unread answer is
 released, which resets its HTTP/2 stream, when the two tasks that serve it have ended: the handler's task, and a task
 that waits for gRPC to report the call's end. gRPC's core writes that report into objects that only these tasks hold, so
 the releaser keeps the objects alive until the report has been written. grpc.aio itself keeps references to its newest
 call, and to the first one of Watch and of all methods of other services, so those three are reset later. The names
 below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
 
-**Resets.** A host may open and reset so many calls; beyond that its connections are closed and it is barred for a time.
-A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound for that
-(grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server). Such a connection
-never runs out of frames, so it keeps one of gRPC's threads. gRPC has four of them on a small machine and adds one a
-second; until then nobody else's frames are read. A caller whose connection is closed opens the next one at once, so its
-host is barred as well.
+**Resets.** A connection may reset fewer than `MAX_RESETS` calls a second; then it is closed and its host barred for a
+time. A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound
+for that (grpcio 1.85.1: also with its own protection against it, 270,000 resets per second reach the server).
+Such a connection never runs out of frames, so it keeps one of gRPC's threads. gRPC has four of them on a small machine
+and adds one a second; until then no other connection's frames are read. A caller opens the next connection as soon as
+one is closed, so its host is barred as well.
 
 The event loop takes some thousand calls a second from gRPC, in one line for all, so it meets the calls of a second
-connection when those of the first are done. gRPC knows how many calls of each connection wait (channelz, whose names
+connection when those of the first are done. gRPC knows how many calls of each connection wait (channelz; the names
 here are those of grpcio 1.85.1); it is asked when a connection resets nearly all its calls. Callers that change their
 mind have sent the message with the call, and it is read.
 """
@@ -98,7 +98,7 @@ def _handler_of(task: "asyncio.Task[Any]", overdue: Collection["asyncio.Task[Any
 
 def _operations(coroutine: object) -> list[object]:
     """The operations that the coroutine's innermost calls have passed to gRPC's core."""
-    found, seen, pending = list[object](), set[int](), [coroutine]
+    operations, seen, pending = list[object](), set[int](), [coroutine]
     while pending:
         one = pending.pop()
         if id(one) in seen:
@@ -106,28 +106,28 @@ def _operations(coroutine: object) -> list[object]:
         seen.add(id(one))
         name = type(one).__name__
         if name.endswith(OPERATION_SUFFIX) or name == BATCH:
-            found.append(one)
+            operations.append(one)
         elif name in CONTAINERS or name.startswith(SCOPE_PREFIX):
             pending.extend(gc.get_referents(one))
-    return found
+    return operations
 
 
 # Resets of a connection in a second that make it suspect, with this share of resets among its calls.
 WORTH_A_LOOK, MAX_SHARE = 10, 0.9
-# A suspect connection is closed if so many of its calls wait in gRPC, or if it resets so many in a second. The other
-# connections of its host are watched for a time, and closed if so many of their calls wait.
+# A suspect connection is closed if MAX_WAITING of its calls wait in gRPC, or if it resets MAX_RESETS in a second. The
+# other connections of its host are watched for a time, and closed if as many of their calls wait.
 MAX_WAITING, MAX_RESETS = 200, 200
 WATCH_SECONDS = 2.0
 # A look at one connection takes the event loop up to 1 ms, with a thousand connections. The newest are looked at, and
 # looks take a tenth of the time.
 _MAX_LOOKED_AT, _LOOK_SECONDS, _PAUSE = 32, 0.05, 10.0
-# What a closed connection has sent is dropped in such pieces, so many at most. The kernel holds some megabytes.
+# What a closed connection has sent is dropped in pieces, _MAX_PIECES at most. The kernel holds some megabytes.
 _PIECE_BYTES, _MAX_PIECES = 1 << 20, 32
-# Calls of a closed connection are still taken from gRPC for some seconds. So many connections are remembered.
+# Calls of a closed connection are still taken from gRPC for some seconds. This many connections are remembered.
 _MAX_CLOSED = 4096
 # How gRPC names a connection, before the peer.
 _NAME = "chttp2 "
-# gRPC's functions that tell its servers, the connections of a server, and the calls of a connection.
+# gRPC's functions that list its servers, the connections of a server, and the calls of a connection.
 QUESTIONS = ("channelz_get_servers", "channelz_get_server_sockets", "channelz_get_socket")
 
 
@@ -166,7 +166,7 @@ class Resets:
             del self._open[peer]
 
     def add(self, peer: str) -> None:
-        """Counts a reset of the connection; if these are too many, closes it and what its host has alike."""
+        """Counts a reset of the connection; if these are too many, closes it and those of its host that do the same."""
         self._resets[peer] += 1
         resets, now = self._resets[peer], self._clock()
         if not self._is_on or peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
@@ -181,8 +181,8 @@ class Resets:
         """Logs what was closed, and ends bars that are over. The owner calls this about once a second."""
         self._barred.sweep()
         if self._num_closed:
-            told = "%d connections were closed and their hosts barred for %g s, because they reset too many calls"
-            logger.warning(told, self._num_closed, BAR_SECONDS)
+            line = "%d connections were closed and their hosts barred for %g s, because they reset too many calls"
+            logger.warning(line, self._num_closed, BAR_SECONDS)
             self._num_closed = 0
 
     def _look(self, host: Network | None) -> dict[str, int]:
@@ -204,15 +204,15 @@ class Resets:
             self._watched.pop(host, None)
 
     def _close(self, peers: Collection[str]) -> None:
-        found = sockets_to(peers)
+        sockets = sockets_to(peers)
         # First, because the next connection comes at once; and each host once, because that looks at all files.
-        for network, port in {(network_of(peer), one.getsockname()[1]) for peer, one in found.items()}:
+        for network, port in {(network_of(peer), one.getsockname()[1]) for peer, one in sockets.items()}:
             if network is not None:
                 self._barred.bar(network, port)
-        for one in found.values():
+        for one in sockets.values():
             with one:
                 _close(one)
-        self._num_closed += len(found)
+        self._num_closed += len(sockets)
         self._closed.update(dict.fromkeys(peers))
         while len(self._closed) > _MAX_CLOSED:
             del self._closed[next(iter(self._closed))]
@@ -222,20 +222,20 @@ def _open_calls(host: Network | None) -> dict[str, int]:
     """How many calls have not ended for gRPC, of each of the host's newest connections. Those that wait have not."""
     inside = importlib.import_module("grpc._cython.cygrpc")
     servers, sockets_of, socket_of = (getattr(inside, name) for name in QUESTIONS)
-    found: dict[str, int] = {}
-    for server in _told(servers, 0).get("server", []):
+    num_open: dict[str, int] = {}
+    for server in _answer_of(servers, 0).get("server", []):
         # All of a server's connections fit in one answer: options.MAX_CONNECTIONS.
-        listed = _told(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
+        listed = _answer_of(sockets_of, int(server["ref"]["serverId"]), 0, 1 << 20)
         sockets = {one["name"].removeprefix(_NAME): int(one["socketId"]) for one in listed.get("socketRef", [])}
         for peer in [one for one in sockets if network_of(one) == host][-_MAX_LOOKED_AT:]:
-            if one := _told(socket_of, sockets[peer]):
+            if one := _answer_of(socket_of, sockets[peer]):
                 data = one["socket"]["data"]
                 ended = int(data["streamsSucceeded"]) + int(data["streamsFailed"])
-                found[peer] = int(data["streamsStarted"]) - ended
-    return found
+                num_open[peer] = int(data["streamsStarted"]) - ended
+    return num_open
 
 
-def _told(ask: Callable[..., Any], *args: int) -> dict[str, Any]:
+def _answer_of(ask: Callable[..., Any], *args: int) -> dict[str, Any]:
     """gRPC's answer; empty for a server or connection that is gone."""
     try:
         return cast("dict[str, Any]", json.loads(ask(*args)))

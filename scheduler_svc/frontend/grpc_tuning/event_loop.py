@@ -6,7 +6,7 @@ every queued operation, so the other bytes cause turns of the loop that find not
 This loop reads those bytes too. The names below are those of grpcio 1.85.1; with other names, or if the bytes cannot be
 counted, the callback runs as it is.
 
-The coroutine of a write runs without a task, whose switch costs more than the write, or as a task.
+The coroutine of a write runs without a task, because a task's switch costs more than the write, or as a task.
 """
 
 import array

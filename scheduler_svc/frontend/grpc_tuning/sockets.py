@@ -8,12 +8,12 @@ out.
 call for each message, and each call wakes the reader. While TCP_CORK is set, the kernel keeps what is written; it sends
 all of it when the option is cleared. A cork works on a duplicate of the connection's socket. It closes the duplicate
 when the last call of the connection leaves, so the connection does not outlive gRPC's own socket for long. A connection
-whose socket is not found, such as one of a Unix socket, is served without a cork.
+without a known socket, such as one of a Unix socket, is served without a cork.
 
 **Barred hosts** may open no new connection for a time: the kernel drops the packets that would open one. gRPC accepts
 every connection, so the bar is a filter on its listening sockets (classic BPF, which needs no rights). It sees the
 first packet of a connection and compares its source. Connections that are open are not filtered. A caller's kernel
-repeats the packet, so whoever shares the host with the attacker is served when the time is over.
+repeats the packet, so other callers of the attacker's host are served when the time is over.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @functools.lru_cache(maxsize=4096)
 def network_of(peer: str) -> Network | None:
-    """Whom a peer belongs to, as far as one can tell: its host, or of IPv6 its network of 64 bits."""
+    """The host that a peer belongs to, as far as its address shows; for IPv6 its network of 64 bits."""
     host, _ = _split(peer)
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -56,31 +56,31 @@ def network_of(peer: str) -> Network | None:
 def sockets_to(peers: Collection[str], max_files: int = MAX_FILES) -> dict[str, socket.socket]:
     """Duplicates of this process's TCP sockets to these peers, as far as they are found; none among more files."""
     wanted = {_split(peer): peer for peer in peers}
-    found: dict[str, socket.socket] = {}
+    by_peer: dict[str, socket.socket] = {}
     for one in _sockets(max_files):
         # gRPC listens on IPv6 sockets and writes an IPv4 peer without this prefix.
         with contextlib.suppress(OSError):
             host, port = one.getpeername()[:2]
             # Other files of the connection are duplicates, such as those of `Corks`.
             if (peer := wanted.pop((host.removeprefix("::ffff:"), str(port)), None)) is not None:
-                found[peer] = one
+                by_peer[peer] = one
                 if not wanted:
                     break
                 continue
         one.close()
-    return found
+    return by_peer
 
 
 def listeners(port: int) -> list[socket.socket]:
     """Duplicates of this process's sockets that listen at the port."""
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     for one in _sockets(MAX_FILES):
         with contextlib.suppress(OSError):
             if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[1] == port:
-                found.append(one)
+                sockets.append(one)
                 continue
         one.close()
-    return found
+    return sockets
 
 
 def _split(peer: str) -> tuple[str, str]:
@@ -116,7 +116,7 @@ MIN_CALLS = 2
 MAX_HELD = 64
 # Each takes one more file, out of `options.SPARE_FILES`.
 MAX_CORKED = 64
-# A connection's socket is looked for once, on the event loop, among so many files at most: 2 us each.
+# A connection's socket is looked for once, on the event loop, among at most this many files: 2 us each.
 MAX_CORK_FILES = 1024
 
 
@@ -236,15 +236,15 @@ def program(networks: Collection[Network]) -> list[_Instruction]:
 
 
 def _comparisons(networks: Collection[Network]) -> list[_Instruction]:
-    found: list[_Instruction] = []
+    instructions: list[_Instruction] = []
     for network in networks:
         words = struct.unpack(">I" if network.version == 4 else ">II", network.network_address.packed[:8])
         for idx, word in enumerate(words):
             # After a word that differs, the next network is compared.
             left = 2 * (len(words) - 1 - idx) + 1
-            found += [(_WORD, 0, 0, _SOURCE[network.version] + 4 * idx), (_IF_EQUAL, 0, left, word)]
-        found.append((_RETURN, 0, 0, _DROP))
-    return found
+            instructions += [(_WORD, 0, 0, _SOURCE[network.version] + 4 * idx), (_IF_EQUAL, 0, left, word)]
+        instructions.append((_RETURN, 0, 0, _DROP))
+    return instructions
 
 
 def _filter(port: int, networks: Collection[Network]) -> None:

@@ -33,7 +33,7 @@ _COSTS = {
     "corks": "each message is a packet of its own",
     "wakeups": "a message takes some 15 us more",
     "writes": "a message takes a task more",
-    "release": "a call whose answer is not read stays until its connection ends",
+    "release": "a call with an unread answer stays until its connection ends",
     "resets": "connections that reset all their calls are not closed",
 }
 
@@ -45,7 +45,7 @@ def find() -> Tuning:
     except ImportError:
         inside = {}
     has_sockets = os.path.isdir(sockets.FILES)
-    found = {
+    parts = {
         "heap": event_loop.has_heaps(),
         "corks": has_sockets and hasattr(socket, "TCP_CORK"),
         "wakeups": event_loop.QUEUE in inside,
@@ -53,8 +53,8 @@ def find() -> Tuning:
         "release": inside.keys() >= {ends.WAITING_COROUTINE, ends.BATCH},
         "resets": has_sockets and inside.keys() >= set(ends.QUESTIONS),
     }
-    for name, is_there in found.items():
+    for name, is_there in parts.items():
         if not is_there:
             words = "grpc tuning: %s is off, because grpcio %s or this system lacks what it needs: %s"
             logger.warning(words, name, grpc.__version__, _COSTS[name])
-    return Tuning(**found)
+    return Tuning(**parts)

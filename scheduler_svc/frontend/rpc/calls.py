@@ -86,8 +86,8 @@ def _first_unknown(message: Message) -> tuple[str, int] | None:
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         for part in value if field.is_repeated else (value,):
-            if (found := _first_unknown(part)) is not None:
-                return found
+            if (inner := _first_unknown(part)) is not None:
+                return inner
     return None
 
 
@@ -96,7 +96,7 @@ RESERVED_SECONDS = 3.0
 
 
 class Room(StrEnum):
-    """Methods whose calls share bounds. Calls of one room take nothing of another.
+    """Methods that share the bounds of calls. Calls of one room take nothing of another.
 
     Tenants share the bounds of BULK, and connections those of the others: monitors and operators call most when
     everything else is taken, and without tokens all callers are one tenant.
@@ -168,7 +168,7 @@ class Method:
     takes_more: bool = False
     # Called with the status of a call that is refused before `answer` is called.
     refused: Callable[[grpc.StatusCode], None] | None = None
-    # The method's name, and who logs its calls.
+    # The method's name, and the log of its calls.
     name: str = ""
     log: CallLog | None = None
 
@@ -236,8 +236,8 @@ class Reading:
             try:
                 await self._gate.enter(call.key, seconds=self._seconds)
             except TimeoutError:
-                own = f"{self._gate.inside.of(call.key)} of the same caller are not complete"
-                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {own}"
+                these = f"{self._gate.inside.of(call.key)} of the same caller are not complete"
+                message = f"the call's message could not be read for {self._seconds:g} s: {self._at_once}, and {these}"
                 raise status.overloaded(message) from None
             call.num_looks, call.began_at = 0, now()
             self._calls[call] = None
@@ -262,11 +262,11 @@ class Reading:
 
     def _let_yield(self, slow: dict[Call, None]) -> None:
         """Aborts as many of these calls as others wait."""
-        own = self._gate.inside.of
+        num_of = self._gate.inside.of
         for waiting, num in self._gate.waiting.items():
             for _ in range(num):
-                most = max((call.key for call in slow), key=own, default=waiting)
-                owner = most if own(most) > own(waiting) + 1 else waiting
+                most = max((call.key for call in slow), key=num_of, default=waiting)
+                owner = most if num_of(most) > num_of(waiting) + 1 else waiting
                 call = next((call for call in slow if call.key == owner), None)
                 if call is None:
                     break
@@ -292,7 +292,7 @@ class Calls:
         # The calls that are sending their answer, oldest first.
         self._finished: dict[Call, None] = {}
         self._aborting: set[asyncio.Task[None]] = set()
-        # Finished calls, without those whose caller may not make them, with an answer that had been unread for
+        # Finished calls, without those that their caller may not make, with an answer that had been unread for
         # UNREAD_SECONDS at the last sweep: by tenant, and those of health by connection.
         unread = Bound(
             most=limits.max_unread,
@@ -345,7 +345,7 @@ class Calls:
         """
         now = asyncio.get_running_loop().time()
         self._resets.sweep()
-        for call in [each for room in self.rooms.values() for each in room.sweep()]:
+        for call in [late for room in self.rooms.values() for late in room.sweep()]:
             aborting = asyncio.create_task(_abort(call))
             self._aborting.add(aborting)
             aborting.add_done_callback(self._aborting.discard)
@@ -355,7 +355,7 @@ class Calls:
         for places in (self.unread, self.unread_health):
             places.replace(Counter(key for owner, key in where if owner is places))
         overdue = {call.task for call, age in ages if age >= self._limits.answer_seconds}
-        # Whoever has no right to call must not use up the bound of the others.
+        # A caller without the right to call must not use up the bound of the others.
         overdue.update(call.task for call in unread if call.tenant is None)
         if num_released := self._releaser.release(overdue.union(stalled)):
             logger.warning(

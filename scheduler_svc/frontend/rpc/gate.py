@@ -1,22 +1,22 @@
-"""One gate for everything that callers share: how much of it one of them may have, who waits, and who comes next.
+"""One gate for everything that callers share: how much of it one may have, which calls wait, and which comes next.
 
 Everything shared is counted in places, by a key: the tenant of a call, or its connection where tenants must not matter.
-A `Bound` says how many places there are and how many one key may have; `Places` counts them. Who finds none is refused
-at once, or waits at a `Gate`. A refusal may be held (`HeldRefusals`).
+A `Bound` says how many places there are and how many one key may have; `Places` counts them. A call that finds none is
+refused at once, or waits at a `Gate`. A refusal may be held (`HeldRefusals`).
 
 **Shares.** A key may have as many places as it leaves free. So one that takes the most leaves half of them, the next
 one half of the rest, and so on; the last place goes to a key that has none. Without tokens there is one tenant, which
 may take all.
 
 **Order.** The key that has used the least goes next; of equal ones, the one that got in, or began to wait, the longest
-ago. If `leave` is told what the time inside has cost, this is start-time fair queueing (Goyal, Vin and Cheng, 1996),
-whose costs need not be known in advance: a key with expensive work delays another by what runs, and gets no credit for
-idle time. If it is told nothing, keys take turns.
+ago. If `leave` gets the cost of the time inside, this is start-time fair queueing (Goyal, Vin and Cheng, 1996),
+which needs no costs in advance: a key with expensive work delays another by what runs, and gets no credit for
+idle time. If it gets none, keys take turns.
 
-**Held refusals.** Beyond a rate, a caller's refusals are held for up to five seconds, whatever the reason. gRPC accepts
-the calls of all tenants one after the other, each in a turn of the event loop. A tenant whose many callers send again
-at once, whatever the answer says, would fill that line, and others would wait in it. While a refusal is held, its
-caller does not send. Held calls are bounded, and tenants share the bound. Callers that are no tenant, because their
+**Held refusals.** Beyond a rate, a caller's refusals are held for up to five seconds, for any reason. gRPC accepts
+the calls of all tenants one after the other, each in a turn of the event loop. A tenant with many callers that send
+again at once, against the answer's advice, would fill that line, and others would wait in it. While a refusal is held,
+its caller does not send. Held calls are bounded, and tenants share the bound. Callers without a tenant, because their
 proof is wrong, count by their address, and share the places of one tenant.
 
 | what | a place is | key | when all are taken |
@@ -31,7 +31,7 @@ proof is wrong, count by their address, and share the places of one tenant.
 | new requests (`readiness`) | not counted; closed for all, or for one tenant | tenant | refused |
 | refusals (`HeldRefusals`) | a held call | tenant, address | answered at once |
 
-Calls of health are counted by connection and apart from all others, so nobody's calls shut a monitor out.
+Calls of health are counted by connection and apart from all others, so no caller can shut a monitor out.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Bound:
     """How many places there are, and how many of them one key may have."""
 
     most: int = sys.maxsize
-    each: int = sys.maxsize
+    per_key: int = sys.maxsize
     # Whether a key must leave as many free as it has.
     is_shared: bool = True
     # The sentence of a refusal, such as "call" and "have not sent their request yet".
@@ -85,14 +85,14 @@ class Places:
         """The most places that the key may have now."""
         num_taken = self.num_taken + (self._beside.num_taken if self._beside else 0)
         free = max(0, self._bound.most - num_taken + self.of(key))
-        return min(self._bound.each, (free + 1) // 2 if self._bound.is_shared else free)
+        return min(self._bound.per_key, (free + 1) // 2 if self._bound.is_shared else free)
 
     def has_room(self, key: str, num: int = 1) -> bool:
-        """Whether the key may have so many more."""
+        """Whether the key may have `num` more."""
         return self.of(key) + num <= self.limit(key)
 
     def check(self, key: str, num: int = 1) -> None:
-        """Raises Refusal (RESOURCE_EXHAUSTED) unless the key may have so many more."""
+        """Raises Refusal (RESOURCE_EXHAUSTED) unless the key may have `num` more."""
         if not self.has_room(key, num):
             more = f" and this one adds {num:,}" if num > 1 else ""
             beside = f" and {self._beside.sentence(key)}" if self._beside and self._beside.of(key) else ""
@@ -119,7 +119,7 @@ class Places:
             self.add(key, -1)
 
     def add(self, key: str, change: int) -> None:
-        """Counts places, or gives them back if `change` is negative, whatever the bound."""
+        """Counts places, or gives them back if `change` is negative; does not check the bound."""
         self.num_taken += change
         self._taken[key] += change
         if not self._taken[key]:
@@ -135,7 +135,7 @@ class Places:
         return self._taken.items()
 
 
-# The keys that a gate is closed for; more are not remembered. The callers whose rate of refusals is known, tenants and
+# The keys that a gate is closed for; more are not remembered. The callers with a known rate of refusals, tenants and
 # addresses; more count together.
 MAX_KEYS = 4096
 
@@ -158,7 +158,7 @@ class Gate:
         inside = inside or Bound()
         self.inside, self.waiting = Places(inside), Places(waiting or Bound())
         self._newest_first, self._lasts_a_turn = newest_first, lasts_a_turn
-        # The calls that wait, in order of arrival, with what they count for; the key whose turn is next comes first.
+        # The calls that wait, in order of arrival, with what they count for; the next key comes first.
         self._queues: dict[str, OrderedDict[asyncio.Future[None], int]] = {}
         # What each key has used, counted from the time that all had used the same; and where the last one to get in
         # stood: a key that comes back starts there.
@@ -205,7 +205,7 @@ class Gate:
             self._let_one_in(key_of_next)
 
     def close(self, refusal: status.Refusal, key: str | None = None, seconds: float | None = None) -> None:
-        """Refuses what waits and whoever comes, of one key or of all, for a time or until `open`."""
+        """Refuses the calls that wait and that come, of one key or of all, for some seconds or until `open`."""
         if len(self._closed) >= MAX_KEYS:
             now = asyncio.get_running_loop().time()
             self._closed = {one: why for one, why in self._closed.items() if why[1] is None or now < why[1]}
@@ -233,7 +233,7 @@ class Gate:
                 raise refusal.with_traceback(None)
 
     def _next(self) -> str | None:
-        """The key whose call goes next; None if there is no place for any that waits."""
+        """The key whose call goes next; None if no waiting call has a place."""
         if self.inside.are_all_taken:
             return None
         ready = (key for key in self._queues if self.inside.has_room(key))
@@ -288,7 +288,7 @@ class HeldRefusals:
     """The refusals that wait."""
 
     def __init__(self, *, is_shared: bool) -> None:
-        """`is_shared`: whether several tenants call; otherwise nothing is held, because nobody else waits."""
+        """`is_shared`: whether several tenants call; otherwise nothing is held, because no other tenant waits."""
         self._is_shared = is_shared
         self._held = Places(Bound(most=MAX_HELD, is_shared=is_shared))
         # By caller, the loop's time at which its burst is whole again (virtual scheduling of a leaky bucket, ITU-T
@@ -301,7 +301,7 @@ class HeldRefusals:
         The part is LEAST_SHARE at least. Without a hint, and at most, it is of MAX_HOLD_SECONDS. `tenant`: None if it
         is unknown. `begun`: when the call began, on the loop's clock; its age counts as held.
         """
-        # If the service is not ready, it refuses everybody, and nobody waits for an answer behind these callers.
+        # If the service is not ready, it refuses every call, and no other call waits for an answer behind these.
         if not self._is_shared or refusal.ends_answer or refusal.code is grpc.StatusCode.UNAVAILABLE:
             return
         who = address_of(context.peer()) if tenant is None else tenant

@@ -87,7 +87,7 @@ def rate_limited(message: str, seconds: float) -> Refusal:
     """The tenant has used up a limit per minute. The request would be accepted after `seconds`."""
     violation = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=message)
     quota = error_details_pb2.QuotaFailure(violations=[violation])
-    # Rounded up to milliseconds, so that a caller who waits is accepted.
+    # Rounded up to milliseconds, so that a caller that waits is accepted.
     pause = math.ceil(seconds * 1000) / 1000
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
 
@@ -113,7 +113,7 @@ def internal(message: str, *details: Message) -> Refusal:
 
 
 def _pause(seconds: float) -> float:
-    """The core's estimate; MAX_RETRY_SECONDS at most, 0 if it is no number."""
+    """The core's estimate; in seconds, MAX_RETRY_SECONDS at most, 0 if it is NaN."""
     return min(max(seconds, 0.0), MAX_RETRY_SECONDS) if seconds == seconds else 0.0
 
 

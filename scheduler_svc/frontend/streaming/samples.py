@@ -104,7 +104,7 @@ def _decoder_of_chat(
 ) -> tuple[Decode, re.Pattern[str] | None]:
     """Returns (the decode function, the special tokens that the caller does not see although the parser does).
 
-    `controls` are marked, so that text that reads the same is none of them.
+    `controls` are marked, so that text that reads the same is not taken for one.
     """
     special = tokenizer.special_tokens if description.skip_special_tokens else dict[int, str]()
     seen = _in_template(description.chat, special)
@@ -124,7 +124,7 @@ def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> d
 
 
 def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:
-    """Those of the tokens whose text is in the response template."""
+    """Those of the tokens with a text in the response template."""
     marks = "\n".join(_strings(json.loads(chat.response_template_json)["fields"]))
     return {idx: text for idx, text in tokens.items() if text in marks or re.escape(text) in marks}
 
@@ -135,8 +135,8 @@ def _strings(value: object) -> Iterator[str]:
         yield value
     elif isinstance(value, dict | list):
         inside = cast(dict[str, object] | list[object], value)
-        for each in inside.values() if isinstance(inside, dict) else inside:
-            yield from _strings(each)
+        for item in inside.values() if isinstance(inside, dict) else inside:
+            yield from _strings(item)
 
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)
@@ -234,7 +234,7 @@ class SampleSender:
     def measure(self, meter: SampleMeter) -> None:
         """Measures the sample from now on."""
         if num_built := self.output.num_tokens:
-            # Of a resumed stream. A caller of text alone does not say how many tokens it has.
+            # The stream is resumed. A caller of text alone does not say how many tokens it has.
             meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
         self.meter = meter
 
@@ -246,7 +246,7 @@ class SampleSender:
         num_reasoning = min(len(piece.reasoning), skip.reasoning_chars)
         skip.text_chars -= num_text
         skip.reasoning_chars -= num_reasoning
-        left = [call for each in piece.calls if (call := self._call_beyond_received(each)) is not None]
+        left = [rest for call in piece.calls if (rest := self._call_beyond_received(call)) is not None]
         self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
         piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
         if not (piece.text or piece.reasoning or left or self._request.want_token_ids):

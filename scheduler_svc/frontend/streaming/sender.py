@@ -5,9 +5,9 @@ one sample fails, all of them end, after their received tokens have been sent. L
 of a held token wait with it, and those of a token that is cut off are never sent.
 
 The request's task sends everything that may need several messages. Tokens of a request with one sample are usually one
-message, and the task is not woken for it: whoever brings the tokens begins the write (`StreamSender._deliver`). A write
-that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine that
-runs beside the task (`grpc_tuning/event_loop.py`).
+message, and the task is not woken for it: the code that brings the tokens begins the write (`StreamSender._deliver`). A
+write that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine
+that runs beside the task (`grpc_tuning/event_loop.py`).
 
 The Summary is the sum of a request's samples: the core's usage and timing of each, adjusted for stop strings. The
 prompt counts once; other tokens and preemptions add up. Times up to the first token are those of the sample with the
@@ -130,7 +130,7 @@ class StreamWriter:
 
 # The core counts as hung if it takes longer than this to admit or reject a request, or to confirm a stop string.
 ANSWER_SECONDS = 10.0
-# Of the prompt's logprobs in one message if they have pieces of text: about 1 ms of work, 5 us for each piece.
+# The prompt's logprobs in one message if they have pieces of text: about 1 ms of work, 5 us for each piece.
 MAX_SPELLED_INFO_BYTES = 2048
 # What the fields of an offset count.
 _COUNTED = {
@@ -205,8 +205,8 @@ class StreamSender:
                 await asyncio.sleep(0)
             for descriptor, num_left in sender.to_skip.ListFields():
                 field, num_claimed = f"offsets[{idx}].{descriptor.name}", getattr(claimed, descriptor.name)
-                found = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
-                raise status.invalid(field, f"{field} is {num_claimed}; the limit is {found}")
+                limit = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
+                raise status.invalid(field, f"{field} is {num_claimed}; the limit is {limit}")
         self._stream.wake()
         return messages
 

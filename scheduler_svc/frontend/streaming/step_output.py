@@ -1,6 +1,6 @@
 """Owns the reading of the core's StepOutputs: passes tokens, logprobs and ends to the samples of open streams.
 
-A stream whose tokens do not follow each other is reported as broken.
+A stream with tokens that do not follow each other is reported as broken.
 
 Owns also the time at which a stream's handler sees new tokens: at once, or together with later ones; first tokens and
 ends never wait. Below `busy_tokens_per_second` every handler is woken at once. Above, tokens of a stream wait for
@@ -41,7 +41,7 @@ SampleTokens = tuple[int, int, int, bool, bytes]
 class Arrivals:
     """Tokens of several steps, in order of arrival."""
 
-    # The time at which the oldest token arrived.
+    # The loop's time at which the oldest token arrived.
     since: float = 0.0
     _streams: list[NDArray[np.uint64]] = field(default_factory=list[NDArray[np.uint64]])
     _offsets: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
@@ -102,7 +102,7 @@ class StepOutputReader:
     _limits: StreamLimits
     _fail_broken: Callable[[RequestStream, str], None]
     _is_busy: bool = False
-    _rate_since: float = 0.0
+    _rate_since: float = 0.0  # on the loop's clock
     _num_tokens_since: int = 0
     # Tokens that are not in their streams yet, and the timer that passes them on.
     _arrivals: Arrivals = field(default_factory=Arrivals)

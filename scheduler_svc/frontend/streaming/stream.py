@@ -1,7 +1,7 @@
 """Owns one request's stream: the core's output that the request's handler has not read yet, sample by sample.
 
-Knows nothing of text, gRPC or other streams. A sample has one batch of pending tokens, which later tokens join; there
-is no queue of messages. Only the request's handler waits for the stream; ordinary tokens are sent without waking it
+Knows nothing of text, gRPC or other streams. A sample has one batch of pending tokens, which later tokens join,
+and no queue of messages. Only the request's handler waits for the stream; ordinary tokens are sent without waking it
 (`deliver`). A pending token takes 4 bytes, its logprob 4 bytes and each alternative 8 bytes.
 
 Logprobs enter and leave in the order of their tokens, and always as many as tokens leave, so they stay aligned even if
@@ -48,7 +48,7 @@ class StreamLimits:
     busy_tokens_per_second: float = 5000.0
     # Under load, arriving tokens are passed to their streams together, this often.
     sort_seconds: float = 0.006
-    # Streams whose messages are made in one turn of the event loop, some 0.8 ms of work, so that a first token or a new
+    # Streams that get their messages in one turn of the event loop, some 0.8 ms of work, so that a first token or a new
     # output of the core waits no longer. The messages of a turn to one connection are one packet.
     streams_per_turn: int = 16
 
@@ -294,9 +294,9 @@ class RequestStream:
     description: frontend_pb2.StreamDescription | None = None
     # The first failure: a sample failed, the core is gone, the reader stalls, or tokens are missing.
     failure: status.Refusal | None = None
-    # Why the request makes no progress, until the caller is told. A newer reason replaces it.
+    # Why the request makes no progress, until it is sent to the caller. A newer reason replaces it.
     waiting: "pb.Waiting | None" = None
-    # What the caller was told at the end; None and empty before, and if the request failed.
+    # What the caller got at the end; None and empty before, and if the request failed.
     summary: pb.Summary | None = None
     reasons: "tuple[pb.FinishReason.ValueType, ...]" = ()
     # The loop's time at which the current write began; 0 between writes.
@@ -376,7 +376,7 @@ class RequestStream:
         self._is_changed = False
 
     def tell(self, waiting: pb.Waiting) -> None:
-        """Lets the task tell the caller why the request makes no progress."""
+        """Lets the task send the caller the reason why the request makes no progress."""
         self.waiting = waiting
         self._wake_task()
 

@@ -57,16 +57,16 @@ class Detached:
                 del self._known[key]
 
     def forget(self, tenant: str, request_id: str) -> None:
-        """The request has a reader again, whose token counts from now on."""
+        """The request has a reader again; its token counts from now on."""
         self._known.pop((tenant, request_id), None)
 
     def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
         """Aborts the requests of revoked tokens."""
-        found: dict[str, list[str]] = {}
+        by_tenant: dict[str, list[str]] = {}
         for tenant, request_id in [key for key, (caller, _) in self._known.items() if is_revoked(caller)]:
             self.forget(tenant, request_id)
-            found.setdefault(tenant, []).append(request_id)
-        for tenant, ids in found.items():
+            by_tenant.setdefault(tenant, []).append(request_id)
+        for tenant, ids in by_tenant.items():
             logger.warning("%s ended: their caller's token was revoked", numbered(len(ids), "detached request", "were"))
             for at in range(0, len(ids), MAX_ABORT_IDS):
                 abort = frontend_pb2.Abort(request_ids=ids[at : at + MAX_ABORT_IDS], tenant=tenant)
@@ -201,9 +201,9 @@ class StreamTable:
                 self.fail(stream, failure())
 
     def end_revoked(self, is_revoked: Callable[[Caller], bool]) -> None:
-        """Ends the requests of callers whose token or certificate was revoked. The owner calls this once a second."""
+        """Ends the requests of callers with a revoked token or certificate. The owner calls this once a second."""
         self._detached.end_revoked(is_revoked)
-        for stream in [each for each in self._open if each.failure is None and is_revoked(each.caller)]:
+        for stream in [open_one for open_one in self._open if open_one.failure is None and is_revoked(open_one.caller)]:
             logger.warning("request %s was ended: its caller's token or certificate was revoked", stream.request_id)
             self.give_up(stream, status.revoked())
             _end_write(stream)
@@ -255,7 +255,7 @@ class StreamTable:
         stream.wake()
 
     def replaced(self, message: frontend_pb2.Replaced) -> None:
-        """Ends a stream whose request has another reader."""
+        """Ends a stream after its request got another reader."""
         if (sample := self._samples.get(message.stream)) is None:
             return
         stream = sample.stream
@@ -265,7 +265,7 @@ class StreamTable:
         _end_write(stream)
 
     def waits(self, message: frontend_pb2.Waits) -> None:
-        """Tells callers why their requests make no progress."""
+        """Sends callers the reasons why their requests make no progress."""
         now = time.time()
         for wait in message.waits:
             for number, seconds in zip(wait.streams, wait.seconds, strict=False):

@@ -38,7 +38,7 @@ MAX_HELD_TOKENS = 16
 Decode = Callable[[list[int]], str]
 # How SentencePiece's vocabularies write a byte without a token.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-# Any token whose text is a letter or a digit is an anchor, and it is among the first.
+# Any token that is a letter or a digit is an anchor, and it is among the first.
 _MAX_ANCHOR_ID = 4096
 
 

@@ -51,18 +51,18 @@ class StopFinder:
         node = self._node
         if not node and self._first.isdisjoint(text):
             return text, ""
-        known = self._held + text
+        pending = self._held + text
         for num_read, char in enumerate(text, start=len(self._held) + 1):
             while node and char not in self._next[node]:
                 node = self._fail[node]
             node = self._next[node].get(char, 0)
-            found = self._match[node]
-            if found and armed:
+            stop = self._match[node]
+            if stop and armed:
                 self._node, self._held = 0, ""
-                return known[: num_read if self._include_stop else num_read - len(found)], found
-        num_visible = len(known) - self._hold[node]
-        self._node, self._held = node, known[num_visible:]
-        return known[:num_visible], ""
+                return pending[: num_read if self._include_stop else num_read - len(stop)], stop
+        num_visible = len(pending) - self._hold[node]
+        self._node, self._held = node, pending[num_visible:]
+        return pending[:num_visible], ""
 
     def finish(self) -> str:
         """The held text, at the end of the output."""
@@ -115,7 +115,7 @@ class OutputPiece(NamedTuple):
     token_ids: list[int]
     text: str
     stop_string: str
-    # Of a parsed answer, whose content is `text`.
+    # The other parts of a parsed answer; `text` is its content.
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
 
@@ -146,21 +146,21 @@ class SampleOutput:
     include_stop: bool
     # Output tokens returned so far.
     num_tokens: int = field(default=0, init=False)
-    # Of a parsed answer.
+    # Counted in a parsed answer.
     reasoning_tokens: int = field(default=0, init=False)
     # Where tokens are sent with their pieces of text: whether that of the last of these tokens may still grow.
     may_grow: Callable[[Sequence[int]], bool] | None = field(default=None, init=False)
-    # The last token, if it may be the stop token, and one whose piece may grow. The next token or the End decides.
+    # The last token, if it may be the stop token, and one with a piece that may grow. The next one decides, or the End.
     _withheld: list[int] = field(default_factory=list[int], init=False)
 
     def push(self, tokens: Sequence[int]) -> OutputPiece:
         """The piece that `tokens` add while the output continues."""
-        known = [*self._withheld, *tokens]
-        num_shown = len(known) - (bool(known) and known[-1] in self.stop_token_ids)
-        num_shown -= self.may_grow is not None and self.may_grow(known[:num_shown])
-        self._withheld = known[num_shown:]
-        del known[num_shown:]
-        return self._read(known, len(known))
+        pending = [*self._withheld, *tokens]
+        num_shown = len(pending) - (bool(pending) and pending[-1] in self.stop_token_ids)
+        num_shown -= self.may_grow is not None and self.may_grow(pending[:num_shown])
+        self._withheld = pending[num_shown:]
+        del pending[num_shown:]
+        return self._read(pending, len(pending))
 
     def finish(self, tokens: Sequence[int], *, stop_token_id: int | None, is_cut: bool = False) -> OutputPiece:
         """The piece that the last `tokens` add, with all held text. `stop_token_id` is the token that ended the output.
@@ -168,30 +168,30 @@ class SampleOutput:
         `is_cut`: something else than the model ended it, which only a parsed answer shows.
         The piece contains the stop token's id always and its text only with include_stop.
         """
-        known = [*self._withheld, *tokens]
+        pending = [*self._withheld, *tokens]
         self._withheld = []
-        is_hidden = bool(known) and known[-1] == stop_token_id and not self.include_stop
-        return self._read(known, len(known) - is_hidden, is_end=True, is_cut=is_cut)
+        is_hidden = bool(pending) and pending[-1] == stop_token_id and not self.include_stop
+        return self._read(pending, len(pending) - is_hidden, is_end=True, is_cut=is_cut)
 
     def _read(self, tokens: list[int], num_visible: int, *, is_end: bool = False, is_cut: bool = False) -> OutputPiece:
         """The piece that `tokens` add, of which the first `num_visible` have text."""
-        shown, num_read, found = Parsed(), 0, ""
+        shown, num_read, stop = Parsed(), 0, ""
         if self.detokenizer is not None:
             for group in self._groups(tokens[:num_visible]):
                 num_read += len(group)
-                found = self._show(shown, self._parse(self.detokenizer.push(group), len(group)), num_read)
-                if found:
+                stop = self._show(shown, self._parse(self.detokenizer.push(group), len(group)), num_read)
+                if stop:
                     break
             else:
                 if is_end:
                     text, num_hidden = self.detokenizer.finish(), len(tokens) - num_visible
                     rest = self._parse(text, num_hidden, is_end=True, is_cut=is_cut)
-                    found = self._show(shown, rest, num_visible)
-        num_kept = num_read if found else len(tokens)
-        if is_end and not found and self.stop_finder is not None:
+                    stop = self._show(shown, rest, num_visible)
+        num_kept = num_read if stop else len(tokens)
+        if is_end and not stop and self.stop_finder is not None:
             shown.content += self.stop_finder.finish()
         self.num_tokens += num_kept
-        return OutputPiece(tokens[:num_kept], shown.content, found, shown.reasoning, shown.calls)
+        return OutputPiece(tokens[:num_kept], shown.content, stop, shown.reasoning, shown.calls)
 
     def _groups(self, tokens: list[int]) -> Iterable[Sequence[int]]:
         """The tokens that are read at once."""
@@ -205,9 +205,9 @@ class SampleOutput:
 
     def _show(self, shown: Parsed, parsed: Parsed, num_read: int) -> str:
         """Adds what may be seen of `parsed`. Returns the stop string that ends the output, or ""."""
-        found = ""
+        stop = ""
         if self.stop_finder is not None and parsed.content:
             armed = self.num_tokens + num_read >= self.min_new_tokens
-            parsed.content, found = self.stop_finder.push(parsed.content, armed=armed)
+            parsed.content, stop = self.stop_finder.push(parsed.content, armed=armed)
         shown.add(parsed)
-        return found
+        return stop

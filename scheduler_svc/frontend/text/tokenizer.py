@@ -69,7 +69,7 @@ class TextThreads:
 class Tokenizer:
     """A tokenizer and its bounds. Raises ValueError if `tokenizer_json` is not a tokenizer.
 
-    `splits_special_tokens`: a text has no special tokens, whatever it says.
+    `splits_special_tokens`: a text has no special tokens, even if it spells one.
     """
 
     def __init__(self, tokenizer_json: bytes, *, vocab_size: int, splits_special_tokens: bool = False) -> None:
@@ -81,7 +81,7 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"it is not in the form of tokenizers: {error}") from error
         self.backend.encode_special_tokens = splits_special_tokens
-        # Of the whole text; what decodes a few tokens leaves them to its caller.
+        # Those of the whole text; what decodes a few tokens leaves them to its caller.
         self.replacements = take_replacements(self.backend)
         longest = max(len(self.backend.id_to_token(i) or "") for i in range(vocab_size))
         # A token stands for at most as many characters as its own string has (byte-level: as many bytes).

@@ -72,7 +72,7 @@ def test_each_constraint_has_a_flag(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--json-schema", "{"], "--json-schema is no JSON: "),
+        (["--json-schema", "{"], "--json-schema is not JSON: "),
         (["--json-schema", "[1]"], "--json-schema is '[1]'; it must be a JSON schema"),
         (["--tools", "{}"], "--tools is '{}'; it must be a JSON list"),
         (["--tools", TOOLS], "--tools is for a chat; the request has a prompt"),

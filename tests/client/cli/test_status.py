@@ -15,7 +15,7 @@ LOAD = control_pb2.GetLoadResponse(
     preemptions=1, lane_resets=2, output_tokens=9_876, pages_cached=12, prompt_tokens=800, cached_prompt_tokens=200,
     per_worker=[control_pb2.WorkerLoad(pid=31896, running=3, pages_used=46, pages_total=1024, device="cpu")],
 )  # fmt: skip
-HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
+HEALTH_ALONE = "this address serves health alone; the address of --listen serves the rest"
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_the_root_lists_the_paths_and_each_is_served(ask: Ask) -> None:
         other = "POST" if method == "GET" else "GET"
         refused = ask(other, path)
         assert refused.status_code == 405 and method in refused.headers["allow"].split(", ")
-        assert refused.json()["error"]["message"] == f"{other} is no method of {path}; it takes {method}"
+        assert refused.json()["error"]["message"] == f"{other} is not a method of {path}; it takes {method}"
 
 
 def test_a_slash_behind_the_models_is_their_list_and_a_name_may_have_slashes() -> None:

@@ -54,7 +54,7 @@ def everything(sock: socket.socket) -> bytes:
     ("body", "words"),
     [
         (b"{", "not valid JSON"),
-        (b'{"prompt": NaN}', "NaN is no JSON"),
+        (b'{"prompt": NaN}', "NaN is not JSON"),
         (b"[1]", "not a JSON object"),
         (b"\xff", "not valid JSON"),
         (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),

@@ -94,11 +94,11 @@ def test_null_among_stop_ids_is_left_out_in_either_file(
     folder = changed(saved, tmp_path / "m", eos_token_id=[2, None])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, None, 3]}))
     assert read_files(folder).eos_token_ids == (3,)
-    assert "null is no token" in read_generation(folder).notes[0]
+    assert "null is not a token" in read_generation(folder).notes[0]
     (folder / "generation_config.json").unlink()
     caplog.clear()
     assert read_files(folder).eos_token_ids == (2,)
-    assert "config.json is [2, None]; null is no token" in caplog.text
+    assert "config.json is [2, None]; null is not a token" in caplog.text
 
 
 CONFIG_FIELDS = (

@@ -115,7 +115,7 @@ def test_a_wrong_file_admits_nobody_and_a_missing_folder_changes_nothing(
     (folder / ADMITTED / "notes.txt").write_text("not a key")
     admitted.poll()
     assert sorted(admitted.names.values()) == ["gpu-2"]
-    assert caplog.text.count("it admits nobody") == 2
+    assert caplog.text.count("it admits no worker") == 2
     (folder / ADMITTED).rename(folder / "away")
     admitted.poll()
     admitted.poll()

@@ -1,6 +1,6 @@
 """One answer: reads its stream, draws it, and looks at the service while it is silent.
 
-Owns the tasks of one answer, and what a person who waits is told. `Screen` decides how it looks.
+Owns the tasks of one answer, and what a waiting user sees. `Screen` decides how it looks.
 """
 
 import asyncio

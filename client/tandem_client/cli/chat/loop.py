@@ -64,7 +64,7 @@ SETTINGS: Mapping[str, tuple[Callable[[str], Any], str]] = {
 COMMANDS = {
     "/help": ("", "this list"),
     "/clear": ("", "forget the conversation; the system's message and the settings stay"),
-    "/system": ("[TEXT]", "set the system's message and begin anew; without TEXT show it; - removes it"),
+    "/system": ("[TEXT]", "set the system's message and begin again; without TEXT show it; - removes it"),
     "/set": ("[NAME [VALUE]]", f"change a setting ({', '.join(SETTINGS)}); without VALUE back to the default"),
     "/regen": ("", "answer the last message again"),
     "/tokens": ("", "how many tokens the conversation has"),
@@ -86,7 +86,7 @@ _QUOTES = '"""'
 def parse_setting(name: str, text: str) -> Any:
     """Returns the value of a setting; None for an empty text, which stands for the default. Raises ValueError."""
     if name not in SETTINGS:
-        raise ValueError(f"{name[:40]!r} is no setting; there are {', '.join(SETTINGS)}")
+        raise ValueError(f"{name[:40]!r} is not a setting; there are {', '.join(SETTINGS)}")
     read, kind = SETTINGS[name]
     if not text:
         return None
@@ -119,7 +119,7 @@ def parse(text: str) -> Command | str:
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else "/help lists the commands."
-        raise ValueError(f"{name[:40]} is no command; {hint} A blank before the slash makes it a message.")
+        raise ValueError(f"{name[:40]} is not a command; {hint} A blank before the slash makes it a message.")
     usage, _ = COMMANDS[name]
     if argument and not usage:
         raise ValueError(f"{name} takes no argument")
@@ -337,7 +337,7 @@ class Loop:
             return
         self._session.system = None if text == "-" else text
         self._session.clear()
-        self._screen.note("the conversation begins anew")
+        self._screen.note("the conversation begins again")
 
     def _set(self, argument: str) -> None:
         settings = self._session.settings
@@ -364,7 +364,7 @@ class Loop:
 
     def _load(self, path: Path) -> None:
         if self._session.load(path) is not None:
-            raise ValueError(f"{path} is no saved conversation")
+            raise ValueError(f"{path} is not a saved conversation")
         self._own_files.add(path)
         self._screen.note(f"{counted(self._session.num_turns, 'message')} read from {path}")
 

@@ -166,7 +166,7 @@ class RichScreen:
     def _look(self, text: str) -> list[Line]:
         if self._kind == Kind.REASONING:
             return lines_of(self._console, Text(text.rstrip("\n"), style="dim italic")) if text else []
-        # Without hyperlinks, whose text could hide where they lead.
+        # Without hyperlinks, because their text could hide where they lead.
         return lines_of(self._console, Markdown(text, code_theme=_CODE_THEME, hyperlinks=False))
 
 
@@ -185,7 +185,7 @@ class PlainScreen:
         self._write(plain(text))
 
     def refresh(self, status: str) -> None:
-        """There is no place for the status."""
+        """This screen has no place for the status."""
 
     def finish(self) -> None:
         self._end_line()

@@ -50,7 +50,7 @@ class Session:
 
     @property
     def pending_call(self) -> ToolCall | None:
-        """The call of a tool whose result the next text is; None if the next text is a message of the user."""
+        """The call of a tool that the next text answers; None if the next text is a message of the user."""
         return self._pending[0] if self._pending else None
 
     def say(self, text: str) -> bool:
@@ -67,7 +67,7 @@ class Session:
     def answered(self, text: str, reasoning: str, calls: Sequence[ToolCall]) -> bool:
         """Adds the answer, or the part of it that has come. Returns whether anything was kept.
 
-        A call that was cut off is no JSON, and the service would refuse it; it is dropped. If nothing is left, so is
+        A call that was cut off is not JSON, and the service would refuse it; it is dropped. If nothing is left, so is
         what was asked: most templates refuse two messages of the user in a row.
         """
         whole = tuple(call for call in calls if _is_whole(call))
@@ -108,7 +108,7 @@ class Session:
     def load(self, path: Path) -> str | None:
         """Goes on with the conversation of a file that `save` wrote; returns the text of any other file.
 
-        Raises ValueError for a text that is too long or not UTF-8, and for what is no conversation inside; OSError.
+        Raises ValueError for a text that is too long or not UTF-8, and for content other than a conversation; OSError.
         """
         with path.open("rb") as file:
             text = decoded(file, str(path))
@@ -122,11 +122,11 @@ class Session:
         try:
             self.restore(saved)  # pyright: ignore[reportUnknownArgumentType]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no saved conversation: {error}") from None
+            raise ValueError(f"{path} is not a saved conversation: {error}") from None
         return None
 
     def restore(self, saved: object) -> None:
-        """Takes the place of this conversation. Raises ValueError, TypeError if `saved` is no conversation."""
+        """Takes the place of this conversation. Raises ValueError, TypeError if `saved` is not a conversation."""
         messages: Any = saved.get("messages") if isinstance(saved, dict) else saved  # pyright: ignore
         if not isinstance(messages, list):
             raise ValueError("it has no list of messages")

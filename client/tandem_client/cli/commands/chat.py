@@ -34,7 +34,7 @@ Examples:
   tandem chat --system "Answer in one sentence."
   git diff | tandem chat "Review this change." """
 
-_MESSAGE = typer.Argument(metavar="MESSAGE", help="One message, whose answer is printed; without it a conversation.")
+_MESSAGE = typer.Argument(metavar="MESSAGE", help="One message: its answer is printed. Without it, a conversation.")
 _chat, _sampling = partial(flag, CHAT), partial(flag, SAMPLING)
 _MAX_TOKENS = "Longest answer, in tokens. Default: the service's, see tandem info."
 
@@ -93,7 +93,7 @@ def chat(
 
 
 def _begin(session: "Session", file: Path | None, system: str | None) -> str:
-    """Reads the file. Returns the message that it is, if it is no conversation."""
+    """Reads the file. Returns it as a message unless it is a conversation."""
     if file is None:
         return ""
     try:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # The limit for GetLoad, which only adds details to the health.
 _LOAD_SECONDS = 2.0
-_HEALTH_ALONE = "this address serves health alone; the address of --listen tells more"
+_HEALTH_ALONE = "this address serves health alone; the address of --listen serves the rest"
 
 
 @connects
@@ -137,7 +137,7 @@ def requests(
     """List the requests that wait or run, the oldest first, with the ids that abort takes."""
     with reported(timeout), service.client() as client:
         listed = client.all_requests(tenant=tenant, states=states or (), id_prefix=id_prefix, timeout=timeout)
-        # One more than the limit tells whether there are others.
+        # One more than the limit shows whether there are others.
         shown = list(islice(listed, limit and limit + 1))
         is_cut = limit is not None and len(shown) > limit
         shown = shown[:limit]
@@ -230,7 +230,7 @@ def health(
 
 
 def check(client: "Client", *, timeout: float | None) -> Health:
-    """Returns the answer of grpc.health.v1 with details of GetLoad. Raises TandemError if the former has no answer."""
+    """Returns grpc.health.v1's answer, within `timeout` seconds, with details of GetLoad. Raises TandemError."""
     state = "serving" if client.health(timeout=timeout) else "not_serving"
     try:
         load = client.load(timeout=_LOAD_SECONDS)

@@ -77,7 +77,7 @@ _TABLE = (
     _row(SCHEDULER, _CALLERS, "--tls-key FILE", "Key of --tls-cert, PEM."),
     _row(SCHEDULER, _CALLERS, "--tls-client-ca FILE", "Clients need a certificate of this authority."),
     _row(SCHEDULER, _RUN, "--journal DIR", "Folder of a journal: streams with resume survive the scheduler's death."),
-    _row(SCHEDULER, _RUN, "--weights-folders DIR[,DIR]", "Workers may be told to load new weights from here."),
+    _row(SCHEDULER, _RUN, "--weights-folders DIR[,DIR]", "Workers may load new weights from here."),
     _row(
         WORKER, _RUN, "--shared-pool",
         "Keep the KV pool of a worker when it dies; auto, the default: with --standby, and on a CPU where shared memory"
@@ -221,7 +221,7 @@ def _tell(cause: str, log_format: LogFormat | None) -> None:
 def _serve(given: dict[str, list[str]], reader: SettingsReader, display: Display, *, standbys: int) -> tuple[int, str]:
     """Checks the settings of all programs, and serves. Returns the exit code, and the cause or an empty text.
 
-    `given` are the flags by program; without those of the gateway there is none. Raises HelpAsked.
+    `given` are the flags by program; without those of the gateway, none is started. Raises HelpAsked.
     """
     try:
         with reader:
@@ -241,7 +241,7 @@ def _serve(given: dict[str, list[str]], reader: SettingsReader, display: Display
     display.log_to(folder / _LOG_NAME)
     holds_pools = _holds_pools(settings[WORKER], standbys)
     if not holds_pools and settings[WORKER]["shared_pool"] != "off":
-        # A holder that somebody else runs would be found.
+        # A holder that another program runs would be found.
         given[WORKER].append("--shared-pool=off")
     holder = given.pop(_HOLDER)
     return serving.run(given, settings, display, standbys=standbys, holder_flags=holder if holds_pools else None)

@@ -69,7 +69,7 @@ def _checked_expiry(text: str | None) -> str | None:
 @token.command(context_settings=HELP)
 def new(
     tenant: Annotated[
-        str, option(_PANEL, "--tenant NAME", "Who pays for requests with the token.", callback=_checked_tenant)
+        str, option(_PANEL, "--tenant NAME", "The tenant of requests with the token.", callback=_checked_tenant)
     ] = "default",
     rights: Annotated[
         list[TokenRight] | None,

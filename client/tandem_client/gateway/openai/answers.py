@@ -137,7 +137,7 @@ class ShownPrompt:
 
     text: str = ""
     token_ids: Sequence[int] = ()
-    # Of all tokens but the first, as far as they have come.
+    # The logprobs of all tokens but the first, as far as they have come.
     logprobs: list[Scored] = field(default_factory=list[Scored])
     first: inference_pb2.TokenPiece | None = None
 
@@ -186,7 +186,7 @@ class AnswerWriter:
         self._cached = self._reasoning = 0
 
     def message(self, idx: int, response: inference_pb2.GenerateResponse) -> bytes:
-        """Takes a message of call `idx`. Returns what a stream tells of it; empty if there is nothing to tell."""
+        """Takes a message of call `idx`. Returns what a stream sends of it; may be empty."""
         first = idx * self.wanted.num_samples
         match response.WhichOneof("event"):
             case "delta":
@@ -208,7 +208,7 @@ class AnswerWriter:
         return b""
 
     def prompt(self, idx: int) -> bytes:
-        """What a stream tells of a prompt that is echoed, once its logprobs are complete."""
+        """What a stream sends of a prompt that is echoed, once its logprobs are complete."""
         return b""
 
     def closing(self) -> bytes:
@@ -223,12 +223,12 @@ class AnswerWriter:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts; each counts once, however many samples it has."""
+        """The tokens of all prompts; each counts once for all its samples."""
         return sum(self.prompt_lengths)
 
     @property
     def output_tokens(self) -> int:
-        """Of all choices."""
+        """The tokens of all choices."""
         return 0 if self.wanted.hides_output else sum(self._output)
 
     def _usage(self) -> dict[str, object]:
@@ -292,7 +292,7 @@ class Choice:
     # Where its next token begins, in characters. The token's text may be held back.
     offset: int = 0
     has_calls: bool = False
-    # Of a whole answer: its texts, and all else of its deltas in one.
+    # What a whole answer collects: its texts, and all else of its deltas in one.
     texts: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     joined: inference_pb2.Delta = field(default_factory=inference_pb2.Delta)
@@ -388,7 +388,7 @@ class Chunks(AnswerWriter):
 
 
 class Whole(AnswerWriter):
-    """One answer: its choices are told as a stream tells them, by one delta that has all."""
+    """One answer: its choices have the form of a stream's, by one delta that has all."""
 
     def closing(self) -> bytes:
         """The answer as JSON."""

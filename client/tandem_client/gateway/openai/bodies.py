@@ -18,7 +18,7 @@ IGNORED: Mapping[str, str] = {
     "metadata": "it labels stored answers, and none is stored",
     "store": "no answer is stored",
     "service_tier": "there is one tier; priority orders requests",
-    "safety_identifier": "users are not reported to anybody",
+    "safety_identifier": "no user is reported",
     "prompt_cache_key": "the service finds equal beginnings of prompts by itself",
     "prompt_cache_options": "pages of prompts are kept while there is room for them",
     "prompt_cache_retention": "pages of prompts are kept while there is room for them",
@@ -54,7 +54,7 @@ OF_CHATS: Mapping[str, Only] = {
     "include_reasoning": Only((True,), "reasoning is part of the answer"),
     "modalities": Only((["text"],), "answers are text"),
     "audio": Only((), "answers are text"),
-    "moderation": Only((), "nothing is moderated, and who asks for it relies on it"),
+    "moderation": Only((), "nothing is moderated, and a caller that asks for it relies on it"),
     "documents": Only((), "give them in messages"),
     "web_search_options": Only((), "nothing is searched"),
 }
@@ -92,14 +92,14 @@ def _tag(value: object) -> str | None:
 
 
 def _either(words: str, by: Callable[[Any], str | None] = _tag) -> Discriminator:
-    """Of a union of types with tags. `words`: what a value of another type is told."""
+    """The reader of a union of types with tags. `words`: the error for a value of another type."""
     return Discriminator(by, custom_error_type="either", custom_error_message=words)
 
 
 # With a bound of its length pydantic looks at the characters: JSON may have half a surrogate pair, which no text has.
 Text = Annotated[str, Field(min_length=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-# JSON has one kind of numbers, so 16.0 is whole; true and "3" are no numbers.
+# JSON has one kind of numbers, so 16.0 is whole; true and "3" are not numbers.
 _WHOLE, _UINT32 = BeforeValidator(_whole), Field(ge=0, le=2**32 - 1)
 Unsigned = Annotated[int, _UINT32, _WHOLE]
 _Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), _WHOLE, AfterValidator(lambda number: number % 2**64)]
@@ -209,7 +209,7 @@ class JsonSchema(Body):
     """OpenAI's schema of an output."""
 
     IGNORED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("name", "description", "strict"), "the output obeys the schema, whatever its name is"
+        ("name", "description", "strict"), "the output obeys the schema under any name"
     )
     json_schema: Json = Field(alias="schema")
 

@@ -55,15 +55,15 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Adds the fields that are no attributes."""
-        found = handler(schema)
-        fields = handler.resolve_ref_schema(found)["properties"]
+        """Adds the fields that are not attributes."""
+        made = handler(schema)
+        fields = handler.resolve_ref_schema(made)["properties"]
         fields |= {
             name: {"enum": [*only.values, None], "description": f"Not served: {only.why}."}
             for name, only in cls.WITHOUT_EFFECT.items()
         }
         fields |= {name: {"description": f"Ignored: {why}."} for name, why in cls.IGNORED.items()}
-        return found
+        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +71,7 @@ class Body(BaseModel):
         """The fields that are present. One that is not known is enough for a refusal; a body may have a million."""
         if not isinstance(given, dict):
             return given
-        values, found, has_unknown = cast(dict[str, object], given), dict[str, object](), False
+        values, members, has_unknown = cast(dict[str, object], given), dict[str, object](), False
         if values.keys() <= cls.KNOWN and None not in values.values():
             # Nearly all messages of a long conversation.
             return values
@@ -79,12 +79,12 @@ class Body(BaseModel):
             if value is None or name in cls.IGNORED:
                 continue
             if name in cls.KNOWN:
-                found[name] = value
+                members[name] = value
             elif name in cls.WITHOUT_EFFECT:
                 _check_without_effect(name, value, cls.WITHOUT_EFFECT[name])
             elif not has_unknown:
-                has_unknown, found[name.encode(errors="backslashreplace").decode()] = True, value
-        return found
+                has_unknown, members[name.encode(errors="backslashreplace").decode()] = True, value
+        return members
 
 
 def _check_without_effect(name: str, value: object, only: Only) -> None:

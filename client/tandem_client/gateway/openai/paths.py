@@ -1,4 +1,4 @@
-"""What a caller is told of a path that is not served: what there is instead, or how its client was set up wrongly.
+"""The answer for a path that is not served: what there is instead, or how its client was set up wrongly.
 
 Owns the paths of other servers and of the rest of OpenAI's API. Pure, and gets the paths that are served.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 _BASE = "/v1"
 # A name or address, and a port.
 _HOST = re.compile(r"[\w.-]{1,253}(:\d{1,5})?|\[[\da-fA-F:.]{2,45}\](:\d{1,5})?", re.ASCII)
-# Longer ones are no slips of one that is served.
+# Longer ones are not taken for slips of one that is served.
 _MAX_CHARS = 100
 
 # What is said, and the paths for which it is said, with all below them; those that begin with /v1 without that.
@@ -49,15 +49,15 @@ _SAID: Mapping[str, str] = {path: said for said, paths in _INSTEAD.items() for p
 
 def missing(path: str, served: Iterable[str], host: str) -> str:
     """Returns what is said of a path that is not served. `served`: the paths that are; `host`: where it was asked."""
-    known = [each for each in served if "{" not in each]
-    return f"there is no {path}; {_instead(path, known, host)}"
+    whole = [path_served for path_served in served if "{" not in path_served]
+    return f"there is no {path}; {_instead(path, whole, host)}"
 
 
 def _instead(path: str, served: list[str], host: str) -> str:
     bare = re.sub("/+", "/", path).rstrip("/").lower() or "/"
     if bare in served:
         return f"did you mean {bare}?"
-    ends = tuple(each.removeprefix(_BASE) for each in served if each.startswith(f"{_BASE}/"))
+    ends = tuple(full.removeprefix(_BASE) for full in served if full.startswith(f"{_BASE}/"))
     if bare.endswith(ends) or bare.startswith("/models/"):
         place = host if _HOST.fullmatch(host) else "HOST:PORT"
         return f"the base URL of a client must end in {_BASE} and have nothing behind it, like http://{place}{_BASE}"

@@ -59,7 +59,7 @@ CHAT: Mapping[str, str] = _names(
 )
 
 
-# Of a chat with `functions`, in the place of these.
+# The names in a chat with `functions`, in the place of these.
 _OLD_CALLS: Mapping[str, str] = {
     "chat.tools_json": "functions",
     "chat.tools_json[].function": "functions[]",
@@ -95,7 +95,7 @@ class Wanted:
 
 def completion(values: Mapping[str, object]) -> Wanted:
     """Returns what a request of `/v1/completions` asks for. Raises HttpError, which names the wrong field."""
-    body, known = read(Completion, values), dict(COMPLETION)
+    body, names = read(Completion, values), dict(COMPLETION)
     num_samples = body.num_samples or 1
     if body.best_of not in (None, num_samples):
         raise invalid("best_of", f"best_of is {body.best_of}; only {num_samples} is supported")
@@ -103,7 +103,7 @@ def completion(values: Mapping[str, object]) -> Wanted:
     if body.echo and body.num_top is not None:
         num_prompt_top = max(body.num_top, num_prompt_top or 0)
     options: GenerateOptions = {"max_new_tokens": 1} if hides_output else {}
-    shared = _request(body, known, body.num_top, num_prompt_top, options)
+    shared = _request(body, names, body.num_top, num_prompt_top, options)
     single = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], int))
     prompts = cast(list[str | list[int]], [body.prompt] if single else body.prompt)
     if not prompts:
@@ -123,7 +123,7 @@ def completion(values: Mapping[str, object]) -> Wanted:
             request.token_ids.ids.extend(prompt)
         requests.append(request)
     return Wanted(
-        requests=tuple(requests), num_samples=num_samples, names=known, is_chat=False, is_stream=body.stream,
+        requests=tuple(requests), num_samples=num_samples, names=names, is_chat=False, is_stream=body.stream,
         usage=body.stream_options or _NO_USAGE, with_token_ids=body.with_token_ids, num_top=body.num_top,
         num_prompt_top=num_prompt_top, is_echo=body.echo, hides_output=hides_output,
     )  # fmt: skip
@@ -131,28 +131,28 @@ def completion(values: Mapping[str, object]) -> Wanted:
 
 def chat_completion(values: Mapping[str, object]) -> Wanted:
     """Returns what a request of `/v1/chat/completions` asks for. Raises HttpError, which names the wrong field."""
-    body, known = read(Chat, values), dict(CHAT)
+    body, names = read(Chat, values), dict(CHAT)
     options, old, new = GenerateOptions(), body.max_new_tokens, body.max_completion_tokens
     if new is not None:
         if old not in (None, new):
             message = f"max_tokens is {old} and max_completion_tokens is {new}; give one of them"
             raise invalid("max_completion_tokens", message)
-        options["max_new_tokens"], known["stop.max_new_tokens"] = new, "max_completion_tokens"
+        options["max_new_tokens"], names["stop.max_new_tokens"] = new, "max_completion_tokens"
     if body.num_top is not None and not body.has_logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     num_top = (body.num_top or 0) if body.has_logprobs else None
-    request = _request(body, known, num_top, body.num_prompt_top, options)
+    request = _request(body, names, num_top, body.num_prompt_top, options)
     request.chat.CopyFrom(chat(body))
-    _set_calls(body, request.chat, known)
+    _set_calls(body, request.chat, names)
     return Wanted(
-        requests=(request,), num_samples=body.num_samples or 1, names=known, is_chat=True, is_stream=body.stream,
+        requests=(request,), num_samples=body.num_samples or 1, names=names, is_chat=True, is_stream=body.stream,
         usage=body.stream_options or _NO_USAGE, with_token_ids=body.with_token_ids, num_top=num_top,
         num_prompt_top=body.num_prompt_top, calls_function=body.functions is not None,
     )  # fmt: skip
 
 
-def _set_calls(body: Chat, made: chat_pb2.Chat, known: dict[str, str]) -> None:
-    """Sets which tools the model calls. `known` learns the names of the old form."""
+def _set_calls(body: Chat, made: chat_pb2.Chat, names: dict[str, str]) -> None:
+    """Sets which tools the model calls. `names` learns the names of the old form."""
     choice, several = body.tool_choice, body.parallel_tool_calls
     if body.functions is None:
         if body.function_call is not None:
@@ -163,9 +163,9 @@ def _set_calls(body: Chat, made: chat_pb2.Chat, known: dict[str, str]) -> None:
                 raise invalid(
                     name, f"{name} and functions are set; functions is the old form of tools: give one of them"
                 )
-        made.tools_json.extend(json_text({"type": "function", "function": each}) for each in body.functions)
+        made.tools_json.extend(json_text({"type": "function", "function": function}) for function in body.functions)
         choice, several = body.function_call, False
-        known |= _OLD_CALLS
+        names |= _OLD_CALLS
     if several is not None:
         made.parallel_tool_calls = several
     if isinstance(choice, str):
@@ -234,18 +234,18 @@ def _add_call(made: chat_pb2.ChatMessage, call_id: str, function: Function) -> N
 
 
 def _request(
-    body: Options, known: dict[str, str], num_top: int | None, num_prompt_top: int | None, more: GenerateOptions
+    body: Options, names: dict[str, str], num_top: int | None, num_prompt_top: int | None, more: GenerateOptions
 ) -> inference_pb2.GenerateRequest:
-    """A request without its prompt. `known` learns which fields set the constraint and the salt."""
+    """A request without its prompt. `names` learns which fields set the constraint and the salt."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
     options: dict[str, Any] = {name: value for name, value in vars(body).items() if name in _PLAIN}
-    options |= {**_constraint(body, known), **more}
+    options |= {**_constraint(body, names), **more}
     if body.user is not None:
         # A user has pages of its own, inside those of the caller's tenant: the service adds the tenant to every salt. A
         # user may be longer than a salt, and must not be able to take another's: so both are hashed.
         hashed = hashlib.sha256(json.dumps([body.user, body.cache_salt]).encode()).hexdigest()
-        options["cache_salt"], known["cache.salt"] = f"user-{hashed}", "user"
+        options["cache_salt"], names["cache.salt"] = f"user-{hashed}", "user"
     if num_top is not None or num_prompt_top is not None:
         # The service has one number of alternatives for the prompt and the output.
         options |= {"logprobs": max(num_top or 0, num_prompt_top or 0), "logprob_pieces": True}
@@ -257,29 +257,29 @@ def _request(
     return generate_request("", **cast(GenerateOptions, options))
 
 
-def _constraint(body: Options, known: dict[str, str]) -> dict[str, object]:
+def _constraint(body: Options, names: dict[str, str]) -> dict[str, object]:
     """What the output may be, as keywords of the client. The service compiles it, and refuses what it cannot."""
     # By the field that asks for it: keyword and value.
-    found = {name: (keyword, getattr(body, name)) for name, keyword in _GUIDED.items()}
+    given_ones = {name: (keyword, getattr(body, name)) for name, keyword in _GUIDED.items()}
     if (given := body.response_format) is not None:
         if given.type == "json_object":
-            found["response_format"] = ("json_object", True)
+            given_ones["response_format"] = ("json_object", True)
         if (given.type == "json_schema") != (given.json_schema is not None):
             message = "is missing" if given.json_schema is None else f"is set, and the type is {given.type}"
             raise invalid(_RESPONSE, f"{_RESPONSE} {message}")
         if given.json_schema is not None:
-            found[f"{_RESPONSE}.schema"] = ("json_schema", given.json_schema.json_schema)
+            given_ones[f"{_RESPONSE}.schema"] = ("json_schema", given.json_schema.json_schema)
     for keyword, field in type(body.structured_outputs).model_fields.items() if body.structured_outputs else ():
         value = getattr(body.structured_outputs, keyword)
-        found[f"structured_outputs.{field.alias or keyword}"] = (
+        given_ones[f"structured_outputs.{field.alias or keyword}"] = (
             keyword,
             (value or None) if keyword == "json_object" else value,
         )
-    asked = {name: keyword for name, (keyword, value) in found.items() if value is not None}
+    asked = {name: keyword for name, (keyword, value) in given_ones.items() if value is not None}
     if len(asked) > 1:
         raise invalid([*asked][1], f"{' and '.join(asked)} are set; a request has one constraint")
     for name, keyword in asked.items():
-        known |= dict.fromkeys(("constraint", *CONSTRAINT_FIELDS), name.removesuffix(".json_schema.schema"))
-        known["constraint.json_schema"] = name
-        return {keyword: json_text(found[name][1]) if keyword == "json_schema" else found[name][1]}
+        names |= dict.fromkeys(("constraint", *CONSTRAINT_FIELDS), name.removesuffix(".json_schema.schema"))
+        names["constraint.json_schema"] = name
+        return {keyword: json_text(given_ones[name][1]) if keyword == "json_schema" else given_ones[name][1]}
     return {}

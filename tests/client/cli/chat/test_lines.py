@@ -36,8 +36,8 @@ def test_a_line_is_a_command_or_a_message(text: str, read: Command | str) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("/hepl", "/hepl is no command; did you mean /help?"),
-        ("/xyzzy", "/xyzzy is no command; /help lists the commands"),
+        ("/hepl", "/hepl is not a command; did you mean /help?"),
+        ("/xyzzy", "/xyzzy is not a command; /help lists the commands"),
         ("/clear all", "/clear takes no argument"),
         ("/save", "/save needs FILE"),
     ],
@@ -64,7 +64,7 @@ def test_every_setting_is_an_option_of_generate() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("temprature", "1", "'temprature' is no setting; there are temperature, "),
+        ("temprature", "1", "'temprature' is not a setting; there are temperature, "),
         ("temperature", "hot", "temperature is 'hot'; it must be a number"),
         ("top_k", "1.5", "top_k is '1.5'; it must be a whole number"),
         ("template_args", "[1]", r"template_args is '\[1\]'; it must be a JSON object"),

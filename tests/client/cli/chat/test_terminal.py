@@ -252,8 +252,8 @@ def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat
     terminal.expect(PROMPT)
     shown = " ".join(say(terminal, "Go").split())
     assert "error: chat has 2,000 tokens; the limit is 1,023" in shown and "the message was taken back" in shown
-    assert "/hepl is no command" in say(terminal, "/hepl")
-    assert "is no setting" in say(terminal, "/set colour red")
+    assert "/hepl is not a command" in say(terminal, "/hepl")
+    assert "is not a setting" in say(terminal, "/set colour red")
     assert "No such file" in say(terminal, "/load /nowhere/talk.json")
     service.behaviour = saying("Yes.")
     assert "Yes." in say(terminal, "Again")

@@ -15,11 +15,11 @@ from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.virtual_loop import VirtualLoop, in_virtual_time
 
 KEYS = "abcd"
-INSIDE = st.builds(Bound, most=st.sampled_from([1, 2, 6]), each=st.sampled_from([2, 9]), is_shared=st.booleans())
+INSIDE = st.builds(Bound, most=st.sampled_from([1, 2, 6]), per_key=st.sampled_from([2, 9]), is_shared=st.booleans())
 WAITING = st.builds(
     Bound,
     most=st.sampled_from([9, 30]),
-    each=st.sampled_from([6, 30]),
+    per_key=st.sampled_from([6, 30]),
     is_shared=st.booleans(),
     thing=st.just("call"),
     state=st.just("wait here"),
@@ -87,7 +87,7 @@ class Model:
 def fits(bound: Bound, taken: list[tuple[str, int]], key: str, num: int) -> bool:
     own = sum(size for each, size in taken if each == key)
     left = bound.most - sum(size for _, size in taken) - num
-    return own + num <= bound.each and left >= (own + num - 1 if bound.is_shared else 0)
+    return own + num <= bound.per_key and left >= (own + num - 1 if bound.is_shared else 0)
 
 
 class Machine(RuleBasedStateMachine):
@@ -183,7 +183,7 @@ class Machine(RuleBasedStateMachine):
             (self.gate.waiting, self.model.waiting_bound),
         ):
             assert places.num_taken <= bound.most
-            assert all(num <= bound.each for _, num in places.items())
+            assert all(num <= bound.per_key for _, num in places.items())
 
     @invariant()
     def nobody_waits_for_a_free_place(self) -> None:
@@ -210,8 +210,8 @@ TestGate.settings = settings(max_examples=100, stateful_step_count=25, deadline=
         # Half of what others leave, and the last place for a key that has none.
         (Bound(most=64), (0, 32, 48, 63, 64, 65), [32, 16, 8, 1, 0, 0]),
         (Bound(most=64, is_shared=False), (0, 63, 64, 65), [64, 1, 0, 0]),
-        (Bound(most=64, each=9), (0, 48, 63, 64), [9, 8, 1, 0]),
-        (Bound(each=9), (0, 1000), [9, 9]),
+        (Bound(most=64, per_key=9), (0, 48, 63, 64), [9, 8, 1, 0]),
+        (Bound(per_key=9), (0, 1000), [9, 9]),
     ],
 )
 def test_a_key_gets_half_of_what_others_leave(bound: Bound, others: tuple[int, ...], limits: list[int]) -> None:
