@@ -80,10 +80,10 @@ class FairShare:
         self._virtual_time = 0
         self._last_finish: dict[str | bytes, int] = {}
 
-    def enter(self, tenant: str | bytes, cost: int) -> int:
+    def enter(self, share: str | bytes, cost: int) -> int:
         """Places a new request that is expected to cost `cost` tokens. Returns its virtual start time."""
-        start = max(self._virtual_time, self._last_finish.get(tenant, 0))
-        self._last_finish[tenant] = start + cost
+        start = max(self._virtual_time, self._last_finish.get(share, 0))
+        self._last_finish[share] = start + cost
         return start
 
     def admitted(self, virtual_start: int) -> None:
@@ -101,7 +101,7 @@ class FairShare:
             finishes = sorted(self._last_finish.values(), reverse=True)
             self._virtual_time = max(self._virtual_time, finishes[num_live + 32])
             self._last_finish = {
-                tenant: finish for tenant, finish in self._last_finish.items() if finish > self._virtual_time
+                share: finish for share, finish in self._last_finish.items() if finish > self._virtual_time
             }
 
 
