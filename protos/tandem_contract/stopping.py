@@ -14,7 +14,9 @@ parent's word counts as none: the system's signal may come after it. Owns these 
 does then is its own.
 """
 
+import functools
 import os
+import select
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -79,7 +81,21 @@ class StopRequests:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(then)
 
+        hears, woken = _pipe()
+        loop.add_reader(hears, os.read, hears, select.PIPE_BUF)
         self.listen(wake)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+
+@functools.cache
+def _pipe() -> tuple[int, int]:
+    """Wakes an event loop that waits. A signal that another thread gets, or the main thread as it begins to wait, does
+    not. It is never closed, because a signal may come at any time.
+    """
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

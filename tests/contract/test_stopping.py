@@ -139,3 +139,29 @@ def test_process_1_of_a_container_ends_at_the_first_signal_of_its_start() -> Non
     program = start(after=sends, command=unshare)
     assert program.communicate(timeout=60) == ("True\n", None)
     assert program.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_another_thread_gets_wakes_the_loop() -> None:
+    """The kernel may give it to any thread; the main thread is as deaf at the moment before it waits."""
+    after = """import asyncio, threading
+async def main():
+    requests, heard = stopping.StopRequests(), asyncio.Event()
+    requests.listen_in(asyncio.get_running_loop(), heard.set)
+    def send():
+        # While this thread sleeps, the main thread waits for the loop's events alone.
+        state = "R"
+        while state != "S":
+            time.sleep(0.05)
+            state = open("/proc/self/stat").read().rpartition(")")[2].split()[0]
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    threading.Thread(target=send).start()
+    await heard.wait()
+    print(requests.asked.name, flush=True)
+asyncio.run(main())
+asyncio.run(main())
+"""
+    program = start(after=after)
+    try:
+        assert program.communicate(timeout=20) == ("True\nSTOP\nSTOP\n", None)
+    finally:
+        program.kill()
