@@ -84,7 +84,7 @@ def test_before_min_new_tokens_the_content_goes_on() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     data=st.data(),
     stops=st.lists(st.text(st.sampled_from("ab z.\né"), min_size=1, max_size=3), min_size=1, max_size=2),
