@@ -258,12 +258,12 @@ def test_pending_bytes_count_tokens_and_all_logprobs():
 
 
 @served(
-    state=model_state(max_length=1 << 21),
-    max_message_bytes=1 << 23,
+    state=model_state(max_length=1 << 19),
+    max_message_bytes=1 << 21,
     stream_limits=StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000),
 )
 async def test_a_reader_that_stalls_on_prompt_logprobs_is_dropped(s: Service) -> None:
-    num_prompt = 1 << 20
+    num_prompt = 1 << 18
     call, submit = await s.start_stream(
         token_ids=pb.TokenIds(ids=[65] * num_prompt), output=pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
     )

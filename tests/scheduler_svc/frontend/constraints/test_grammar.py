@@ -398,8 +398,8 @@ def test_attributes_of_rules_may_have_brackets() -> None:
         (lambda n: schema({"patternProperties": {f"^[^{''.join(map(chr, range(99, n)))}]+$": True}}), 2_000),
         (lambda n: schema({"pattern": "^" + "(?=a)" * n}), 500),
         (lambda n: schema({"pattern": "\\" * (2 * n + 1) + "[" * n}), 2_000),
-        (lambda n: schema({"patternProperties": {"^" + "[a-z]{1,2}" * n + "$": True}}), 500),
-        (lambda n: schema({"patternProperties": {f"^[ab]{{9}}{i}$": True for i in range(n)}, "required": ["a"]}), 100),
+        (lambda n: schema({"patternProperties": {"^" + "[a-z]{1,2}" * n + "$": True}}), 200),
+        (lambda n: schema({"patternProperties": {f"^[ab]{{9}}{i}$": True for i in range(n)}, "required": ["a"]}), 40),
         (lambda n: schema({"$defs": {str(i): {"$id": f"h{i}"} for i in range(n)}, "anyOf": [{"$ref": "h0"}] * n}), 200),
     ],
 )  # fmt: skip

@@ -27,6 +27,10 @@ DECIMALS += [
 ]
 
 
+# Every second integer for each keyword and kind, beginning with another one, so that half of them take each.
+NUMBERS = [[*map(str, INTEGERS[first::2]), *DECIMALS] for first in (0, 1)]
+
+
 def compiled(text: str) -> llguidance.LLMatcher | str:
     """The matcher of a schema, or why it is refused."""
     try:
@@ -52,7 +56,7 @@ def _plain(exact: Fraction) -> str:
 @pytest.mark.parametrize("keyword", ["const", "enum"])
 def test_a_constant_is_itself_or_refused(keyword: str) -> None:
     num_taken = 0
-    for text in [*map(str, INTEGERS), *DECIMALS]:
+    for text in NUMBERS[keyword == "enum"]:
         found = compiled(f'{{"{keyword}": {text if keyword == "const" else f"[true, {text}]"}}}')
         if isinstance(found, str):
             assert found.startswith(f"constraint.json_schema.{keyword} is ") and text.lower()[:9] in found.lower()
@@ -62,14 +66,14 @@ def test_a_constant_is_itself_or_refused(keyword: str) -> None:
         num_taken += 1
         taken = [other for other in nearby(text) if takes(found, other)]
         assert [Fraction(one) for one in taken] == [Fraction(text)], text
-    assert num_taken > 40
+    assert num_taken > 20
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 def test_a_bound_holds_exactly_or_is_refused(keyword: str, kind: str) -> None:
     num_taken = 0
-    for text in [*map(str, INTEGERS), *DECIMALS]:
+    for text in NUMBERS[(kind == "integer") ^ ("ex" in keyword)]:
         found = compiled(f'{{"type": "{kind}", "{keyword}": {text}}}')
         bound = Fraction(text)
         if isinstance(found, str):
@@ -93,7 +97,7 @@ def test_a_bound_holds_exactly_or_is_refused(keyword: str, kind: str) -> None:
             if holds and abs(value - bound) < 1 and len(str(abs(int(bound)))) > 14:
                 continue
             assert takes(found, other) == holds, (text, other)
-    assert num_taken > 40
+    assert num_taken > 20
 
 
 def test_two_bounds_hold_together() -> None:
@@ -101,7 +105,7 @@ def test_two_bounds_hold_together() -> None:
     draw = random.Random(1)
     keywords = [("minimum", "maximum"), ("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum")]
     num_taken = 0
-    for _ in range(400):
+    for _ in range(150):
         low = draw.choice(
             [Fraction(draw.randint(-50, 50), draw.choice((1, 1, 2, 10, 100))), Fraction(draw.choice(INTEGERS))]
         )
@@ -126,7 +130,7 @@ def test_two_bounds_hold_together() -> None:
             elif kind == "number" or value.denominator == 1:
                 is_near = min(abs(value - low), abs(value - high)) < 1 and len(str(abs(int(low)))) > 14
                 assert not (is_above and is_below) or abs(value) > 9 * 10**18 - 1 or is_near, (whole, other)
-    assert num_taken > 150
+    assert num_taken > 50
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def is_barred(s: Service, source: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("num_connections", [1, 3])
+@pytest.mark.parametrize("num_connections", [1, 2])
 @served((sockets, "BAR_SECONDS", 1000.0), call_limits=CallLimits(message_seconds=1000.0))
 async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
     s: Service, num_connections: int
@@ -355,10 +355,10 @@ async def test_finished_calls_with_unread_answers_count_as_open_streams(
     await s.start_stream()
 
 
-async def test_every_one_of_3000_simultaneous_calls_is_answered(s: Service) -> None:
+async def test_every_one_of_1400_simultaneous_calls_is_answered(s: Service) -> None:
     await queue_is(s, FULL)
-    calls = [s.generate(timeout=60) for _ in range(1500)]
-    infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(1500)]
+    calls = [s.generate(timeout=60) for _ in range(700)]
+    infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(700)]
     codes = {await call.code() for call in calls}
     assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert {(await call).model for call in infos} == {"toy"}

@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestGate = Machine.TestCase
-TestGate.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestGate.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize(
