@@ -208,26 +208,6 @@ async def test_hello_carries_the_secret(s: Service) -> None:
     assert "ssss" not in repr(s.front_end._settings)
 
 
-async def test_stop_completes_running_streams(tmp_path: Path) -> None:
-    async with service(tmp_path) as s:
-        call, submit = await s.start_stream()
-        s.front_end.stop()
-        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-
-
-@served(grace_seconds=0.1)
-async def test_streams_that_outlive_the_grace_period_are_unavailable_and_freed(s: Service) -> None:
-    call, submit = await s.start_stream()
-    await s.core.output(submit.stream, spell(b"ab"))
-    s.front_end.stop()
-    assert (await s.core.expect("cancel")).stream == submit.stream
-    assert (await call.read()).delta.text == "ab"
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "grace period of 0.1 s" in error.details()
-
-
 async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path) -> None:
     async with service(tmp_path) as s:
         call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))

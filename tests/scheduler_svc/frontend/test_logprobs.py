@@ -48,15 +48,6 @@ async def test_logprobs_come_with_their_tokens_and_the_requested_alternatives(s:
     assert (await plain.read()).delta == pb.Delta(token_ids=spell(b"c"), text="c", logprobs=public_logprobs([-2.0], 0))
 
 
-async def test_a_delta_of_several_tokens_has_all_their_logprobs(s: Service) -> None:
-    call, submit = await s.start_stream(output=TWO_TOP)
-    values = [-float(i) for i in range(6)]
-    await s.core.output(submit.stream, spell(b"abcdef"), "LENGTH", logprobs=token_logprobs(values, 2))
-    messages = await rest(call)
-    assert messages[0][1] == pb.Delta(token_ids=spell(b"abcdef"), text="abcdef", logprobs=public_logprobs(values, 2))
-    assert [kind for kind, _ in messages] == ["delta", "finished", "summary"]
-
-
 async def test_logprobs_are_sent_at_once_even_if_ids_are_not_wanted(s: Service) -> None:
     output = pb.OutputParams(logprobs=1, want_token_ids=False)
     call, submit = await s.start_stream(output=output)
@@ -153,15 +144,6 @@ async def test_prompt_logprobs_are_sent_without_logprobs_of_the_output(s: Servic
     await s.core.send(step_output=output)
     assert (await call.read()).prompt_info == pb.PromptInfo(start=1, logprobs=public_logprobs([-1.0, -2.0], 0))
     assert (await call.read()).delta == pb.Delta(token_ids=[65], text="A")
-
-
-async def test_a_prompt_of_one_token_has_no_logprobs(s: Service) -> None:
-    call, submit = await s.start_stream(
-        token_ids=pb.TokenIds(ids=[65]), output=pb.OutputParams(logprobs=0, prompt_logprobs_start=0)
-    )
-    assert submit.prompt_logprobs_from == 0
-    await s.core.output(submit.stream, [66], "LENGTH", logprobs=token_logprobs([-1.0], 0))
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
 
 async def test_an_end_before_the_last_prompt_logprob_releases_waiting_deltas(s: Service) -> None:

@@ -190,7 +190,8 @@ async def test_the_end_of_the_grace_period_frees_the_samples_that_run(s: Service
     call, submit = await s.start_stream(sampling=THREE)
     await s.core.output(submit.stream, spell(b"a"), "LENGTH")
     s.front_end.stop()
-    assert (await failure(call)).code() is grpc.StatusCode.UNAVAILABLE
+    code, words = await refusal(call)
+    assert code is grpc.StatusCode.UNAVAILABLE and "grace period of 0.05 s" in words
     assert [(await s.core.expect("cancel")).stream for _ in range(2)] == [submit.stream + 1, submit.stream + 2]
 
 

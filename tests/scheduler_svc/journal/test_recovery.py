@@ -355,7 +355,7 @@ def test_an_error_of_the_core_leaves_the_journal_as_it_was(lives: Lives) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
-    Deaths(seed, operations=400).run()
+    Deaths(seed, operations=200).run()
 
 
 @pytest.mark.long

@@ -191,12 +191,3 @@ async def test_lines_can_be_turned_off_or_have_the_address(
         assert found == []
     else:
         assert len(found) == 2 and all(line["address"].startswith("ipv4:127.0.0.1:") for line in found)
-
-
-async def test_a_malformed_traceparent_changes_nothing(s: Service, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    call = s.generate(metadata=(("traceparent", "00-forged-x-01"),))
-    submit = await s.core.admit()
-    assert submit.traceparent == ""
-    await s.core.output(submit.stream, [65], "EOS")
-    await rest(call)
-    assert "trace_id" not in await one_more(lines)

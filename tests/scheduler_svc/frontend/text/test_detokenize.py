@@ -23,18 +23,6 @@ def pieces(batches: list[list[int]], context: tuple[int, ...] = ()) -> list[str]
     return [*(detokenizer.push(batch) for batch in batches), detokenizer.finish()]
 
 
-def test_a_character_in_two_tokens_is_returned_with_its_last_byte():
-    assert pieces([[ord("a")], [0xC3], [0xA9], [ord("b")]]) == ["a", "", "é", "b", ""]
-
-
-def test_a_character_in_four_tokens_is_returned_with_its_last_byte():
-    assert pieces([[byte] for byte in "😀".encode()]) == ["", "", "", "😀", ""]
-
-
-def test_complete_characters_of_a_token_do_not_wait_for_the_incomplete_one():
-    assert pieces([[ord("a"), 0xE2], [0x82], [0xAC]]) == ["a", "", "€", ""]
-
-
 def test_an_incomplete_character_at_the_end_is_returned_as_a_replacement_character():
     assert pieces([[ord("a")], [0xE2], [0x82]]) == ["a", "", "", "\ufffd"]
 
