@@ -25,7 +25,7 @@ ANSWER = f"<think>\nFirst, é.\n</think>\n\nHello\n{CALL}\n{CALL}"
 
 
 def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
-    """A chat whose answer begins with reasoning."""
+    """A chat with an answer that begins with reasoning."""
     fields.setdefault("template_args_json", '{"enable_thinking": true}')
     return chat_pb2.Chat(messages=messages or [user("hi")], **fields)
 

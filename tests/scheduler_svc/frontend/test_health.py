@@ -258,7 +258,7 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
         ("loading_model", 1000.0, True),
         ("", 1000.0, False),
         ("worker_lost", 1003.5, False),
-        # The first time counts, whatever the reasons are.
+        # The first time counts, for all reasons.
         ("weights_refused", 1002.5, False),
         ("", 1002.5, False),
         ("crash_loop", 1007.0, True),

@@ -104,7 +104,7 @@ async def test_refusals_and_failures_are_counted_by_code(s: Service) -> None:
         {"invalid_argument": 1, "already_exists": 1, "resource_exhausted": 1},
         {"internal": 1, "cancelled": 1},
     )
-    # Other methods are no admissions.
+    # Other methods are not admissions.
     with pytest.raises(grpc.aio.AioRpcError):
         await s.inference.Tokenize(pb.TokenizeRequest(model="other"))
     assert sum(refused_and_failed(s)[0].values()) == 3

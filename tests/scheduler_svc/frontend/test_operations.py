@@ -232,7 +232,7 @@ async def test_a_caller_who_reads_nothing_is_given_up(s: Service, kind: Kind) ->
 
 
 async def test_both_are_watched_at_once_beside_other_queries(s: Service) -> None:
-    """Every query has a number of its own, whatever it asks for."""
+    """Every query has a number of its own, for either method."""
     calls, queries = dict[str, Any](), dict[str, int]()
     for name, kind in KINDS.items():
         calls[name] = kind.call(s)

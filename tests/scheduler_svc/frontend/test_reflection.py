@@ -1,4 +1,4 @@
-"""gRPC reflection: what it tells, under which names, and that its calls have the entrance and bounds of all calls."""
+"""gRPC reflection: its answers, its names, and that its calls have the entrance and bounds of all calls."""
 
 from pathlib import Path
 from types import SimpleNamespace

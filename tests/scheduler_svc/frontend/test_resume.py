@@ -35,7 +35,7 @@ async def accepted_stream(s: Service, **fields: Any) -> tuple[Any, frontend_pb2.
 
 
 async def detached(s: Service, **fields: Any) -> tuple[frontend_pb2.Submit, pb.Accepted]:
-    """A stream whose caller has left after Accepted."""
+    """A stream that its caller has left after Accepted."""
     call, submit, accepted = await accepted_stream(s, **fields)
     call.cancel()
     assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=submit.stream, detach=True)

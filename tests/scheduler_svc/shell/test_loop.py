@@ -159,7 +159,7 @@ class Bench:
         return worker
 
     def greeted(self, name: str = "f-1") -> tuple[Peer, frontend_pb2.ModelState]:
-        """A front end that has been told the model by the loop, which runs."""
+        """A front end that has got the model from the loop, which runs."""
         frontend = self.frontend(name)
         frontend.send(HELLO)
         return frontend, frontend.next_of_frontend().model_state
@@ -452,7 +452,7 @@ def test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end(
     for unknown in bench.peers[1:]:
         unknown.socket.close(0)
     frontend.send(submit(7))
-    # The request is rejected because there is no worker; only a known front end gets that answer.
+    # The request is rejected for want of a worker; only a known front end gets that answer.
     assert frontend.next_of_frontend().rejected.stream == 7
     assert list(bench.core.frontends) == ["f-77-0a"]
     assert bench.child.killed == []

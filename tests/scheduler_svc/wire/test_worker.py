@@ -329,7 +329,7 @@ def test_model_info_contains_the_limits_of_one_request() -> None:
 
 
 def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
-    """What a front end is told where the first proven worker joined with `join` and the core serves `served`."""
+    """What a front end gets where the first proven worker joined with `join` and the core serves `served`."""
     card = ServedModel(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
     card.joined("w", join, {"w"})
     card.proven("w")

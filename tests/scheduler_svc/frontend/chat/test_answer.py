@@ -18,7 +18,7 @@ from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.served import spec_of
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, Call, Family, hermes
 
-# Text that is no mark, and none of what marks are made of; with letters of two to four bytes.
+# Text without marks and without their characters; with letters of two to four bytes.
 WORDS = st.text(st.sampled_from("ab z.,\n'é€😀"), max_size=12)
 VALUES = st.one_of(
     st.integers(-(10**6), 10**6),
@@ -35,7 +35,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), ARGUM
 
 @functools.cache
 def hostile(family: Family) -> st.SearchStrategy[list[Call]]:
-    """Calls whose strings have the family's own marks, quotation marks, escapes and control characters."""
+    """Calls; their strings have the family's own marks, quotation marks, escapes and control characters."""
     signs = [
         '"',
         "\\",
@@ -100,7 +100,7 @@ def calls_of(whole: Parsed) -> list[Call]:
 
 
 def tools_of(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Tools whose arguments have the types of these calls' values."""
+    """Tools; their arguments have the types of these calls' values."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     properties: dict[str, dict[str, Any]] = {}
     for name, args in calls:
@@ -281,7 +281,7 @@ def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) 
 @settings(max_examples=20)
 @given(data=st.data())
 def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, data: st.DataObject) -> None:
-    """Marks in any order, with anything between: models that go astray, and callers who ask them to."""
+    """Marks in any order, with anything between: models that go astray, and callers that want it."""
     family = FAMILIES[name]
     sample = family.calls([("f", {"a": "s"})]) if family.calls is not None else ""
     sample += family.reasoning("r") if family.reasoning is not None else ""

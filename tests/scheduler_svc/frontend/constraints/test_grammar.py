@@ -151,7 +151,7 @@ def test_a_refusal_names_the_field_the_number_and_the_limit(sentence: str) -> No
     assert str(refused.value).startswith("constraint") and "\n" not in str(refused.value)
 
 
-# No value of these strings and names can be written, which llguidance finds late if nobody looks.
+# No value of these strings and names can be written, which llguidance alone finds late.
 LATE = {
     "a class": {"pattern": r"^[\x01]$"},
     "a class as it is": {"pattern": "^[\x01-\x05]+$"},

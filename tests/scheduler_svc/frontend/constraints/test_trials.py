@@ -1,4 +1,4 @@
-"""The trial process and who waits for it: hostile grammars are refused in time, tenants take turns, results stay."""
+"""The trial process and its callers: hostile grammars are refused in time, tenants take turns, results stay."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_grammars_are_judged_and_hostile_ones_killed_in_time() -> None:
-    """In CPU time of the child, whatever else the machine does."""
+    """In CPU time of the child, so other load of the machine does not count."""
     trial = process(cpu_seconds=0.1)
     try:
         assert await trial.judge('start: "a" | "b"') == Verdict()

@@ -237,7 +237,7 @@ def is_barred(s: Service, source: str) -> bool:
 async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
     s: Service, num_connections: int
 ) -> None:
-    """As fast as they can. Whoever calls from the host as others do stays connected; another host notices nothing."""
+    """As fast as they can. Ordinary callers on the host stay connected; another host notices nothing."""
     before = len(asyncio.all_tasks())
     await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
     with raw_caller(s, "127.0.0.2") as polite:

@@ -1,4 +1,4 @@
-"""The gate against a naive model: who is in and who waits after each event; no place and no wake-up is lost."""
+"""The gate against a naive model: the calls inside and waiting after each event; no place and no wake-up is lost."""
 
 import asyncio
 import itertools
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         before = [each[:2] for each in self.model.waiting]
         if leaves and self.model.inside:
             self.leave(data, 0.0)
-        # Whoever gets in in this turn of the event loop does not, either.
+        # A call that gets in in this turn of the event loop is refused, too.
         self.gate.close(closed())
         self.settle()
         with pytest.raises(Refusal):
@@ -274,7 +274,7 @@ async def test_a_gate_that_is_closed_for_a_key_or_for_a_time_lets_others_in(monk
     one.open("a")
     await one.enter("a")
     await asyncio.sleep(2.0)
-    # Those whose time is over leave room.
+    # Keys that are open again leave room.
     one.close(closed(), "c", 2.0)
     one.close(closed(), "d", 2.0)
     await one.enter("b")

@@ -101,7 +101,7 @@ async def test_a_refusal_is_held_for_a_part_of_the_time_of_its_hint(hint: float 
     refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", retry_after_seconds=hint)
     await held.hold("greedy", Context(), refusal, begun)
     assert most / 2 <= loop.time() - begun <= most
-    # The age of the call counts: what has taken long is no repetition.
+    # The age of the call counts: a call that has taken long is not a repetition.
     await refuse(held, "greedy", BURST)
     begun = loop.time()
     await held.hold("greedy", Context(), refusal, begun - most)

@@ -1,4 +1,4 @@
-"""How many messages are read at once, by whom, and the memory of a front end whose callers stall."""
+"""How many messages are read at once, for which callers, and the memory of a front end with stalled callers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ async def settle() -> None:
 
 
 class Readers:
-    """Calls that are read, and the names of those whose turn has come, in order."""
+    """Calls that are read, and the names of those that had their turn, in order."""
 
     def __init__(self, num_places: int, *, is_shared: bool = True) -> None:
         self.reading = Reading(100, num_places, 10.0, is_shared=is_shared)

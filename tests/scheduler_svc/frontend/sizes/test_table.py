@@ -1,4 +1,4 @@
-"""The limits in the protos: each field of a request has one, and what is beyond it is refused by all who check."""
+"""The limits in the protos: each field of a request has one, and every check refuses what is beyond it."""
 
 import asyncio
 import functools
@@ -93,7 +93,7 @@ def test_no_limit_is_one_of_another_type() -> None:
             assert field.enum_type is None or [each.number for each in field.enum_type.values] == [
                 *range(len(field.enum_type.values))
             ], rule.path
-            # 0 stands for an unset number, which nobody refuses.
+            # 0 stands for an unset number, which is never refused.
             assert field.has_presence or rule.is_list or (not rule.is_above and rule.least <= 0), rule.path
 
 

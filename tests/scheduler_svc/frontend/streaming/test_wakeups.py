@@ -1,4 +1,4 @@
-"""When handlers see new tokens, on an event loop whose clock stands still until nothing is ready."""
+"""When handlers see new tokens, on an event loop with a clock that stands still until nothing is ready."""
 
 import asyncio
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from scheduler_svc.frontend.streaming.stream import RequestStream
 
 
 class Call:
-    """A call whose writes wait for two futures each; `finish` ends the oldest one that waits."""
+    """A call; each of its writes waits for two futures. `finish` ends the oldest one that waits."""
 
     def __init__(self) -> None:
         self.written: list[str] = []

@@ -1,4 +1,4 @@
-"""Pieces of text and bytes: joined they are the text, whatever the decoder; a token's bytes are its own."""
+"""Pieces of text and bytes: joined they are the text with every decoder; a token's bytes are its own."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""When the flight recorder writes a file, who may read it, how many there are, and that it harms nothing."""
+"""When the flight recorder writes a file, its permissions, how many there are, and that it harms nothing."""
 
 import logging
 import os
