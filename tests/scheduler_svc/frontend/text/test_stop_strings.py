@@ -1,6 +1,6 @@
 """Stop strings, compared with an oracle that searches the whole text."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.output import StopFinder
@@ -49,10 +49,12 @@ letters = st.text(alphabet="ab", max_size=4)
 
 @given(
     st.lists(letters, max_size=8),
-    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=6), min_size=1, max_size=4),
     st.booleans(),
     st.integers(0, 3),
 )
+# After `aaa`, `b` ends a string: it is found through two shorter ends, `aa` and `a`.
+@example(["aaab"], ["aaabb", "ab"], False, 0)
 def test_the_finder_finds_the_same_stops_as_the_oracle(
     parts: list[str], stops: list[str], include_stop: bool, num_unarmed: int
 ):
