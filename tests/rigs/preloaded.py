@@ -24,11 +24,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 _SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_worker"
 # Each kind of process that forks: its programs, and what they import, at once and later.
@@ -66,6 +67,8 @@ _MAX_ORDER_BYTES, _MAX_DESCRIPTORS = 128 << 10, 64
 # Room for the arguments that the system shows.
 _ROOM = "-" * (16 << 10)
 _FIRST_UNUSED = 100
+# A test may replace it.
+_PYTHON = sys.executable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,26 @@ class Server:
                 return int(self._control.recv(32))
             finally:
                 _adopt(False)
+
+
+@contextmanager
+def forking(server: Server, program: str) -> Iterator[None]:
+    """Has `subprocess` fork a program wherever it would start it with this Python."""
+
+    def execute(popen: subprocess.Popen, *arguments: Any) -> None:
+        given = dict(_given(popen, arguments))
+        words = [word for word in given["args"] if word != "-P"]
+        if words[:3] != [_PYTHON, "-m", program]:
+            return _EXECUTE(popen, *arguments)
+        try:
+            popen.pid = server.fork(*_order(given | {"args": words}))
+        finally:
+            _close(popen, given)
+        popen._child_created = True
+        return None
+
+    with patch.object(subprocess.Popen, "_execute_child", execute):
+        yield
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:

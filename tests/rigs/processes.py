@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +58,11 @@ def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | No
     """What forks a program of these arguments, None if it is to be started."""
     kind = kind_of(arguments) if sys.platform == "linux" else None
     return server if kind and (server := _server(kind)).can_fork(environment) else None
+
+
+def forking(program: str) -> AbstractContextManager[None]:
+    """Has `subprocess` fork a program without torch instead of starting it."""
+    return preloaded.forking(_server("without torch"), program) if sys.platform == "linux" else nullcontext()
 
 
 class Child:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,13 +17,14 @@ from scheduler_svc.shell.links import RouterLink
 from tandem_contract.files import SOCKETS
 from tandem_contract.settings import SettingError
 from tandem_contract.version import version
+from tests.rigs.processes import SchedulerProcess, forking
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def test_warnings_about_variables_are_lines_of_the_log(tmp_path: Path) -> None:
     # What a front end finds wrong ends the start after the log has begun.
-    done = run(tmp_path, "--response-template", str(tmp_path / "none"), env={**os.environ, "TANDEM_MAX_WAITING": "5"})
-    [line] = [line for line in done.stderr.splitlines() if "TANDEM_MAX_WAITING" in line]
+    lines = said(tmp_path, "--response-template", str(tmp_path / "none"), environment={"TANDEM_MAX_WAITING": "5"})
+    [line] = [line for line in lines if "TANDEM_MAX_WAITING" in line]
     assert line.endswith(
         " core WARNING ignored TANDEM_MAX_WAITING: variables of this program begin with TANDEM_SCHEDULER_"
     )
@@ -67,11 +67,18 @@ def test_the_runtime_folder_is_private_and_held_by_one_scheduler(tmp_path: Path)
         RuntimeDir(tmp_path / "file" / "run")
 
 
-def run(tmp_path: Path, *flags: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def started(tmp_path: Path, *flags: str, environment: dict[str, str] | None = None) -> SchedulerProcess:
     # The default port may be that of a service that runs; later flags replace these.
     own = ["--runtime-dir", str(tmp_path / "run"), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "scheduler_svc", *own, *flags]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS, check=False, **options)
+    return SchedulerProcess("scheduler", ["scheduler_svc", *own, *flags], environment=environment)
+
+
+def said(tmp_path: Path, *flags: str, environment: dict[str, str] | None = None) -> list[str]:
+    """The lines of a start that cannot succeed."""
+    scheduler = started(tmp_path, *flags, environment=environment)
+    assert scheduler.wait() == 2, scheduler.output()
+    scheduler.join_output()
+    return scheduler.lines
 
 
 def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -113,9 +120,7 @@ def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path
             (["--steps", str(tmp_path / "no" / "steps")], "No such file or directory"),
         ]
         for flags, cause in refused:
-            done = run(tmp_path, *flags)
-            assert done.returncode == 2, done.stderr
-            [line] = done.stderr.splitlines()
+            [line] = said(tmp_path, *flags)
             assert line.startswith("scheduler_svc: ")
             assert cause in line
     assert not list(tmp_path.glob("steps*"))
@@ -159,11 +164,9 @@ NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 
 
 def test_a_runtime_folder_that_is_not_utf8_is_refused_with_its_name(tmp_path: Path) -> None:
-    done = run(tmp_path, "--runtime-dir", str(tmp_path / NOT_UTF8), errors="surrogateescape")
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"scheduler_svc: runtime_dir {tmp_path}/\\udcff\\udcfe is not UTF-8, and addresses of sockets must be\n"
-    )
+    assert said(tmp_path, "--runtime-dir", str(tmp_path / NOT_UTF8)) == [
+        f"scheduler_svc: runtime_dir {tmp_path}/\\udcff\\udcfe is not UTF-8, and addresses of sockets must be"
+    ]
 
 
 def test_an_endpoint_that_cannot_be_encoded_leaves_no_socket_open(tmp_path: Path) -> None:
@@ -185,20 +188,16 @@ def test_other_paths_that_are_not_utf8_work(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(mode=0o700)
     path = {name: str(tmp_path / name / NOT_UTF8) for name in ("journal", "record", "steps", "flight")}
     flags = [f"--{name.replace('flight', 'flight-dir')}={where}" for name, where in path.items()]
-    own = ["--runtime-dir", str(tmp_path / "run"), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "scheduler_svc", *own, *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="surrogateescape") as service:
-        assert service.stderr is not None
-        while "frontend listening on" not in (line := service.stderr.readline()):
-            assert line, "it ended"
-        service.terminate()
-        assert service.wait(TIMEOUT_SECONDS) == 0
+    scheduler = started(tmp_path, *flags)
+    assert scheduler.address
+    assert scheduler.terminate() == 0
     assert all(os.path.exists(each) for name, each in path.items())
     assert os.path.exists(f"{path['journal']}/journal")
 
 
-def test_version_prints_the_version_of_the_distribution(tmp_path: Path) -> None:
-    done = run(tmp_path, "--version", stdout=subprocess.PIPE)
+def test_version_prints_the_version_of_the_distribution() -> None:
+    with forking("scheduler_svc"):
+        done = subprocess.run([sys.executable, "-m", "scheduler_svc", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
 
 

@@ -1,29 +1,37 @@
-"""Runs a scenario against a front end in this process with a fake core."""
+"""Runs coroutine tests: in the event loop of their front end, which is in this process with a fake core, or in one of
+their own.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scheduler_svc.frontend.rpc import gate
 from tests.scheduler_svc.frontend.fake_core import Service, service
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Keywords are settings of the front end. `state` is the core's model. With `ready=False` it sends nothing.
+def s(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The front end with the settings of `served`."""
+    patches, settings = getattr(request.function, "served", ((), {}))
+    for patch in patches:
+        monkeypatch.setattr(*patch)
+    running = service(tmp_path, **settings)
+    with asyncio.Runner() as runner:
+        made = runner.run(running.__aenter__())
+        made.runner = runner
+        yield made
+        runner.run(running.__aexit__(None, None, None))
 
-    No refusal is held, because tests are refused more often than callers that make a mistake.
-    """
-    monkeypatch.setattr(gate, "MAX_HOLD_SECONDS", 0.0)
 
-    def runner(scenario: Callable[[Service], Awaitable[None]], **changes: Any) -> None:
-        async def main() -> None:
-            async with service(tmp_path, **changes) as under_test:
-                await scenario(under_test)
-
-        asyncio.run(main())
-
-    return runner
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with nullcontext(given["s"].runner) if "s" in given else asyncio.Runner() as runner:
+        runner.run(pyfuncitem.obj(**given))
+    return True

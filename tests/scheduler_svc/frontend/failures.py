@@ -18,6 +18,12 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """The status and the words of a call that fails."""
+    error = await failure(call)
+    return error.code(), str(error.details())
+
+
 def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Any]:
     """The google.rpc details of this kind."""
     status = rpc_status.from_call(error)

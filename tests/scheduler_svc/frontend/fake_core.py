@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
+from scheduler_svc.frontend.rpc import gate
 from scheduler_svc.frontend.server import FrontEnd
 from scheduler_svc.processes.frontends import FrontEndSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -22,6 +24,7 @@ from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte
 
 WAIT_SECONDS = TIMEOUT_SECONDS
 CACHE_ROOT = bytes(range(32))
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def model_state(**changes: Any) -> frontend_pb2.ModelState:
@@ -189,16 +192,19 @@ class Service:
     def __init__(self, core: FakeCore, address: str, front_end: FrontEnd | None) -> None:
         self.core = core
         self.address = address
-        self.front_end = front_end
+        # None if it is of another process.
+        self.front_end: Any = front_end
+        # The event loop of both, of a test that is a coroutine.
+        self.runner: Any = None
         # A fixed window of 64 KiB, so that tests can make writes block.
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
 
-    def generate(self, *, timeout: float | None = WAIT_SECONDS, **fields: Any) -> Any:
-        if "text" not in fields and "token_ids" not in fields:
+    def generate(self, *, timeout: float | None = WAIT_SECONDS, metadata: Any = None, **fields: Any) -> Any:
+        if not fields.keys() & {"text", "token_ids", "chat"}:
             fields["text"] = "the"
-        return self.inference.Generate(inference_pb2.GenerateRequest(**fields), timeout=timeout)
+        return self.inference.Generate(inference_pb2.GenerateRequest(**fields), metadata=metadata, timeout=timeout)
 
     async def start_stream(self, **fields: Any) -> tuple[Any, frontend_pb2.Submit]:
         """A stream that the core has admitted, after its Accepted has been read and its write has ended."""
@@ -206,7 +212,6 @@ class Service:
         submit = await self.core.admit()
         first = await call.read()
         assert first.WhichOneof("event") == "accepted", first
-        # A front end of another process is not seen.
         if self.front_end is not None:
             stream = self.front_end._streams._samples[submit.stream].stream
             while stream.blocked_since:
@@ -214,9 +219,22 @@ class Service:
         return call, submit
 
 
+def served(*patches: tuple[Any, str, Any], **settings: Any) -> Callable[[Test], Test]:
+    """Gives the fixture `s` of a test these settings of `service`, and modules these attributes before it starts."""
+
+    def mark(test: Test) -> Test:
+        test.served = patches, settings  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
 @asynccontextmanager
 async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **changes: Any) -> Any:
-    """A running front end. With `ready`, its core has answered Hello and serves the toy model."""
+    """A running front end. With `ready`, its core has answered Hello and serves the toy model.
+
+    No refusal is held, because tests are refused more often than callers that make a mistake.
+    """
     endpoint = f"ipc://{tmp_path}/core.sock"
     core = FakeCore(endpoint)
     settings: dict[str, Any] = {
@@ -232,14 +250,15 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
     front_end = FrontEnd(FrontEndSettings(**{**settings, **changes}), **parts)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front_end.run(listening.set_result))
+    under_test = Service(core, await listening, front_end)
     try:
-        under_test = Service(core, await listening, front_end)
-        if ready:
-            await core.greet(state)
-            await until_ready(under_test)
-        yield under_test
-        await under_test.channel.close()
+        with patch.object(gate, "MAX_HOLD_SECONDS", 0.0):
+            if ready:
+                await core.greet(state)
+                await until_ready(under_test)
+            yield under_test
     finally:
+        await under_test.channel.close()
         front_end.stop()
         await running
         core.close()
@@ -247,7 +266,6 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
 
 async def until_ready(under_test: Service) -> None:
     """Waits for the model, which is loaded in a thread."""
-    assert under_test.front_end is not None
     async with asyncio.timeout(WAIT_SECONDS):
         while under_test.front_end._loading is None:
             await asyncio.sleep(0)

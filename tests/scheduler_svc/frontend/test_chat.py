@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,39 +12,27 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend.chat import served
 from scheduler_svc.frontend.chat.calls import call_id
 from scheduler_svc.frontend.chat.forms import read_form
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from scheduler_svc.frontend.chat.served import metadata, missing_libraries
 from tests.scheduler_svc.frontend.chat.rig import CHATML, TOKENS, TOOL, chat_state, spelled, user
-from tests.scheduler_svc.frontend.failures import failure
-from tests.scheduler_svc.frontend.fake_core import Service, rest, until
-from tests.scheduler_svc.frontend.test_resume import resumed
+from tests.scheduler_svc.frontend.failures import refusal
+from tests.scheduler_svc.frontend.fake_core import Service, rest, served, service
+from tests.scheduler_svc.frontend.test_resume import LINGER, accepted_stream, detached, resume, resumed
 
-Run = Callable[..., None]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "é"]}}\n</tool_call>'
 ANSWER = f"<think>\nFirst, é.\n</think>\n\nHello\n{CALL}\n{CALL}"
-LINGER = pb.ResumeParams(linger_seconds=60.0)
-
-
-async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
-    error = await failure(call)
-    return error.code(), str(error.details())
 
 
 def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
-    """A chat whose answer begins with reasoning."""
+    """A chat with an answer that begins with reasoning."""
     fields.setdefault("template_args_json", '{"enable_thinking": true}')
     return chat_pb2.Chat(messages=messages or [user("hi")], **fields)
 
 
-def generate(s: Service, request: chat_pb2.Chat, **fields: Any) -> Any:
-    return s.inference.Generate(pb.GenerateRequest(chat=request, **fields), timeout=TIMEOUT_SECONDS)
-
-
 async def answered(s: Service, tokens: Sequence[int], request: chat_pb2.Chat, **fields: Any) -> list[Any]:
     """The messages of a chat whose answer is `tokens`, one per step, and EOS."""
-    call = generate(s, request, **fields)
+    call = s.generate(chat=request, **fields)
     submit = await s.core.admit()
     for token in tokens[:-1]:
         await s.core.output(submit.stream, [token])
@@ -72,19 +61,17 @@ def assert_whole(messages: Sequence[tuple[str, Any]], request_id: str) -> None:
     assert [json.loads(call[2]) for call in calls.values()] == [{"a": [1, "é"]}] * 2
 
 
-def test_a_chat_becomes_a_prompt_and_its_answer_has_parts(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        tokens = [*spelled(ANSWER), TOKENS["<|im_end|>"]]
-        messages = await answered(s, tokens, chat(tools_json=[TOOL]), request_id="r")
-        assert_whole(messages, "r")
-        [ids] = [[token for kind, each in messages if kind == "delta" for token in each.token_ids]]
-        assert ids == tokens
-        usage = messages[-1][1].usage
-        # The marks count, and so do the line breaks between them.
-        assert usage.reasoning_tokens == len(spelled("<think>\nFirst, é.\n</think>"))
-        assert messages[-2][1].reason == pb.FINISH_REASON_EOS
-
-    run(scenario, state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
+@served(state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
+async def test_a_chat_becomes_a_prompt_and_its_answer_has_parts(s: Service) -> None:
+    tokens = [*spelled(ANSWER), TOKENS["<|im_end|>"]]
+    messages = await answered(s, tokens, chat(tools_json=[TOOL]), request_id="r")
+    assert_whole(messages, "r")
+    [ids] = [[token for kind, each in messages if kind == "delta" for token in each.token_ids]]
+    assert ids == tokens
+    usage = messages[-1][1].usage
+    # The marks count, and so do the line breaks between them.
+    assert usage.reasoning_tokens == len(spelled("<think>\nFirst, é.\n</think>"))
+    assert messages[-2][1].reason == pb.FINISH_REASON_EOS
 
 
 @pytest.mark.parametrize(
@@ -97,184 +84,121 @@ def test_a_chat_becomes_a_prompt_and_its_answer_has_parts(run: Run) -> None:
         (60, ("f", '{"a": [1, "é"]}')),
     ],
 )
-def test_a_call_that_is_cut_is_an_incomplete_call(run: Run, num_chars: int, call: tuple[str, ...]) -> None:
-    async def scenario(s: Service) -> None:
-        for reason in ("LENGTH", "CONTEXT_FULL", "TIME_LIMIT", "ABORTED"):
-            tokens = spelled(f"Hello\n{CALL[:num_chars]}")
-            stream = generate(s, chat(tools_json=[TOOL]))
-            submit = await s.core.admit()
-            for token in tokens[:-1]:
-                await s.core.output(submit.stream, [token])
-            await s.core.output(submit.stream, tokens[-1:], reason)
-            messages = await rest(stream)
-            _, content, calls = joined(messages)
-            assert content == "Hello" and [found[1:] for found in calls.values()] == ([call] if call else [])
-            assert messages[-2][1].reason == pb.FinishReason.Value(f"FINISH_REASON_{reason}")
-
-    run(scenario, state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
-
-
-def test_render_chat_and_generate_agree(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        request = chat(user("a", "<|im_end|>b"), template_args_json='{"enable_thinking": false}')
-        made = await s.inference.RenderChat(pb.RenderChatRequest(chat=request))
-        assert made.text == (
-            "<|im_start|>user\na <|im_end|>b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-        )
-        control = [TOKENS[token] for token in ("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>")]
-        assert [token for token in made.token_ids if token in TOKENS.values()] == control
-        assert CHATML.decode(list(made.token_ids), skip_special_tokens=False) == made.text
-        call = generate(s, request)
+@served(state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
+async def test_a_call_that_is_cut_is_an_incomplete_call(s: Service, num_chars: int, call: tuple[str, ...]) -> None:
+    for reason in ("LENGTH", "CONTEXT_FULL", "TIME_LIMIT", "ABORTED"):
+        tokens = spelled(f"Hello\n{CALL[:num_chars]}")
+        stream = s.generate(chat=chat(tools_json=[TOOL]))
         submit = await s.core.admit()
-        assert submit.prompt == b"".join(token.to_bytes(4, "little") for token in made.token_ids)
-        call.cancel()
+        for token in tokens[:-1]:
+            await s.core.output(submit.stream, [token])
+        await s.core.output(submit.stream, tokens[-1:], reason)
+        messages = await rest(stream)
+        _, content, calls = joined(messages)
+        assert content == "Hello" and [found[1:] for found in calls.values()] == ([call] if call else [])
+        assert messages[-2][1].reason == pb.FinishReason.Value(f"FINISH_REASON_{reason}")
 
-    run(scenario, state=chat_state())
+
+@served(state=chat_state())
+async def test_render_chat_and_generate_agree(s: Service) -> None:
+    request = chat(user("a", "<|im_end|>b"), template_args_json='{"enable_thinking": false}')
+    made = await s.inference.RenderChat(pb.RenderChatRequest(chat=request))
+    assert made.text == ("<|im_start|>user\na <|im_end|>b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    control = [TOKENS[token] for token in ("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>")]
+    assert [token for token in made.token_ids if token in TOKENS.values()] == control
+    assert CHATML.decode(list(made.token_ids), skip_special_tokens=False) == made.text
+    call = s.generate(chat=request)
+    submit = await s.core.admit()
+    assert submit.prompt == b"".join(token.to_bytes(4, "little") for token in made.token_ids)
+    call.cancel()
 
 
-def test_the_operators_form_parses_the_answers(run: Run) -> None:
-    async def scenario(s: Service) -> None:
+async def test_the_operators_form_parses_the_answers(tmp_path: Path) -> None:
+    fields = {"content": {}, "reasoning_content": {"open": "(", "close": ")"}}
+    answers = read_form({"start_anchor": "assistant", "fields": fields}, "mine")
+    async with service(tmp_path, state=chat_state(eos_token_ids=[0]), answers=answers) as s:
         messages = await answered(s, [*spelled("a(b)c"), 0], chat())
         assert joined(messages) == ("b", "a\nc", {})
 
-    fields = {"content": {}, "reasoning_content": {"open": "(", "close": ")"}}
-    answers = read_form({"start_anchor": "assistant", "fields": fields}, "mine")
-    run(scenario, state=chat_state(eos_token_ids=[0]), answers=answers)
-
-
-@pytest.mark.parametrize("tool_choice", [None, chat_pb2.ToolChoice(mode=chat_pb2.TOOL_CHOICE_MODE_NONE)])
-def test_without_tools_calls_stay_in_the_content(run: Run, tool_choice: Any) -> None:
-    async def scenario(s: Service) -> None:
-        tools = [TOOL] if tool_choice else []
-        messages = await answered(s, [*spelled(f"Hi {CALL}"), 0], chat(tools_json=tools, tool_choice=tool_choice))
-        assert joined(messages) == ("", f"Hi {CALL}", {})
-
-    run(scenario, state=chat_state(eos_token_ids=[0]))
-
-
-def test_an_unparsed_answer_is_text_with_its_marks(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        messages = await answered(s, [*spelled(ANSWER), 0], chat(tools_json=[TOOL], unparsed=True))
-        assert joined(messages) == ("", ANSWER, {})
-        assert messages[-1][1].usage.reasoning_tokens == 0
-
-    run(scenario, state=chat_state(eos_token_ids=[0]))
-
-
-@pytest.mark.parametrize("skips", [True, False])
-def test_special_tokens_in_the_content_are_left_out_if_wanted(run: Run, skips: bool) -> None:
-    async def scenario(s: Service) -> None:
-        tokens = [*spelled("a<|im_start|>b<tool_call>"), 0]
-        output = pb.OutputParams(skip_special_tokens=skips)
-        messages = await answered(s, tokens, chat(tools_json=[TOOL]), output=output)
-        # The mark of calls is not special.
-        assert joined(messages)[1] == ("ab<tool_call>" if skips else "a<|im_start|>b<tool_call>")
-
-    run(scenario, state=chat_state(eos_token_ids=[0]))
-
 
 STOPPED = f"<think>\nOne.\n\nTwo.\n</think>\n\nHello\n{CALL}\n\nmore\n\nlost"
+# What the model writes, the chat, the request's other fields, and reasoning, content and calls.
+WITH_TOOL, MARKED = chat(tools_json=[TOOL]), "a<|im_start|>b<tool_call>"
+NO_CALLS = chat_pb2.ToolChoice(mode=chat_pb2.TOOL_CHOICE_MODE_NONE)
+ANSWERS: dict[str, tuple[str, chat_pb2.Chat, dict[str, Any], tuple[str, str]]] = {
+    "no tools": (f"Hi {CALL}", chat(), {}, ("", f"Hi {CALL}")),
+    "no calls wanted": (f"Hi {CALL}", chat(tools_json=[TOOL], tool_choice=NO_CALLS), {}, ("", f"Hi {CALL}")),
+    "unparsed": (ANSWER, chat(tools_json=[TOOL], unparsed=True), {}, ("", ANSWER)),
+    "unparsed, stops in its reasoning": (
+        STOPPED, chat(unparsed=True), {"stop": pb.StopParams(stop_strings=["\n\n"])}, ("", "<think>\nOne."),
+    ),
+    # The mark of calls is not special.
+    "special tokens left out": (MARKED, WITH_TOOL, {"output": pb.OutputParams()}, ("", "ab<tool_call>")),
+    "special tokens kept": (MARKED, WITH_TOOL, {"output": pb.OutputParams(skip_special_tokens=False)}, ("", MARKED)),
+    "token ids alone": (ANSWER, WITH_TOOL, {"output": pb.OutputParams(want_text=False)}, ("", "")),
+}  # fmt: skip
+
+
+@served(state=chat_state(eos_token_ids=[0]))
+async def test_an_answer_without_calls(s: Service) -> None:
+    for name, (written, request, fields, parts) in ANSWERS.items():
+        messages = await answered(s, [*spelled(written), 0], request, **fields)
+        assert joined(messages) == (*parts, {}), name
+        assert "unparsed" not in name or messages[-1][1].usage.reasoning_tokens == 0
 
 
 @pytest.mark.parametrize("want_text", [True, False])
-def test_a_stop_string_ends_the_row_where_the_content_has_it(run: Run, want_text: bool) -> None:
-    async def scenario(s: Service) -> None:
-        output = pb.OutputParams(want_text=want_text)
-        call = generate(s, chat(tools_json=[TOOL]), stop=pb.StopParams(stop_strings=["\n\n"]), output=output)
-        submit = await s.core.admit()
-        await s.core.output(submit.stream, spelled(STOPPED))
-        finish = await s.core.expect("finish")
-        # The line breaks are content for certain with the letter after them.
-        assert finish.output_tokens == len(spelled(STOPPED[: STOPPED.index("ost")]))
-        await s.core.output(submit.stream, [], "EOS")
-        messages = await rest(call)
-        reasoning, content, calls = joined(messages)
-        whole = ("One.\n\nTwo.", "Hello\nmore", {0: "f"}) if want_text else ("", "", {})
-        assert (reasoning, content, {idx: name for idx, (_, name, _) in calls.items()}) == whole
-        assert messages[-2][1].stop_string == "\n\n"
-        assert messages[-1][1].usage.output_tokens == finish.output_tokens
-
-    run(scenario, state=chat_state())
+@served(state=chat_state())
+async def test_a_stop_string_ends_the_row_where_the_content_has_it(s: Service, want_text: bool) -> None:
+    output = pb.OutputParams(want_text=want_text)
+    call = s.generate(chat=chat(tools_json=[TOOL]), stop=pb.StopParams(stop_strings=["\n\n"]), output=output)
+    submit = await s.core.admit()
+    await s.core.output(submit.stream, spelled(STOPPED))
+    finish = await s.core.expect("finish")
+    # The line breaks are content for certain with the letter after them.
+    assert finish.output_tokens == len(spelled(STOPPED[: STOPPED.index("ost")]))
+    await s.core.output(submit.stream, [], "EOS")
+    messages = await rest(call)
+    reasoning, content, calls = joined(messages)
+    whole = ("One.\n\nTwo.", "Hello\nmore", {0: "f"}) if want_text else ("", "", {})
+    assert (reasoning, content, {idx: name for idx, (_, name, _) in calls.items()}) == whole
+    assert messages[-2][1].stop_string == "\n\n"
+    assert messages[-1][1].usage.output_tokens == finish.output_tokens
 
 
-def test_a_resumed_chat_ends_at_the_same_stop_string(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        stop = pb.StopParams(stop_strings=["\n\n"], include_stop=True)
-        call = generate(s, chat(tools_json=[TOOL]), stop=stop, resume=LINGER, request_id="r")
-        submit = await s.core.admit()
-        secret = (await call.read()).accepted.resume_secret
-        await until_resumable(s, submit)
-        call.cancel()
-        await s.core.expect("cancel")
-        offset = pb.SampleOffset(reasoning_chars=3, text_chars=7)
-        reply = s.inference.Resume(
-            pb.ResumeRequest(request_id="r", resume_secret=secret, offsets=[offset]), timeout=TIMEOUT_SECONDS
-        )
-        # The core had not heard of the stop string, and went on.
-        await resumed(s.core, submit.description, (spelled(STOPPED + ANSWER), "LENGTH"))
-        messages = await rest(reply)
-        assert joined(messages)[:2] == (".\n\nTwo.", "ore\n\n")
-        assert messages[-2][1].reason == pb.FINISH_REASON_STOP_STRING
-
-    run(scenario, state=chat_state())
-
-
-def test_an_unparsed_answer_ends_at_a_stop_string_in_its_reasoning(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        stop = pb.StopParams(stop_strings=["\n\n"])
-        messages = await answered(s, [*spelled(STOPPED), 0], chat(unparsed=True), stop=stop)
-        assert joined(messages)[1] == "<think>\nOne."
-
-    run(scenario, state=chat_state(eos_token_ids=[0]))
-
-
-def test_token_ids_alone_have_no_parts(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        tokens = [*spelled(ANSWER), 0]
-        messages = await answered(s, tokens, chat(tools_json=[TOOL]), output=pb.OutputParams(want_text=False))
-        assert joined(messages) == ("", "", {})
-
-    run(scenario, state=chat_state(eos_token_ids=[0]))
+@served(state=chat_state())
+async def test_a_resumed_chat_ends_at_the_same_stop_string(s: Service) -> None:
+    stop = pb.StopParams(stop_strings=["\n\n"], include_stop=True)
+    submit, accepted = await detached(s, chat=chat(tools_json=[TOOL]), stop=stop)
+    reply = resume(s, accepted, offsets=[pb.SampleOffset(reasoning_chars=3, text_chars=7)])
+    # The core had not heard of the stop string, and went on.
+    await resumed(s.core, submit.description, (spelled(STOPPED + ANSWER), "LENGTH"))
+    messages = await rest(reply)
+    assert joined(messages)[:2] == (".\n\nTwo.", "ore\n\n")
+    assert messages[-2][1].reason == pb.FINISH_REASON_STOP_STRING
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 9, 30, 75, 110])
-def test_a_chat_is_resumed_by_another_front_end_from_any_place(run: Run, num_before: int) -> None:
+@served(state=chat_state())
+async def test_a_chat_is_resumed_by_another_front_end_from_any_place(s: Service, num_before: int) -> None:
     """The caller has what the first tokens made, and gets the rest, also if it asks for less."""
-
-    async def scenario(s: Service) -> None:
-        tokens = spelled(ANSWER)
-        call = generate(s, chat(tools_json=[TOOL]), resume=LINGER, request_id="r")
-        submit = await s.core.admit()
-        accepted = (await call.read()).accepted
-        await until_resumable(s, submit)
-        description = frontend_pb2.StreamDescription.FromString(submit.description)
-        assert len(submit.description) < 2000 and description.chat.prefix == ""
-        received: list[Any] = []
-        if num_before:
-            await s.core.output(submit.stream, tokens[:num_before])
-            while sum(len(message.token_ids) for _, message in received) < num_before:
-                received.append(("delta", (await call.read()).delta))
-        call.cancel()
-        assert (await s.core.expect("cancel")).detach
-        offset = offset_of(received)
-        reply = s.inference.Resume(
-            pb.ResumeRequest(request_id="r", resume_secret=accepted.resume_secret, offsets=[offset]),
-            timeout=TIMEOUT_SECONDS,
-        )
-        await resumed(s.core, submit.description, (tokens, "LENGTH"))
-        [(kind, _), *more] = await rest(reply)
-        assert kind == "accepted"
-        assert_whole([*received, *more], "r")
-        assert more[-1][1].usage.reasoning_tokens == len(spelled("<think>\nFirst, é.\n</think>"))
-
-    run(scenario, state=chat_state())
-
-
-async def until_resumable(s: Service, submit: frontend_pb2.Submit) -> None:
-    """The write of Accepted may end after the caller has it."""
-    assert s.front_end is not None
-    stream = s.front_end._streams._samples[submit.stream].stream
-    await until(lambda: stream.is_resumable)
+    tokens = spelled(ANSWER)
+    call, submit, accepted = await accepted_stream(s, chat=chat(tools_json=[TOOL]), request_id="r")
+    description = frontend_pb2.StreamDescription.FromString(submit.description)
+    assert len(submit.description) < 2000 and description.chat.prefix == ""
+    received: list[Any] = []
+    if num_before:
+        await s.core.output(submit.stream, tokens[:num_before])
+        while sum(len(message.token_ids) for _, message in received) < num_before:
+            received.append(("delta", (await call.read()).delta))
+    call.cancel()
+    assert (await s.core.expect("cancel")).detach
+    reply = resume(s, accepted, offsets=[offset_of(received)])
+    await resumed(s.core, submit.description, (tokens, "LENGTH"))
+    [(kind, _), *more] = await rest(reply)
+    assert kind == "accepted"
+    assert_whole([*received, *more], "r")
+    assert more[-1][1].usage.reasoning_tokens == len(spelled("<think>\nFirst, é.\n</think>"))
 
 
 def offset_of(received: Sequence[tuple[str, Any]]) -> pb.SampleOffset:
@@ -289,42 +213,32 @@ def offset_of(received: Sequence[tuple[str, Any]]) -> pb.SampleOffset:
 
 
 @pytest.mark.parametrize("field", ["text_chars", "reasoning_chars", "tool_calls", "tool_argument_chars"])
-def test_offsets_beyond_the_answer_are_refused_by_name(run: Run, field: str) -> None:
-    async def scenario(s: Service) -> None:
-        call = generate(s, chat(tools_json=[TOOL]), resume=LINGER, request_id="r")
-        submit = await s.core.admit()
-        secret = (await call.read()).accepted.resume_secret
-        await until_resumable(s, submit)
-        call.cancel()
-        await s.core.expect("cancel")
-        request = pb.ResumeRequest(request_id="r", resume_secret=secret, offsets=[pb.SampleOffset(**{field: 1000})])
-        reply = s.inference.Resume(request, timeout=TIMEOUT_SECONDS)
-        await resumed(s.core, submit.description, (spelled(ANSWER), "LENGTH"))
-        code, message = await refusal(reply)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert message.startswith(f"offsets[0].{field} is 1000; the limit is ")
-
-    run(scenario, state=chat_state())
+@served(state=chat_state())
+async def test_offsets_beyond_the_answer_are_refused_by_name(s: Service, field: str) -> None:
+    submit, accepted = await detached(s, chat=chat(tools_json=[TOOL]))
+    reply = resume(s, accepted, offsets=[pb.SampleOffset(**{field: 1000})])
+    await resumed(s.core, submit.description, (spelled(ANSWER), "LENGTH"))
+    code, message = await refusal(reply)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message.startswith(f"offsets[0].{field} is 1000; the limit is ")
 
 
-def test_what_would_be_too_large_to_keep_cannot_linger(run: Run) -> None:
-    async def scenario(s: Service) -> None:
+async def test_what_would_be_too_large_to_keep_cannot_linger(tmp_path: Path) -> None:
+    own = {"fields": {"content": {}}, "start_anchor": "x" * 33_000}
+    async with service(
+        tmp_path, state=chat_state(files=worker_pb2.ChatFiles(response_template_json=json.dumps(own)))
+    ) as s:
         stop = pb.StopParams(stop_strings=[f"{idx:x}" * 240 for idx in range(16)])
-        code, message = await refusal(generate(s, chat(), resume=LINGER, stop=stop))
+        code, message = await refusal(s.generate(chat=chat(), resume=LINGER, stop=stop))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "resume.linger_seconds is set" in message and "the limit is 32768" in message
 
-    own = {"fields": {"content": {}}, "start_anchor": "x" * 33_000}
-    run(scenario, state=chat_state(files=worker_pb2.ChatFiles(response_template_json=json.dumps(own))))
 
-
-def test_the_model_info_says_what_is_parsed(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        assert (info.chat_refusal, list(info.chat_parts)) == ("", ["reasoning", "tool_calls"])
-        assert (info.limits.max_chat_messages, info.limits.max_chat_tools) == (1024, 128)
-
-    run(scenario, state=chat_state())
+@served(state=chat_state())
+async def test_the_model_info_says_what_is_parsed(s: Service) -> None:
+    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    assert (info.chat_refusal, list(info.chat_parts)) == ("", ["reasoning", "tool_calls"])
+    assert (info.limits.max_chat_messages, info.limits.max_chat_tools) == (1024, 128)
 
 
 @pytest.mark.parametrize(
@@ -335,19 +249,16 @@ def test_the_model_info_says_what_is_parsed(run: Run) -> None:
         (chat_state(template="{% if %}"), "the served model's chat files cannot be used: "),
     ],
 )
-def test_a_model_that_cannot_chat_says_why(run: Run, state: frontend_pb2.ModelState, why: str) -> None:
+async def test_a_model_that_cannot_chat_says_why(tmp_path: Path, state: frontend_pb2.ModelState, why: str) -> None:
     if "tokenizer" in why:
         state.tokenizer_json = b""
-
-    async def scenario(s: Service) -> None:
-        code, message = await refusal(generate(s, chat()))
+    async with service(tmp_path, state=state) as s:
+        code, message = await refusal(s.generate(chat=chat()))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and message.startswith(why)
         info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
         assert info.chat_refusal == message
         with pytest.raises(grpc.aio.AioRpcError, match=why[:20]):
             await s.inference.RenderChat(pb.RenderChatRequest(chat=chat()))
-
-    run(scenario, state=state)
 
 
 @pytest.mark.parametrize(
@@ -363,44 +274,37 @@ def test_too_old_libraries_refuse_chats(monkeypatch: pytest.MonkeyPatch, version
     def version(name: str) -> str:
         if name in versions:
             return versions[name]
-        raise served.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(served.metadata, "version", version)
-    assert (why in served.missing_libraries()) if why else served.missing_libraries() == ""
-
-
-def test_a_template_error_is_the_callers(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        code, message = await refusal(generate(s, chat()))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert message == "the model's chat template refuses the chat: after user must come assistant"
-
-    run(scenario, state=chat_state("{{ raise_exception('after user must come assistant') }}"))
+    monkeypatch.setattr(metadata, "version", version)
+    assert (why in missing_libraries()) if why else missing_libraries() == ""
 
 
-def test_long_chats_are_refused_before_and_after_the_template(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        limit = 4096 * max(len(token) for token in CHATML.get_vocab())
-        code, message = await refusal(generate(s, chat(user("x" * limit), template_args_json="")))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert message == f"chat becomes {10 * limit} characters with the model's template; the limit is {limit}"
-        _, message = await refusal(generate(s, chat(user("x" * limit), user("y"), template_args_json="")))
-        assert message == f"chat has {limit + 1} characters; the limit is {limit}"
-
-    run(scenario, state=chat_state("{% for _ in range(10) %}{{ messages[0].content }}{% endfor %}"))
+@served(state=chat_state("{{ raise_exception('after user must come assistant') }}"))
+async def test_a_template_error_is_the_callers(s: Service) -> None:
+    code, message = await refusal(s.generate(chat=chat()))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message == "the model's chat template refuses the chat: after user must come assistant"
 
 
-def test_a_chat_waits_for_a_thread_and_does_not_block_the_loop(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
-        threads = s.front_end._readiness.model().tokenizer.threads.gate
-        for _ in range(2):
-            await threads.enter("")
-        call = generate(s, chat())
-        while not threads.waiting.num_taken:
-            await asyncio.sleep(0.001)
-        threads.leave("")
-        assert (await s.core.admit()).prompt
-        call.cancel()
+@served(state=chat_state("{% for _ in range(10) %}{{ messages[0].content }}{% endfor %}"))
+async def test_long_chats_are_refused_before_and_after_the_template(s: Service) -> None:
+    limit = 4096 * max(len(token) for token in CHATML.get_vocab())
+    code, message = await refusal(s.generate(chat=chat(user("x" * limit), template_args_json="")))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message == f"chat becomes {10 * limit} characters with the model's template; the limit is {limit}"
+    _, message = await refusal(s.generate(chat=chat(user("x" * limit), user("y"), template_args_json="")))
+    assert message == f"chat has {limit + 1} characters; the limit is {limit}"
 
-    run(scenario, state=chat_state())
+
+@served(state=chat_state())
+async def test_a_chat_waits_for_a_thread_and_does_not_block_the_loop(s: Service) -> None:
+    threads = s.front_end._readiness.model().tokenizer.threads.gate
+    for _ in range(2):
+        await threads.enter("")
+    call = s.generate(chat=chat())
+    while not threads.waiting.num_taken:
+        await asyncio.sleep(0.001)
+    threads.leave("")
+    assert (await s.core.admit()).prompt
+    call.cancel()

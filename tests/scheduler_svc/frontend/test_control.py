@@ -1,7 +1,7 @@
 """Tokenize, Detokenize and ControlService, with a fake core that each test controls."""
 
 import asyncio
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,73 +13,59 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend import control
 from scheduler_svc.frontend.text import tokenizer
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
-from tests.scheduler_svc.frontend.fake_core import Service, model_state
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure, refusal
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, served, service
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS, as_json, byte_level, spell, with_special_tokens
 
 EOS_ID = byte_level().token_to_id(EOS)
-Run = Callable[..., None]
 
 
-def test_detokenize_reverses_tokenize(run: Run):
-    async def scenario(s: Service) -> None:
-        text = "the é€😀 stop\0"
-        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
-        assert list(ids) == byte_level().encode(text).ids
-        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
-        request = pb.DetokenizeRequest(token_ids=[65, EOS_ID])
-        assert (await s.inference.Detokenize(request)).text == "A"
-        request.skip_special_tokens = False
-        assert (await s.inference.Detokenize(request)).text == f"A{EOS}"
-
-    run(scenario)
+async def test_detokenize_reverses_tokenize(s: Service) -> None:
+    text = "the é€😀 stop\0"
+    ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
+    assert list(ids) == byte_level().encode(text).ids
+    assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
+    request = pb.DetokenizeRequest(token_ids=[65, EOS_ID])
+    assert (await s.inference.Detokenize(request)).text == "A"
+    request.skip_special_tokens = False
+    assert (await s.inference.Detokenize(request)).text == f"A{EOS}"
 
 
 @pytest.mark.parametrize("adds", [None, True, False])
-def test_special_tokens_of_a_text_are_added_if_wanted(run: Run, adds: bool | None):
-    async def scenario(s: Service) -> None:
+async def test_special_tokens_of_a_text_are_added_if_wanted(tmp_path: Path, adds: bool | None) -> None:
+    begun = with_special_tokens(f"{BOS} $A")
+    state = model_state()
+    state.tokenizer_json = as_json(begun)
+    async with service(tmp_path, state=state) as s:
         bos = begun.token_to_id(BOS)
         for text in ("hi", f"{BOS}hi"):
             request = pb.TokenizeRequest(text=text, add_special_tokens=adds)
             ids = list((await s.inference.Tokenize(request)).token_ids)
             assert ids == [*([] if adds is False and text == "hi" else [bos]), *b"hi"]
         # Generate has the same prompt.
-        call = s.inference.Generate(pb.GenerateRequest(text="hi", add_special_tokens=adds))
+        call = s.generate(text="hi", add_special_tokens=adds)
         submit = await s.core.admit()
         expected = [*([] if adds is False else [bos]), *b"hi"]
         assert submit.prompt == b"".join(each.to_bytes(4, "little") for each in expected)
         call.cancel()
 
-    begun = with_special_tokens(f"{BOS} $A")
-    state = model_state()
-    state.tokenizer_json = as_json(begun)
-    run(scenario, state=state)
+
+@served((tokenizer, "INLINE_CHARS", 10), (tokenizer, "INLINE_TOKENS", 10))
+async def test_long_texts_are_tokenized_in_threads(s: Service) -> None:
+    text = "a" * 400
+    ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
+    assert list(ids) == spell(text.encode())
+    assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
+    assert s.front_end._readiness.model().tokenizer.threads.gate.waiting.num_taken == 0
 
 
-def test_long_texts_are_tokenized_in_threads(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        text = "a" * 400
-        ids = (await s.inference.Tokenize(pb.TokenizeRequest(text=text))).token_ids
-        assert list(ids) == spell(text.encode())
-        assert (await s.inference.Detokenize(pb.DetokenizeRequest(token_ids=ids))).text == text
-        assert s.front_end._readiness.model().tokenizer.threads.gate.waiting.num_taken == 0
-
-    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
-    monkeypatch.setattr(tokenizer, "INLINE_TOKENS", 10)
-    run(scenario)
-
-
-def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        s.front_end._readiness.model().tokenizer.threads.gate.inside.add("", tokenizer.NUM_THREADS)
-        error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert_retry_hint(error, 0.5)
-        await s.inference.Tokenize(pb.TokenizeRequest(text="a" * 10))
-
-    monkeypatch.setattr(tokenizer, "INLINE_CHARS", 10)
-    monkeypatch.setattr(tokenizer, "MAX_WAITING_TEXTS", 0)
-    run(scenario)
+@served((tokenizer, "INLINE_CHARS", 10), (tokenizer, "MAX_WAITING_TEXTS", 0))
+async def test_long_texts_above_the_limit_are_refused(s: Service) -> None:
+    s.front_end._readiness.model().tokenizer.threads.gate.inside.add("", tokenizer.NUM_THREADS)
+    error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="a" * 11)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert_retry_hint(error, 0.5)
+    await s.inference.Tokenize(pb.TokenizeRequest(text="a" * 10))
 
 
 @pytest.mark.parametrize(
@@ -92,26 +78,23 @@ def test_long_texts_above_the_limit_are_refused(run: Run, monkeypatch: pytest.Mo
         (1199, 600, 2, "which are about 1199 tokens"),
     ],
 )
-def test_a_text_that_is_much_too_long_is_refused_after_a_part_of_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch, length: int, at_once: int, num_parts: int, said: str
-):
+@served((tokenizer, "LIKELY_CHARS_PER_TOKEN", 2))
+async def test_a_text_that_is_much_too_long_is_refused_after_a_part_of_it(
+    s: Service, monkeypatch: pytest.MonkeyPatch, length: int, at_once: int, num_parts: int, said: str
+) -> None:
     """The model has 512 tokens, and a text of 2,560 characters may be that short."""
-    monkeypatch.setattr(tokenizer, "LIKELY_CHARS_PER_TOKEN", 2)
     monkeypatch.setattr(tokenizer, "SLICE_CHARS", at_once)
     counted: list[int] = []
     count = tokenizer.Tokenizer._count
     monkeypatch.setattr(tokenizer.Tokenizer, "_count", lambda own, text: counted.append(len(text)) or count(own, text))
     monkeypatch.setattr(tokenizer.Tokenizer, "_encode", lambda own, text: pytest.fail("all of it"))
-
-    async def scenario(s: Service) -> None:
-        text = "x" * length
-        for call in (s.inference.Tokenize(pb.TokenizeRequest(text=text)), s.generate(text=text)):
-            error = await failure(call)
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert error.details() == f"text has {length} characters, {said}; the limit is 512"
-        assert len(counted) == 2 * num_parts
-
-    run(scenario)
+    text = "x" * length
+    for call in (s.inference.Tokenize(pb.TokenizeRequest(text=text)), s.generate(text=text)):
+        assert await refusal(call) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"text has {length} characters, {said}; the limit is 512",
+        )
+    assert len(counted) == 2 * num_parts
 
 
 UNKNOWN = b"\xc0\x3e\x05"  # field 1000
@@ -153,236 +136,190 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_refusals_of_bad_requests_name_the_field(run: Run):
-    async def scenario(s: Service) -> None:
-        for method, request, field, code in BAD:
-            stub = s.inference if hasattr(s.inference, method) else s.control
-            error = await failure(getattr(stub, method)(request))
-            assert error.code() is code, (method, error)
-            if field:
-                (bad_request,) = details(error, error_details_pb2.BadRequest)
-                assert [violation.field for violation in bad_request.field_violations] == [field]
-        assert await s.core.is_silent()
-
-    run(scenario)
+async def test_refusals_of_bad_requests_name_the_field(s: Service) -> None:
+    for method, request, field, code in BAD:
+        stub = s.inference if hasattr(s.inference, method) else s.control
+        error = await failure(getattr(stub, method)(request))
+        assert error.code() is code, (method, error)
+        if field:
+            (bad_request,) = details(error, error_details_pb2.BadRequest)
+            assert [violation.field for violation in bad_request.field_violations] == [field]
+    assert await s.core.is_silent()
 
 
-def test_a_model_without_a_tokenizer_serves_token_ids_only(run: Run):
-    async def scenario(s: Service) -> None:
-        assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
-        for call in (
-            s.inference.Tokenize(pb.TokenizeRequest(text="a")),
-            s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
-        ):
-            assert (await failure(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
-        call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1]))
-        await s.core.output(submit.stream, [65])
-        assert (await call.read()).delta == pb.Delta(token_ids=[65])
-
-    run(scenario, state=model_state(has_tokenizer=False))
+@served(state=model_state(has_tokenizer=False))
+async def test_a_model_without_a_tokenizer_serves_token_ids_only(s: Service) -> None:
+    assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
+    for call in (
+        s.inference.Tokenize(pb.TokenizeRequest(text="a")),
+        s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
+    ):
+        assert (await failure(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1]))
+    await s.core.output(submit.stream, [65])
+    assert (await call.read()).delta == pb.Delta(token_ids=[65])
 
 
-def test_a_broken_tokenizer_counts_as_missing(run: Run):
+async def test_a_broken_tokenizer_counts_as_missing(tmp_path: Path) -> None:
     state = model_state()
     state.tokenizer_json = b"{"
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, state=state) as s:
         assert not (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).has_tokenizer
 
-    run(scenario, state=state)
+
+async def test_model_info_adds_every_default_to_the_cores_info(s: Service) -> None:
+    expected = model_state().info
+    for name in ("presence_penalty", "frequency_penalty"):
+        assert not expected.sampling_defaults.HasField(name)
+        setattr(expected.sampling_defaults, name, 0.0)
+    expected.chat_refusal = "chats need a chat template, and the served model has none"
+    expected.sampling_defaults.num_samples, expected.sampling_defaults.typical_p = 1, 1.0
+    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    # sizes/test_table.py tests them.
+    assert info.HasField("limits")
+    info.ClearField("limits")
+    assert info == expected
 
 
-def test_model_info_adds_every_default_to_the_cores_info(run: Run):
-    async def scenario(s: Service) -> None:
-        expected = model_state().info
-        for name in ("presence_penalty", "frequency_penalty"):
-            assert not expected.sampling_defaults.HasField(name)
-            setattr(expected.sampling_defaults, name, 0.0)
-        expected.chat_refusal = "chats need a chat template, and the served model has none"
-        expected.sampling_defaults.num_samples, expected.sampling_defaults.typical_p = 1, 1.0
-        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        # sizes/test_table.py tests them.
-        assert info.HasField("limits")
-        info.ClearField("limits")
-        assert info == expected
-
-    run(scenario)
+async def test_abort_answers_in_the_callers_order(s: Service) -> None:
+    reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["b", "a", "b"])))
+    abort = await s.core.expect("abort")
+    assert list(abort.request_ids) == ["b", "a"]
+    gone = control_pb2.AbortResult(request_id="b", outcome=control_pb2.ABORT_OUTCOME_ABORTED)
+    none = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+    # A reply to an unknown query changes nothing.
+    await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
+    await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[gone, none]))
+    none.detail = "no waiting or running request has the id 'a'"
+    assert list((await reply).results) == [gone, none, gone]
 
 
-def test_abort_answers_in_the_callers_order(run: Run):
-    async def scenario(s: Service) -> None:
-        reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["b", "a", "b"])))
-        abort = await s.core.expect("abort")
-        assert list(abort.request_ids) == ["b", "a"]
-        gone = control_pb2.AbortResult(request_id="b", outcome=control_pb2.ABORT_OUTCOME_ABORTED)
-        none = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
-        # A reply to an unknown query changes nothing.
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query + 1))
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[gone, none]))
-        none.detail = "no waiting or running request has the id 'a'"
-        assert list((await reply).results) == [gone, none, gone]
-
-    run(scenario)
+async def test_an_abort_names_what_was_looked_for(s: Service) -> None:
+    reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["cmpl-A"])))
+    abort = await s.core.expect("abort")
+    assert list(abort.request_ids) == ["cmpl-A"]
+    none = control_pb2.AbortResult(request_id="cmpl-A", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+    await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none]))
+    [result] = (await reply).results
+    assert result.detail == "no waiting or running request has the id 'cmpl-A' or 'A' or 'cmpl-a' or 'a'"
 
 
-def test_an_abort_names_what_was_looked_for(run: Run):
-    async def scenario(s: Service) -> None:
-        reply = asyncio.ensure_future(s.control.Abort(control_pb2.AbortRequest(request_ids=["cmpl-A"])))
-        abort = await s.core.expect("abort")
-        assert list(abort.request_ids) == ["cmpl-A"]
-        none = control_pb2.AbortResult(request_id="cmpl-A", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[none]))
-        [result] = (await reply).results
-        assert result.detail == "no waiting or running request has the id 'cmpl-A' or 'A' or 'cmpl-a' or 'a'"
-
-    run(scenario)
-
-
-def test_the_pages_of_a_list_follow_each_other(run: Run):
+async def test_the_pages_of_a_list_follow_each_other(s: Service) -> None:
     entry = control_pb2.RequestEntry(request_id="r", state=control_pb2.REQUEST_STATE_RUNNING, seconds_left=2.5)
     marks = [frontend_pb2.RequestsMark(number=number, epoch=1.5) for number in (7, 2**64 - 1)]
-
-    async def scenario(s: Service) -> None:
-        token = ""
-        for after, following in ((None, marks[0]), (marks[0], marks[1]), (marks[1], None)):
-            request = control_pb2.ListRequestsRequest(page_token=token, id_prefix="cmpl-r", states=[1, 2])
-            call = asyncio.ensure_future(s.control.ListRequests(request))
-            query = await s.core.expect("requests_query")
-            assert (query.page_size, query.id_prefix, list(query.states)) == (100, "cmpl-r", [1, 2])
-            assert (query.after if query.HasField("after") else None) == after
-            reply = frontend_pb2.RequestsReply(query=query.query, requests=[entry], next=following)
-            await s.core.send(requests_reply=reply)
-            answer = await call
-            token = answer.next_page_token
-            assert answer.requests == [
-                control_pb2.RequestEntry(abort_id="r", **{f.name: v for f, v in entry.ListFields()})
-            ]
-        assert token == ""
-        stale = asyncio.ensure_future(
-            s.control.ListRequests(control_pb2.ListRequestsRequest(page_token="A" * 22 + "=="))
-        )
+    token = ""
+    for after, following in ((None, marks[0]), (marks[0], marks[1]), (marks[1], None)):
+        request = control_pb2.ListRequestsRequest(page_token=token, id_prefix="cmpl-r", states=[1, 2])
+        call = asyncio.ensure_future(s.control.ListRequests(request))
         query = await s.core.expect("requests_query")
-        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, is_stale=True))
-        error = await failure(stale)
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        wanted = "page_token was made before the service started again; list from the beginning, without it"
-        assert error.details() == wanted
-
-    run(scenario)
-
-
-def test_the_core_is_asked_for_one_page_at_a_time(run: Run):
-    async def scenario(s: Service) -> None:
-        calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(17)]
-        first = await s.core.expect("requests_query")
-        error = await failure(s.control.ListRequests(control_pb2.ListRequestsRequest()))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == "16 ListRequests calls wait; the limit is 16"
-        assert await s.core.is_silent()
-        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=first.query))
-        for _ in calls[1:]:
-            query = await s.core.expect("requests_query")
-            await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query))
-        assert [list((await call).requests) for call in calls] == [[]] * 17
-
-    run(scenario)
+        assert (query.page_size, query.id_prefix, list(query.states)) == (100, "cmpl-r", [1, 2])
+        assert (query.after if query.HasField("after") else None) == after
+        reply = frontend_pb2.RequestsReply(query=query.query, requests=[entry], next=following)
+        await s.core.send(requests_reply=reply)
+        answer = await call
+        token = answer.next_page_token
+        assert answer.requests == [control_pb2.RequestEntry(abort_id="r", **{f.name: v for f, v in entry.ListFields()})]
+    assert token == ""
+    stale = asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest(page_token="A" * 22 + "==")))
+    query = await s.core.expect("requests_query")
+    await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, is_stale=True))
+    error = await failure(stale)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    wanted = "page_token was made before the service started again; list from the beginning, without it"
+    assert error.details() == wanted
 
 
-def test_an_aborted_stream_ends_with_ok_and_a_summary(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        await s.core.output(submit.stream, spell(b"ab"), "ABORTED")
-        assert (await call.read()).delta.text == "ab"
-        assert (await call.read()).finished == pb.Finished(reason=pb.FINISH_REASON_ABORTED, output_tokens=2)
-        assert (await call.read()).summary.usage.output_tokens == 2
-        assert await call.code() is grpc.StatusCode.OK
+async def test_the_core_is_asked_for_one_page_at_a_time(s: Service) -> None:
+    calls = [asyncio.ensure_future(s.control.ListRequests(control_pb2.ListRequestsRequest())) for _ in range(17)]
+    first = await s.core.expect("requests_query")
+    assert await refusal(s.control.ListRequests(control_pb2.ListRequestsRequest())) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "16 ListRequests calls wait; the limit is 16",
+    )
+    assert await s.core.is_silent()
+    await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=first.query))
+    for _ in calls[1:]:
+        query = await s.core.expect("requests_query")
+        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query))
+    assert [list((await call).requests) for call in calls] == [[]] * 17
 
-    run(scenario)
+
+async def test_an_aborted_stream_ends_with_ok_and_a_summary(s: Service) -> None:
+    call, submit = await s.start_stream()
+    await s.core.output(submit.stream, spell(b"ab"), "ABORTED")
+    assert (await call.read()).delta.text == "ab"
+    assert (await call.read()).finished == pb.Finished(reason=pb.FINISH_REASON_ABORTED, output_tokens=2)
+    assert (await call.read()).summary.usage.output_tokens == 2
+    assert await call.code() is grpc.StatusCode.OK
 
 
 def load_reply(query: frontend_pb2.LoadQuery, running: int) -> frontend_pb2.LoadReply:
     return frontend_pb2.LoadReply(query=query.query, load=control_pb2.GetLoadResponse(running=running))
 
 
-def test_concurrent_load_calls_share_one_query(run: Run):
-    async def scenario(s: Service) -> None:
-        calls = [s.control.GetLoad(GetLoadRequest()) for _ in range(5)]
-        query = await s.core.expect("load_query")
-        # Waits until all five have arrived. If the first caller leaves, the others still get the reply.
-        assert await s.core.is_silent()
-        calls[0].cancel()
-        await s.core.send(load_reply=load_reply(query, 7))
-        assert [(await call).running for call in calls[1:]] == [7, 7, 7, 7]
-        again: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
-        await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 8))
-        assert (await again).running == 8
-
-    run(scenario)
+async def test_concurrent_load_calls_share_one_query(s: Service) -> None:
+    calls = [s.control.GetLoad(GetLoadRequest()) for _ in range(5)]
+    query = await s.core.expect("load_query")
+    # Waits until all five have arrived. If the first caller leaves, the others still get the reply.
+    assert await s.core.is_silent()
+    calls[0].cancel()
+    await s.core.send(load_reply=load_reply(query, 7))
+    assert [(await call).running for call in calls[1:]] == [7, 7, 7, 7]
+    again: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
+    await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 8))
+    assert (await again).running == 8
 
 
-def test_load_is_answered_before_a_worker_has_joined(run: Run):
-    async def scenario(s: Service) -> None:
-        await s.core.expect("hello")
-        call: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
-        await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 0))
-        assert (await call).workers == 0
-
-    run(scenario, ready=False)
+@served(ready=False)
+async def test_load_is_answered_before_a_worker_has_joined(s: Service) -> None:
+    await s.core.expect("hello")
+    call: Any = asyncio.ensure_future(s.control.GetLoad(GetLoadRequest()))
+    await s.core.send(load_reply=load_reply(await s.core.expect("load_query"), 0))
+    assert (await call).workers == 0
 
 
-def test_flush_cache_returns_the_number_of_cached_pages(run: Run):
-    async def scenario(s: Service) -> None:
-        await s.core.expect("hello")
-        call: Any = asyncio.ensure_future(s.control.FlushCache(control_pb2.FlushCacheRequest()))
-        query = (await s.core.expect("flush_cache")).query
-        await s.core.send(flush_reply=frontend_pb2.FlushReply(query=query, pages=12))
-        assert (await call).pages == 12
-
-    run(scenario, ready=False)
+@served(ready=False)
+async def test_flush_cache_returns_the_number_of_cached_pages(s: Service) -> None:
+    await s.core.expect("hello")
+    call: Any = asyncio.ensure_future(s.control.FlushCache(control_pb2.FlushCacheRequest()))
+    query = (await s.core.expect("flush_cache")).query
+    await s.core.send(flush_reply=frontend_pb2.FlushReply(query=query, pages=12))
+    assert (await call).pages == 12
 
 
-def test_the_quarantine_is_listed_and_cleared(run: Run):
-    async def scenario(s: Service) -> None:
-        entry = control_pb2.QuarantinedRequest(key="ab" * 32, request_id="r", cause="it killed its workers")
-        call: Any = asyncio.ensure_future(s.control.ListQuarantine(control_pb2.ListQuarantineRequest()))
-        query = (await s.core.expect("quarantine_query")).query
-        await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=query, requests=[entry]))
-        assert list((await call).requests) == [entry]
-        clear = control_pb2.ClearQuarantineRequest(keys=["ab" * 32])
-        call = asyncio.ensure_future(s.control.ClearQuarantine(clear))
-        asked = await s.core.expect("clear_quarantine")
-        assert list(asked.keys) == ["ab" * 32]
-        await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=asked.query, removed=1))
-        assert (await call).removed == 1
-
-    run(scenario)
+async def test_the_quarantine_is_listed_and_cleared(s: Service) -> None:
+    entry = control_pb2.QuarantinedRequest(key="ab" * 32, request_id="r", cause="it killed its workers")
+    call: Any = asyncio.ensure_future(s.control.ListQuarantine(control_pb2.ListQuarantineRequest()))
+    query = (await s.core.expect("quarantine_query")).query
+    await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=query, requests=[entry]))
+    assert list((await call).requests) == [entry]
+    clear = control_pb2.ClearQuarantineRequest(keys=["ab" * 32])
+    call = asyncio.ensure_future(s.control.ClearQuarantine(clear))
+    asked = await s.core.expect("clear_quarantine")
+    assert list(asked.keys) == ["ab" * 32]
+    await s.core.send(quarantine_reply=frontend_pb2.QuarantineReply(query=asked.query, removed=1))
+    assert (await call).removed == 1
 
 
-def test_queries_to_a_core_that_does_not_reply_are_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        for call in (
-            s.control.GetLoad(GetLoadRequest()),
-            s.control.FlushCache(control_pb2.FlushCacheRequest()),
-            s.control.Abort(control_pb2.AbortRequest(request_ids=["a"])),
-        ):
-            error = await failure(call)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert_retry_hint(error, 1.0)
-        assert s.front_end._queries._waiting == {}
-
-    monkeypatch.setattr(control, "REPLY_SECONDS", 0.05)
-    run(scenario)
+@served((control, "REPLY_SECONDS", 0.05))
+async def test_queries_to_a_core_that_does_not_reply_are_unavailable(s: Service) -> None:
+    for call in (
+        s.control.GetLoad(GetLoadRequest()),
+        s.control.FlushCache(control_pb2.FlushCacheRequest()),
+        s.control.Abort(control_pb2.AbortRequest(request_ids=["a"])),
+    ):
+        error = await failure(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert_retry_hint(error, 1.0)
+    assert s.front_end._queries._waiting == {}
 
 
-def test_queries_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        request = control_pb2.AbortRequest(request_ids=["a"])
-        first = asyncio.ensure_future(s.control.Abort(request))
-        abort = await s.core.expect("abort")
-        assert (await failure(s.control.Abort(request))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        result = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[result]))
-        await first
-
-    monkeypatch.setattr(control, "MAX_QUERIES", 1)
-    run(scenario)
+@served((control, "MAX_QUERIES", 1))
+async def test_queries_above_the_limit_are_refused(s: Service) -> None:
+    request = control_pb2.AbortRequest(request_ids=["a"])
+    first = asyncio.ensure_future(s.control.Abort(request))
+    abort = await s.core.expect("abort")
+    assert (await failure(s.control.Abort(request))).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    result = control_pb2.AbortResult(request_id="a", outcome=control_pb2.ABORT_OUTCOME_NOT_FOUND)
+    await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=[result]))
+    await first

@@ -1,7 +1,6 @@
 """Generate over a real channel, with a fake core that each test controls."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,159 +14,134 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend.rpc.status import Refusal, seconds_left
 from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES, StreamLimits
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
-from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest
+from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, served
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
-Run = Callable[..., None]
 EOS_ID = byte_level().token_to_id(EOS)
 # A model with room for outputs larger than any flow-control window.
 ROOMY = {"state": model_state(max_length=1 << 21, default_max_new_tokens=1 << 21)}
 
 
-def test_a_stream_has_accepted_deltas_finished_and_summary(run: Run):
-    async def scenario(s: Service) -> None:
-        call = s.generate(request_id="r", text="the", stop=pb.StopParams(max_new_tokens=5))
-        submit = await s.core.admit(requests_ahead=3)
-        # gRPC rounds a deadline up to about three digits.
-        assert WAIT_SECONDS / 2 < submit.deadline_seconds < 1.05 * WAIT_SECONDS
-        accepted = (await call.read()).accepted
-        assert dict(await call.initial_metadata())["x-request-id"] == "r"
-        assert accepted == pb.Accepted(
-            request_id="r",
-            # It asks for no lists of tokens, which Accepted leaves out.
-            sampling=pb.SamplingParams.FromString(submit.sampling),
-            prompt_tokens=1,
-            max_new_tokens=5,
-            requests_ahead=3,
-        )
-        await s.core.output(submit.stream, spell(b"ab"))
-        assert (await call.read()).delta == pb.Delta(token_offset=0, token_ids=spell(b"ab"), text="ab")
-        await s.core.output(submit.stream, [0xC3])
-        assert (await call.read()).delta == pb.Delta(token_offset=2, token_ids=[0xC3], text="")
-        await s.core.output(submit.stream, [0xA9, ord("c")], "LENGTH")
-        assert await rest(call) == [
-            ("delta", pb.Delta(token_offset=3, token_ids=[0xA9, ord("c")], text="éc")),
-            ("finished", pb.Finished(reason=pb.FINISH_REASON_LENGTH, output_tokens=5)),
-            (
-                "summary",
-                pb.Summary(
-                    usage=pb.Usage(prompt_tokens=1, output_tokens=5, discarded_tokens=1),
-                    timing=pb.Timing(total_seconds=2.0),
-                ),
+async def test_a_stream_has_accepted_deltas_finished_and_summary(s: Service) -> None:
+    call = s.generate(request_id="r", text="the", stop=pb.StopParams(max_new_tokens=5))
+    submit = await s.core.admit(requests_ahead=3)
+    # gRPC rounds a deadline up to about three digits.
+    assert WAIT_SECONDS / 2 < submit.deadline_seconds < 1.05 * WAIT_SECONDS
+    accepted = (await call.read()).accepted
+    assert dict(await call.initial_metadata())["x-request-id"] == "r"
+    assert accepted == pb.Accepted(
+        request_id="r",
+        # It asks for no lists of tokens, which Accepted leaves out.
+        sampling=pb.SamplingParams.FromString(submit.sampling),
+        prompt_tokens=1,
+        max_new_tokens=5,
+        requests_ahead=3,
+    )
+    await s.core.output(submit.stream, spell(b"ab"))
+    assert (await call.read()).delta == pb.Delta(token_offset=0, token_ids=spell(b"ab"), text="ab")
+    await s.core.output(submit.stream, [0xC3])
+    assert (await call.read()).delta == pb.Delta(token_offset=2, token_ids=[0xC3], text="")
+    await s.core.output(submit.stream, [0xA9, ord("c")], "LENGTH")
+    assert await rest(call) == [
+        ("delta", pb.Delta(token_offset=3, token_ids=[0xA9, ord("c")], text="éc")),
+        ("finished", pb.Finished(reason=pb.FINISH_REASON_LENGTH, output_tokens=5)),
+        (
+            "summary",
+            pb.Summary(
+                usage=pb.Usage(prompt_tokens=1, output_tokens=5, discarded_tokens=1),
+                timing=pb.Timing(total_seconds=2.0),
             ),
-        ]
-        assert await call.code() is grpc.StatusCode.OK
-        assert await s.core.is_silent(), "a request that ended is not cancelled"
-
-    run(scenario)
-
-
-def test_a_stream_ends_at_the_maximum_length_of_the_model(run: Run):
-    async def scenario(s: Service) -> None:
-        ids = pb.TokenIds(ids=[1] * 510)
-        call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
-        submit = await s.core.admit()
-        assert submit.max_new_tokens == 512
-        # Two new tokens fit.
-        assert (await call.read()).accepted.max_new_tokens == 2
-        usage = pb.Usage(prompt_tokens=510, output_tokens=2, cached_prompt_tokens=496)
-        await s.core.output(submit.stream, spell(b"ab"), "CONTEXT_FULL", usage=usage)
-        _, finished, summary = await rest(call)
-        assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_CONTEXT_FULL, output_tokens=2)
-        assert summary[1].usage == usage
-
-    run(scenario)
+        ),
+    ]
+    assert await call.code() is grpc.StatusCode.OK
+    assert await s.core.is_silent(), "a request that ended is not cancelled"
 
 
-def test_eos_is_delivered_as_an_id_without_text(run: Run):
-    async def scenario(s: Service) -> None:
-        output = pb.OutputParams(skip_special_tokens=False)
-        call, submit = await s.start_stream(output=output)
-        await s.core.output(submit.stream, [ord("a"), EOS_ID], "EOS", stop_token_id=EOS_ID)
-        delta, finished, _ = await rest(call)
-        assert delta[1] == pb.Delta(token_ids=[ord("a"), EOS_ID], text="a")
-        assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2)
-
-    run(scenario)
-
-
-def test_a_stream_contains_only_the_requested_fields(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream(output=pb.OutputParams(want_text=False))
-        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-        assert (await rest(call))[0][1] == pb.Delta(token_ids=spell(b"ab"))
-
-        call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
-        await s.core.output(submit.stream, [ord("a"), 0xC3])
-        assert (await call.read()).delta == pb.Delta(text="a")
-        await s.core.output(submit.stream, [0xA9], "LENGTH")
-        assert (await rest(call))[0][1] == pb.Delta(token_offset=2, text="é")
-
-    run(scenario)
+async def test_a_stream_ends_at_the_maximum_length_of_the_model(s: Service) -> None:
+    ids = pb.TokenIds(ids=[1] * 510)
+    call = s.generate(token_ids=ids, stop=pb.StopParams(max_new_tokens=100_000))
+    submit = await s.core.admit()
+    assert submit.max_new_tokens == 512
+    # Two new tokens fit.
+    assert (await call.read()).accepted.max_new_tokens == 2
+    usage = pb.Usage(prompt_tokens=510, output_tokens=2, cached_prompt_tokens=496)
+    await s.core.output(submit.stream, spell(b"ab"), "CONTEXT_FULL", usage=usage)
+    _, finished, summary = await rest(call)
+    assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_CONTEXT_FULL, output_tokens=2)
+    assert summary[1].usage == usage
 
 
-def test_empty_deltas_are_not_sent(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
-        await s.core.output(submit.stream, [0xC3])
-        await s.core.output(submit.stream, [0xA9])
-        assert (await call.read()).delta == pb.Delta(text="é")
-        await s.core.output(submit.stream, [], "ABORTED")
-        assert [kind for kind, _ in await rest(call)] == ["finished", "summary"]
-
-    run(scenario)
+async def test_eos_is_delivered_as_an_id_without_text(s: Service) -> None:
+    output = pb.OutputParams(skip_special_tokens=False)
+    call, submit = await s.start_stream(output=output)
+    await s.core.output(submit.stream, [ord("a"), EOS_ID], "EOS", stop_token_id=EOS_ID)
+    delta, finished, _ = await rest(call)
+    assert delta[1] == pb.Delta(token_ids=[ord("a"), EOS_ID], text="a")
+    assert finished[1] == pb.Finished(reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2)
 
 
-def test_a_stop_string_ends_the_stream_after_the_core_confirms_it(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["stop"]))
-        await s.core.output(submit.stream, spell(b"a st"))
-        assert (await call.read()).delta == pb.Delta(token_ids=spell(b"a st"), text="a ")
-        await s.core.output(submit.stream, spell(b"op it"))
-        assert await s.core.expect("finish") == frontend_pb2.Finish(stream=submit.stream, output_tokens=6)
-        assert (await call.read()).delta == pb.Delta(token_offset=4, token_ids=spell(b"op"))
-        finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6)
-        assert (await call.read()).finished == finished
-        # Tokens of steps that were in flight are dropped.
-        await s.core.output(submit.stream, spell(b"!!"))
-        usage = pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=5)
-        end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_STOP_STRING, usage=usage)
-        await s.core.output_many([], [], [], end)
-        assert [message.usage for kind, message in await rest(call)] == [usage]
-        assert await s.core.is_silent()
+async def test_a_stream_contains_only_the_requested_fields(s: Service) -> None:
+    call, submit = await s.start_stream(output=pb.OutputParams(want_text=False))
+    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+    assert (await rest(call))[0][1] == pb.Delta(token_ids=spell(b"ab"))
 
-    run(scenario)
+    call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
+    await s.core.output(submit.stream, [ord("a"), 0xC3])
+    assert (await call.read()).delta == pb.Delta(text="a")
+    await s.core.output(submit.stream, [0xA9], "LENGTH")
+    assert (await rest(call))[0][1] == pb.Delta(token_offset=2, text="é")
+
+
+async def test_empty_deltas_are_not_sent(s: Service) -> None:
+    call, submit = await s.start_stream(output=pb.OutputParams(want_token_ids=False))
+    await s.core.output(submit.stream, [0xC3])
+    await s.core.output(submit.stream, [0xA9])
+    assert (await call.read()).delta == pb.Delta(text="é")
+    await s.core.output(submit.stream, [], "ABORTED")
+    assert [kind for kind, _ in await rest(call)] == ["finished", "summary"]
+
+
+async def test_a_stop_string_ends_the_stream_after_the_core_confirms_it(s: Service) -> None:
+    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["stop"]))
+    await s.core.output(submit.stream, spell(b"a st"))
+    assert (await call.read()).delta == pb.Delta(token_ids=spell(b"a st"), text="a ")
+    await s.core.output(submit.stream, spell(b"op it"))
+    assert await s.core.expect("finish") == frontend_pb2.Finish(stream=submit.stream, output_tokens=6)
+    assert (await call.read()).delta == pb.Delta(token_offset=4, token_ids=spell(b"op"))
+    finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6)
+    assert (await call.read()).finished == finished
+    # Tokens of steps that were in flight are dropped.
+    await s.core.output(submit.stream, spell(b"!!"))
+    usage = pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=5)
+    end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_STOP_STRING, usage=usage)
+    await s.core.output_many([], [], [], end)
+    assert [message.usage for kind, message in await rest(call)] == [usage]
+    assert await s.core.is_silent()
 
 
 @pytest.mark.parametrize("reason", ["EOS", "LENGTH", "TIME_LIMIT", "ABORTED"])
-def test_a_stop_string_overrides_an_end_at_a_later_position(run: Callable[..., None], reason: str):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"]))
-        # The core has already ended the stream, so it gets no Finish.
-        await s.core.output(submit.stream, spell(b"abcd"), reason)
-        messages = await rest(call)
-        assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="a")
-        assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
-        # The core counts 4 tokens and 1 discarded; 2 were delivered.
-        assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=2, discarded_tokens=3)
-        assert await s.core.is_silent()
-
-    run(scenario)
+async def test_a_stop_string_overrides_an_end_at_a_later_position(s: Service, reason: str) -> None:
+    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"]))
+    # The core has already ended the stream, so it gets no Finish.
+    await s.core.output(submit.stream, spell(b"abcd"), reason)
+    messages = await rest(call)
+    assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="a")
+    assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
+    # The core counts 4 tokens and 1 discarded; 2 were delivered.
+    assert messages[2][1].usage == pb.Usage(prompt_tokens=1, output_tokens=2, discarded_tokens=3)
+    assert await s.core.is_silent()
 
 
-def test_an_end_that_crosses_a_finish_confirms_it(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"], include_stop=True))
-        await s.core.output(submit.stream, spell(b"abc"))
-        await s.core.expect("finish")
-        await s.core.output(submit.stream, spell(b"de"), "LENGTH")
-        messages = await rest(call)
-        assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="ab")
-        assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
-        assert messages[2][1].usage.output_tokens == 2
-        assert messages[2][1].usage.discarded_tokens == 4
-
-    run(scenario)
+async def test_an_end_that_crosses_a_finish_confirms_it(s: Service) -> None:
+    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"], include_stop=True))
+    await s.core.output(submit.stream, spell(b"abc"))
+    await s.core.expect("finish")
+    await s.core.output(submit.stream, spell(b"de"), "LENGTH")
+    messages = await rest(call)
+    assert messages[0][1] == pb.Delta(token_ids=spell(b"ab"), text="ab")
+    assert messages[1][1].reason == pb.FINISH_REASON_STOP_STRING
+    assert messages[2][1].usage.output_tokens == 2
+    assert messages[2][1].usage.discarded_tokens == 4
 
 
 REJECTED = [
@@ -178,30 +152,28 @@ REJECTED = [
 ]
 
 
-def test_rejections_have_the_matching_status(run: Run):
-    async def scenario(s: Service) -> None:
-        for name, code in REJECTED:
-            call = s.generate()
-            submit = await s.core.expect("submit")
-            rejected = frontend_pb2.Rejected(
-                stream=submit.stream,
-                code=frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}"),
-                message="5 of 4",
-                field="prompt",
-            )
-            await s.core.send(rejected=rejected)
-            error = await failure(call)
-            assert (error.code(), error.details()) == (code, "5 of 4")
-            if name == "INVALID":
-                (bad_request,) = details(error, error_details_pb2.BadRequest)
-                assert bad_request.field_violations[0].field == "prompt"
-            if name == "QUEUE_FULL":
-                assert_retry_hint(error, 0.5)
-            if name == "NOT_READY":
-                assert_retry_hint(error, 1.0)
-        assert await s.core.is_silent(), "a request that was not admitted is not cancelled"
-
-    run(scenario)
+async def test_rejections_have_the_matching_status(s: Service) -> None:
+    for name, code in REJECTED:
+        call = s.generate(sampling=pb.SamplingParams(num_samples=3))
+        submit = await s.core.expect("submit")
+        rejected = frontend_pb2.Rejected(
+            stream=submit.stream,
+            code=frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}"),
+            message="5 of 4",
+            field="prompt",
+        )
+        await s.core.send(rejected=rejected)
+        error = await failure(call)
+        assert (error.code(), error.details()) == (code, "5 of 4")
+        if name == "INVALID":
+            (bad_request,) = details(error, error_details_pb2.BadRequest)
+            assert bad_request.field_violations[0].field == "prompt"
+        if name == "QUEUE_FULL":
+            assert_retry_hint(error, 0.5)
+        if name == "NOT_READY":
+            assert_retry_hint(error, 1.0)
+    assert await s.core.is_silent(), "a request that was not admitted is not cancelled"
+    assert s.front_end._streams._samples == {}
 
 
 FAILED = [
@@ -212,91 +184,58 @@ FAILED = [
 ]
 
 
-def test_failures_follow_the_delivered_tokens(run: Run):
-    async def scenario(s: Service) -> None:
-        for name, code in FAILED:
-            call, submit = await s.start_stream(request_id=f"r-{name}", stop=pb.StopParams(stop_strings=["bx"]))
-            await s.core.output(submit.stream, spell(b"ab"))
-            assert (await call.read()).delta.text == "a"
-            await s.core.fail(submit.stream, name, "NaN at token 3")
-            # The held text comes first.
-            assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
-            error = await failure(call)
-            assert error.code() is code
-            assert f"'r-{name}'" in error.details()
-            assert "NaN at token 3" in error.details()
-        assert await s.core.is_silent()
-
-    run(scenario)
+async def test_failures_follow_the_delivered_tokens(s: Service) -> None:
+    for name, code in FAILED:
+        call, submit = await s.start_stream(request_id=f"r-{name}", stop=pb.StopParams(stop_strings=["bx"]))
+        await s.core.output(submit.stream, spell(b"ab"))
+        assert (await call.read()).delta.text == "a"
+        await s.core.fail(submit.stream, name, "NaN at token 3")
+        # The held text comes first.
+        assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
+        error = await failure(call)
+        assert error.code() is code
+        assert f"'r-{name}'" in error.details()
+        assert "NaN at token 3" in error.details()
+    assert await s.core.is_silent()
 
 
-class TestCancel:
+async def cancelled(s: Service, submit: frontend_pb2.Submit) -> None:
     """If the caller leaves in any phase, the core gets a Cancel at once."""
+    assert (await s.core.expect("cancel")).stream == submit.stream
+    assert s.front_end._streams.num_open == 0
+    assert await s.core.is_silent()
 
-    async def cancelled(self, s: Service, submit: frontend_pb2.Submit) -> None:
-        assert (await s.core.expect("cancel")).stream == submit.stream
-        assert s.front_end._streams.num_open == 0
-        assert await s.core.is_silent()
 
-    def test_cancel_before_admission_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call = s.generate()
-            submit = await s.core.expect("submit")
-            call.cancel()
-            await self.cancelled(s, submit)
+async def test_cancel_while_queued_frees_the_request(s: Service) -> None:
+    call, submit = await s.start_stream()
+    call.cancel()
+    await cancelled(s, submit)
 
-        run(scenario)
 
-    def test_cancel_while_queued_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call, submit = await s.start_stream()
-            call.cancel()
-            await self.cancelled(s, submit)
+async def test_cancel_while_decoding_frees_the_request(s: Service) -> None:
+    call, submit = await s.start_stream()
+    await s.core.output(submit.stream, spell(b"ab"))
+    await call.read()
+    call.cancel()
+    await cancelled(s, submit)
+    # Late tokens are dropped.
+    await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
+    assert await s.core.is_silent()
 
-        run(scenario)
 
-    def test_cancel_while_decoding_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call, submit = await s.start_stream()
-            await s.core.output(submit.stream, spell(b"ab"))
-            await call.read()
-            call.cancel()
-            await self.cancelled(s, submit)
-            # Late tokens are dropped.
-            await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
-            assert await s.core.is_silent()
+async def test_cancel_before_a_stop_string_is_confirmed_frees_the_request(s: Service) -> None:
+    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
+    await s.core.output(submit.stream, spell(b"a"))
+    await s.core.expect("finish")
+    call.cancel()
+    await cancelled(s, submit)
 
-        run(scenario)
 
-    def test_cancel_before_a_stop_string_is_confirmed_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
-            await s.core.output(submit.stream, spell(b"a"))
-            await s.core.expect("finish")
-            call.cancel()
-            await self.cancelled(s, submit)
-
-        run(scenario)
-
-    def test_the_callers_deadline_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call = s.generate(timeout=1.0)
-            submit = await s.core.admit()
-            # gRPC rounds a timeout up to the precision of its wire format.
-            assert 0 < submit.deadline_seconds < 1.05
-            error = await failure(call)
-            assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await self.cancelled(s, submit)
-
-        run(scenario)
-
-    def test_cancel_during_a_blocked_write_frees_the_request(self, run: Run):
-        async def scenario(s: Service) -> None:
-            call, submit = await block_a_write(s)
-            call.cancel()
-            await self.cancelled(s, submit)
-
-        run(scenario, **ROOMY)
+@served(**ROOMY)
+async def test_cancel_during_a_blocked_write_frees_the_request(s: Service) -> None:
+    call, submit = await block_a_write(s)
+    call.cancel()
+    await cancelled(s, submit)
 
 
 @pytest.mark.parametrize(("remaining", "seconds"), [(None, 0.0), (0.25, 0.25)])
@@ -311,87 +250,59 @@ def test_a_deadline_that_has_passed_is_refused(remaining: float):
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_bad_requests_never_reach_the_core(run: Run):
-    async def scenario(s: Service) -> None:
-        error = await failure(s.generate(sampling=pb.SamplingParams(temperature=101)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        (bad_request,) = details(error, error_details_pb2.BadRequest)
-        assert bad_request.field_violations[0].field == "sampling.temperature"
-        error = await failure(s.generate(model="other"))
-        assert error.code() is grpc.StatusCode.NOT_FOUND
-        (resource,) = details(error, error_details_pb2.ResourceInfo)
-        assert resource.resource_name == "other"
-        assert await s.core.is_silent()
-
-    run(scenario)
+async def test_bad_requests_never_reach_the_core(s: Service) -> None:
+    error = await failure(s.generate(sampling=pb.SamplingParams(temperature=101)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (bad_request,) = details(error, error_details_pb2.BadRequest)
+    assert bad_request.field_violations[0].field == "sampling.temperature"
+    error = await failure(s.generate(model="other"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    (resource,) = details(error, error_details_pb2.ResourceInfo)
+    assert resource.resource_name == "other"
+    assert await s.core.is_silent()
 
 
-def test_malformed_messages_are_invalid_arguments(run: Run):
-    async def scenario(s: Service) -> None:
-        for method in ("Tokenize", "Detokenize"):
-            call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(b"\xff\xff\xff")
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    run(scenario)
+async def test_malformed_messages_are_invalid_arguments(s: Service) -> None:
+    for method in ("Tokenize", "Detokenize"):
+        call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff\xff")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_message_above_the_limit_is_refused(run: Run):
-    async def scenario(s: Service) -> None:
-        error = await failure(s.generate(text="x" * 70_000))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await s.core.is_silent()
-
-    run(scenario, max_message_bytes=65_536)
-
-
-def test_requests_above_max_streams_are_refused(run: Run):
-    async def scenario(s: Service) -> None:
-        first, submit = await s.start_stream()
-        error = await failure(s.generate())
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert_retry_hint(error, 0.5)
-        first.cancel()
-        await s.core.expect("cancel")
-        assert submit.stream == 1
-        await s.start_stream()
-
-    run(scenario, stream_limits=StreamLimits(max_streams=1))
+@served(max_message_bytes=65_536)
+async def test_a_message_above_the_limit_is_refused(s: Service) -> None:
+    error = await failure(s.generate(text="x" * 70_000))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await s.core.is_silent()
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-def test_a_token_at_a_wrong_offset_fails_only_its_stream(run: Run, num_before: int):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        other, other_submit = await s.start_stream()
-        await s.core.output(submit.stream, [67] * num_before)
-        # A token is missing, or one comes again.
-        wrong = 1 - num_before
-        await s.core.output_many([submit.stream, other_submit.stream], [wrong, 0], [65, 66])
-        error = await failure(call)
-        assert error.code() is grpc.StatusCode.INTERNAL
-        assert f"token {wrong} came instead of token {num_before}" in error.details()
-        assert (await s.core.expect("cancel")).stream == submit.stream
-        assert (await other.read()).delta.text == "B"
-
-    run(scenario)
+async def test_a_token_at_a_wrong_offset_fails_only_its_stream(s: Service, num_before: int) -> None:
+    call, submit = await s.start_stream()
+    other, other_submit = await s.start_stream()
+    await s.core.output(submit.stream, [67] * num_before)
+    # A token is missing, or one comes again.
+    wrong = 1 - num_before
+    await s.core.output_many([submit.stream, other_submit.stream], [wrong, 0], [65, 66])
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert f"token {wrong} came instead of token {num_before}" in error.details()
+    assert (await s.core.expect("cancel")).stream == submit.stream
+    assert (await other.read()).delta.text == "B"
 
 
-def test_malformed_frames_of_the_core_are_dropped(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        await s.core.send_raw(b"")
-        await s.core.send_raw(b"\xff\xff\xff")
-        await s.core.send(step_output=frontend_pb2.StepOutput(streams=b"12345678", tokens=b"123", offsets=b""))
-        await s.core.output(submit.stream, [65], "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-
-    run(scenario)
+async def test_malformed_frames_of_the_core_are_dropped(s: Service) -> None:
+    call, submit = await s.start_stream()
+    await s.core.send_raw(b"")
+    await s.core.send_raw(b"\xff\xff\xff")
+    await s.core.send(step_output=frontend_pb2.StepOutput(streams=b"12345678", tokens=b"123", offsets=b""))
+    await s.core.output(submit.stream, [65], "LENGTH")
+    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
 
 async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
@@ -411,100 +322,67 @@ async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
                 return call, submit
 
 
-def test_a_reader_that_pauses_gets_every_token_once(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await block_a_write(s)
-        for _ in range(50):
-            await s.core.output(submit.stream, [66])
-        await s.core.output(submit.stream, [67], "LENGTH")
-        messages = await rest(call)
-        tokens: list[int] = []
-        for kind, delta in messages[:-2]:
-            assert (kind, delta.token_offset) == ("delta", len(tokens))
-            assert delta.text.encode() == bytes(delta.token_ids)
-            tokens.extend(delta.token_ids)
-        num_sent = s.core.num_sent[submit.stream]
-        assert tokens == [65] * (num_sent - 51) + [66] * 50 + [67]
-        # Tokens that came while the write was blocked leave together, in messages of bounded size.
-        assert sum(66 in delta.token_ids for _, delta in messages[:-2]) <= 2
-        assert max(len(delta.token_ids) for _, delta in messages[:-2]) == MAX_DELTA_BYTES // BYTES_PER_TOKEN
-        assert messages[-2][1].output_tokens == num_sent
-
-    run(scenario, **ROOMY)
+@served(**ROOMY)
+async def test_a_reader_that_pauses_gets_every_token_once(s: Service) -> None:
+    call, submit = await block_a_write(s)
+    for _ in range(50):
+        await s.core.output(submit.stream, [66])
+    await s.core.output(submit.stream, [67], "LENGTH")
+    messages = await rest(call)
+    tokens: list[int] = []
+    for kind, delta in messages[:-2]:
+        assert (kind, delta.token_offset) == ("delta", len(tokens))
+        assert delta.text.encode() == bytes(delta.token_ids)
+        tokens.extend(delta.token_ids)
+    num_sent = s.core.num_sent[submit.stream]
+    assert tokens == [65] * (num_sent - 51) + [66] * 50 + [67]
+    # Tokens that came while the write was blocked leave together, in messages of bounded size.
+    assert sum(66 in delta.token_ids for _, delta in messages[:-2]) <= 2
+    assert max(len(delta.token_ids) for _, delta in messages[:-2]) == MAX_DELTA_BYTES // BYTES_PER_TOKEN
+    assert messages[-2][1].output_tokens == num_sent
 
 
-def test_a_reader_that_stalls_is_dropped_and_its_request_freed(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await block_a_write(s)
-        # Not before the write is blocked for good.
-        s.front_end._streams._limits = StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000)
-        assert (await s.core.expect("cancel")).stream == submit.stream
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await rest(call)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "has read nothing for" in caught.value.details()
-        assert s.front_end._streams.num_open == 0
-        await s.start_stream()
-
-    run(scenario, **ROOMY)
+@served(**ROOMY)
+async def test_a_reader_that_stalls_is_dropped_and_its_request_freed(s: Service) -> None:
+    call, submit = await block_a_write(s)
+    # Not before the write is blocked for good.
+    s.front_end._streams._limits = StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000)
+    assert (await s.core.expect("cancel")).stream == submit.stream
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(call)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "has read nothing for" in caught.value.details()
+    assert s.front_end._streams.num_open == 0
+    await s.start_stream()
 
 
-def test_a_reader_without_a_blocked_write_is_not_dropped(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        s.front_end._streams.drop_stalled()
-        await s.core.output(submit.stream, [65], "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-
-    run(scenario, stream_limits=StreamLimits(stall_seconds=0.0, max_stalled_bytes=0, max_stall_seconds=1e-9))
-
-
-def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        wakeups = s.front_end._streams._output
-        # Every rate counts as busy.
-        wakeups._limits = StreamLimits(merge_seconds=30.0, sort_seconds=30.0, busy_tokens_per_second=-1.0)
-        wakeups._rate_since = 0.0
-        await s.core.output(submit.stream, spell(b"a"))
-        assert (await call.read()).delta.text == "a"
-        for byte in b"bcd":
-            await s.core.output(submit.stream, [byte])
-        await s.core.output(submit.stream, spell(b"e"), "LENGTH")
-        messages = await rest(call)
-        assert messages[0][1] == pb.Delta(token_offset=1, token_ids=spell(b"bcde"), text="bcde")
-        assert len(messages) == 3
-
-    run(scenario)
+async def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_delayed(s: Service) -> None:
+    call, submit = await s.start_stream()
+    wakeups = s.front_end._streams._output
+    # Every rate counts as busy.
+    wakeups._limits = StreamLimits(merge_seconds=30.0, sort_seconds=30.0, busy_tokens_per_second=-1.0)
+    wakeups._rate_since = 0.0
+    await s.core.output(submit.stream, spell(b"a"))
+    assert (await call.read()).delta.text == "a"
+    for byte in b"bcd":
+        await s.core.output(submit.stream, [byte])
+    await s.core.output(submit.stream, spell(b"e"), "LENGTH")
+    messages = await rest(call)
+    assert messages[0][1] == pb.Delta(token_offset=1, token_ids=spell(b"bcde"), text="bcde")
+    assert len(messages) == 3
 
 
-def test_messages_of_a_batch_are_handled_in_order(run: Run):
-    async def scenario(s: Service) -> None:
-        call = s.generate()
-        submit = await s.core.expect("submit")
-        messages = [frontend_pb2.CoreToFrontend() for _ in range(3)]
-        messages[0].admitted.stream = submit.stream
-        for message, offset, token in zip(messages[1:], (0, 1), b"ab", strict=True):
-            message.step_output.streams = submit.stream.to_bytes(8, "little")
-            message.step_output.offsets = offset.to_bytes(4, "little")
-            message.step_output.tokens = token.to_bytes(4, "little")
-        messages[2].step_output.ends.add(stream=submit.stream, reason=pb.FINISH_REASON_LENGTH)
-        await s.core.send(batch=frontend_pb2.Batch(messages=messages))
-        kinds = await rest(call)
-        assert [kind for kind, _ in kinds] == ["accepted", "delta", "finished", "summary"]
-        assert kinds[1][1] == pb.Delta(token_ids=b"ab", text="ab")
-
-    run(scenario)
-
-
-def test_delayed_tokens_are_sent_after_merge_seconds(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        s.front_end._streams._output._is_busy = True
-        s.front_end._streams._output._rate_since = asyncio.get_running_loop().time() + 1e6
-        await s.core.output(submit.stream, spell(b"a"))
-        assert (await call.read()).delta.text == "a"
-        await s.core.output(submit.stream, spell(b"b"))
-        assert (await call.read()).delta.text == "b"
-
-    run(scenario, stream_limits=StreamLimits(merge_seconds=0.02))
+async def test_messages_of_a_batch_are_handled_in_order(s: Service) -> None:
+    call = s.generate()
+    submit = await s.core.expect("submit")
+    messages = [frontend_pb2.CoreToFrontend() for _ in range(3)]
+    messages[0].admitted.stream = submit.stream
+    for message, offset, token in zip(messages[1:], (0, 1), b"ab", strict=True):
+        message.step_output.streams = submit.stream.to_bytes(8, "little")
+        message.step_output.offsets = offset.to_bytes(4, "little")
+        message.step_output.tokens = token.to_bytes(4, "little")
+    messages[2].step_output.ends.add(stream=submit.stream, reason=pb.FINISH_REASON_LENGTH)
+    await s.core.send(batch=frontend_pb2.Batch(messages=messages))
+    kinds = await rest(call)
+    assert [kind for kind, _ in kinds] == ["accepted", "delta", "finished", "summary"]
+    assert kinds[1][1] == pb.Delta(token_ids=b"ab", text="ab")

@@ -2,15 +2,12 @@
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -22,10 +19,9 @@ from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import DRAINING, SERVICES, HealthServicer, Readiness
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
-from tests.scheduler_svc.frontend.fake_core import Service, until
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.fake_core import Service, served, until
 
-Run = Callable[..., None]
 State = health_pb2.HealthCheckResponse
 WATCH = "/grpc.health.v1.Health/Watch"
 
@@ -38,236 +34,183 @@ async def check(s: Service, name: str = "") -> int:
     return (await stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))).status
 
 
-def test_stalled_watches_delay_neither_check_nor_other_watches(run: Run):
-    async def scenario(s: Service) -> None:
-        # The windows of these callers are too small for a message, so every write is blocked.
-        stalled = RawConnection(s.address)
-        for _ in range(50):
-            stalled.call(WATCH, b"")
-        watches = s.front_end._health
-        await until(lambda: len(watches.watches) == 50)
-        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == State.SERVING
-        s.front_end._readiness.drain()
-        # `drain` stored the state before it returned.
-        assert await check(s) == State.NOT_SERVING
-        assert (await watch.read()).status == State.NOT_SERVING
+async def test_stalled_watches_delay_neither_check_nor_other_watches(s: Service) -> None:
+    # The windows of these callers are too small for a message, so every write is blocked.
+    stalled = RawConnection(s.address)
+    for _ in range(50):
+        stalled.call(WATCH, b"")
+    watches = s.front_end._health
+    await until(lambda: len(watches.watches) == 50)
+    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == State.SERVING
+    s.front_end._readiness.drain()
+    # `drain` stored the state before it returned.
+    assert await check(s) == State.NOT_SERVING
+    assert (await watch.read()).status == State.NOT_SERVING
+    watch.cancel()
+    stalled.close()
+    await until(lambda: len(watches.watches) == 0)
+
+
+async def test_a_stalled_watch_gets_only_the_newest_state(s: Service) -> None:
+    readiness, may_write, written = s.front_end._readiness, asyncio.Event(), list[int]()
+
+    class Stalled:
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
+        async def write(self, message: State) -> None:
+            await may_write.wait()
+            written.append(message.status)
+
+    Entrance(needs_tokens=False).enter(ALL_RIGHTS, None)
+    watching = asyncio.create_task(s.front_end._health.Watch(health_pb2.HealthCheckRequest(), Stalled()))
+    await asyncio.sleep(0)
+    for sentence in ("a", "", "b", "", "c"):
+        readiness.set_core_status(frontend_pb2.CoreStatus(not_serving=sentence))
+    may_write.set()
+    await until(lambda: len(written) == 2)
+    # The first state (its write was blocked) and the newest one.
+    assert written == [State.SERVING, State.NOT_SERVING]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_an_unknown_service_name_is_answered_and_not_stored(s: Service) -> None:
+    watches = s.front_end._health
+    before = vars(watches)["_services"]
+    for idx in range(20):
+        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}"))
+        assert (await watch.read()).status == State.SERVICE_UNKNOWN
         watch.cancel()
-        stalled.close()
-        await until(lambda: len(watches.watches) == 0)
-
-    run(scenario)
-
-
-def test_a_stalled_watch_gets_only_the_newest_state(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        readiness, may_write, written = s.front_end._readiness, asyncio.Event(), list[int]()
-
-        class Stalled:
-            def peer(self) -> str:
-                return "ipv4:127.0.0.1:1"
-
-            async def write(self, message: State) -> None:
-                await may_write.wait()
-                written.append(message.status)
-
-        Entrance(needs_tokens=False).enter(ALL_RIGHTS, None)
-        watching = asyncio.create_task(s.front_end._health.Watch(health_pb2.HealthCheckRequest(), Stalled()))
-        await asyncio.sleep(0)
-        for sentence in ("a", "", "b", "", "c"):
-            readiness.set_core_status(frontend_pb2.CoreStatus(not_serving=sentence))
-        may_write.set()
-        await until(lambda: len(written) == 2)
-        # The first state (its write was blocked) and the newest one.
-        assert written == [State.SERVING, State.NOT_SERVING]
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-    run(scenario)
+        request = health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}")
+        error = await failure(stub_of(s).Check(request))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert f"no.such.Service{idx}" in error.details()
+    await until(lambda: len(watches.watches) == 0)
+    assert vars(watches)["_services"] == before == frozenset(SERVICES)
 
 
-def test_an_unknown_service_name_is_answered_and_not_stored(run: Run):
-    async def scenario(s: Service) -> None:
-        watches = s.front_end._health
-        before = vars(watches)["_services"]
-        for idx in range(20):
-            watch = stub_of(s).Watch(health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}"))
-            assert (await watch.read()).status == State.SERVICE_UNKNOWN
-            watch.cancel()
-            request = health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}")
-            error = await failure(stub_of(s).Check(request))
-            assert error.code() is grpc.StatusCode.NOT_FOUND
-            assert f"no.such.Service{idx}" in error.details()
-        await until(lambda: len(watches.watches) == 0)
-        assert vars(watches)["_services"] == before == frozenset(SERVICES)
-
-    run(scenario)
+async def test_list_returns_every_service(s: Service) -> None:
+    statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
+    assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)
 
 
-def test_list_returns_every_service(run: Run):
-    async def scenario(s: Service) -> None:
-        statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
-        assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)
-
-    run(scenario)
-
-
-def test_watches_above_the_limit_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(health, "MAX_WATCHES", 3)
-
-    async def scenario(s: Service) -> None:
-        watches = [stub_of(s).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
-        for watch in watches:
-            await watch.read()
-        error = await failure(stub_of(s).Watch(health_pb2.HealthCheckRequest()))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == "3 health watches are open; the limit is 3"
-        assert_retry_hint(error, 0.5)
-        assert await check(s) == State.SERVING
-        watches[0].cancel()
-        await until(lambda: len(s.front_end._health.watches) == 2)
-        last = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        assert (await last.read()).status == State.SERVING
-        for watch in (*watches, last):
-            watch.cancel()
-
-    run(scenario)
-
-
-def test_the_default_limit_is_1000_watches():
-    assert health.MAX_WATCHES == 1000
-
-
-def test_unread_watches_of_a_connection_leave_those_of_others(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(health, "MAX_OWN_WATCHES", 3)
-
-    async def scenario(s: Service) -> None:
-        hostile = RawConnection(s.address)
-        for _ in range(10):
-            hostile.call(WATCH, b"")
-        # The refused ones have ended.
-        assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
-        assert len(s.front_end._health.watches) == 3
-        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == State.SERVING
-        hostile.close()
-        await until(lambda: s.front_end._health._of_connection.num_taken == 1)
+@served((health, "MAX_WATCHES", 3))
+async def test_watches_above_the_limit_are_refused(s: Service) -> None:
+    watches = [stub_of(s).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+    for watch in watches:
+        await watch.read()
+    error = await failure(stub_of(s).Watch(health_pb2.HealthCheckRequest()))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "3 health watches are open; the limit is 3"
+    assert_retry_hint(error, 0.5)
+    assert await check(s) == State.SERVING
+    watches[0].cancel()
+    await until(lambda: len(s.front_end._health.watches) == 2)
+    last = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    assert (await last.read()).status == State.SERVING
+    for watch in (*watches, last):
         watch.cancel()
-        await until(lambda: s.front_end._health._of_connection.num_taken == 0)
-
-    run(scenario)
 
 
-@pytest.mark.parametrize("num_chars", [201, 20_000, 60_000])
-@pytest.mark.parametrize("method", ["Check", "Watch"])
-def test_a_long_service_name_is_refused_with_its_limit(run: Run, method: str, num_chars: int):
-    async def scenario(s: Service) -> None:
-        error = await failure(getattr(stub_of(s), method)(health_pb2.HealthCheckRequest(service="x" * num_chars)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        [bad] = details(error, error_details_pb2.BadRequest)
-        [violation] = bad.field_violations
-        assert violation.field == "service"
-        assert re.search(rf"service .*{num_chars:,d}|{num_chars}.*; the limit is 200$", violation.description)
-        # A name of 200 is only unknown.
-        known = health_pb2.HealthCheckRequest(service="x" * 200)
-        assert (await failure(stub_of(s).Check(known))).code() is grpc.StatusCode.NOT_FOUND
-
-    run(scenario)
-
-
-def test_watches_with_unread_answers_are_cancelled(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
-
-    async def scenario(s: Service) -> None:
-        # grpc.aio keeps references to the first call of Watch and to its newest call.
-        first = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        await first.read()
-        first.cancel()
-        idle = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        await idle.read()
-        stalled = RawConnection(s.address)
-        for _ in range(5):
-            stalled.call(WATCH, b"")
-        await until(lambda: len(s.front_end._health.watches) == 6)
-        s.front_end._call_limits = CallLimits(answer_seconds=0.0)
-        await until(lambda: len(s.front_end._health.watches) == 1)
-        await check(s)
-        assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
-        # A watch that has nothing to send is not late.
-        assert len(s.front_end._health.watches) == 1 and not idle.done()
-        idle.cancel()
-        stalled.close()
-
-    run(scenario, call_limits=CallLimits(answer_seconds=1000.0))
+@served((health, "MAX_OWN_WATCHES", 3))
+async def test_unread_watches_of_a_connection_leave_those_of_others(s: Service) -> None:
+    hostile = RawConnection(s.address)
+    for _ in range(10):
+        hostile.call(WATCH, b"")
+    # The refused ones have ended.
+    assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
+    assert len(s.front_end._health.watches) == 3
+    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == State.SERVING
+    hostile.close()
+    await until(lambda: s.front_end._health._of_connection.num_taken == 1)
+    watch.cancel()
+    await until(lambda: s.front_end._health._of_connection.num_taken == 0)
 
 
-def test_health_is_not_serving_while_the_core_reports_a_reason(run: Run):
+@served((server, "SWEEP_SECONDS", 0.02), call_limits=CallLimits(answer_seconds=1000.0))
+async def test_watches_with_unread_answers_are_cancelled(s: Service) -> None:
+    # grpc.aio keeps references to the first call of Watch and to its newest call.
+    first = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    await first.read()
+    first.cancel()
+    idle = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    await idle.read()
+    stalled = RawConnection(s.address)
+    for _ in range(5):
+        stalled.call(WATCH, b"")
+    await until(lambda: len(s.front_end._health.watches) == 6)
+    s.front_end._call_limits = CallLimits(answer_seconds=0.0)
+    await until(lambda: len(s.front_end._health.watches) == 1)
+    await check(s)
+    assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
+    # A watch that has nothing to send is not late.
+    assert len(s.front_end._health.watches) == 1 and not idle.done()
+    idle.cancel()
+    stalled.close()
+
+
+async def test_health_is_not_serving_while_the_core_reports_a_reason(s: Service) -> None:
     why = "the worker died 5 times in 60 s without a confirmed token: out of memory"
-
-    async def scenario(s: Service) -> None:
-        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == State.SERVING
-        await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why, refuses=True))
-        assert (await watch.read()).status == State.NOT_SERVING
-        assert await check(s) == State.NOT_SERVING
-        error = await failure(s.generate())
-        assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, why)
-        assert_retry_hint(error, 1.0)
-        assert await not_serving(s) == why
-        await s.core.send(core_status=frontend_pb2.CoreStatus())
-        assert (await watch.read()).status == State.SERVING
-        assert await not_serving(s) == ""
-        await s.start_stream()
-        watch.cancel()
-
-    run(scenario)
+    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == State.SERVING
+    await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why, refuses=True))
+    assert (await watch.read()).status == State.NOT_SERVING
+    assert await check(s) == State.NOT_SERVING
+    error = await failure(s.generate())
+    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, why)
+    assert_retry_hint(error, 1.0)
+    assert await not_serving(s) == why
+    await s.core.send(core_status=frontend_pb2.CoreStatus())
+    assert (await watch.read()).status == State.SERVING
+    assert await not_serving(s) == ""
+    await s.start_stream()
+    watch.cancel()
 
 
-def test_requests_wait_while_no_worker_computes_and_all_words_of_health_agree(run: Run):
+async def test_requests_wait_while_no_worker_computes_and_all_words_of_health_agree(s: Service) -> None:
     why = "no worker is connected; the last one, w-1, was lost: killed"
-
-    async def scenario(s: Service) -> None:
-        status = frontend_pb2.CoreStatus(
-            not_serving=why, reason=inference_pb2.WAIT_REASON_WORKER_LOST, not_serving_seconds=30.0
-        )
-        before = time.time() - 30.0
-        await s.core.send(core_status=status)
-        await until(lambda: s.front_end._readiness.not_serving is not None)
-        after = time.time() - 30.0
-        for name in SERVICES:
-            check: Any = stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))
-            assert (await check).status == State.NOT_SERVING
-            metadata = dict(await check.trailing_metadata())
-            assert metadata["tandem-reason"] == "worker_lost"
-            assert before - 0.001 <= float(metadata["tandem-since"]) <= after + 0.001
-        load = await load_of(s)
-        assert (load.not_serving, load.not_serving_reason) == (why, inference_pb2.WAIT_REASON_WORKER_LOST)
-        assert before <= load.not_serving_since <= after
-        call, submit = await s.start_stream()
-        stream = submit.stream
-        waits = frontend_pb2.Wait(
-            reason=inference_pb2.WAIT_REASON_WORKER_LOST, message=why, streams=[stream, 999], seconds=[2.0, 1.0]
-        )
-        now = time.time()
-        await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
-        waiting = (await call.read()).waiting
-        assert (waiting.reason, waiting.message) == (inference_pb2.WAIT_REASON_WORKER_LOST, why)
-        assert now - 2.0 <= waiting.since <= time.time() - 2.0
-        # In the middle of an answer, too.
-        await s.core.output(stream, [66])
-        assert (await call.read()).delta.token_ids == [66]
-        await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
-        assert (await call.read()).HasField("waiting")
-        # The time since which nothing is computed does not begin again with another reason.
-        await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving="another", not_serving_seconds=1.0))
-        await until(lambda: s.front_end._readiness.not_serving.message == "another")
-        assert before <= (await load_of(s)).not_serving_since <= after
-        await s.core.send(core_status=frontend_pb2.CoreStatus())
-        await until(lambda: s.front_end._readiness.not_serving is None)
-        load = await load_of(s)
-        assert not load.not_serving and not load.HasField("not_serving_since") and not load.not_serving_reason
-
-    run(scenario)
+    status = frontend_pb2.CoreStatus(
+        not_serving=why, reason=inference_pb2.WAIT_REASON_WORKER_LOST, not_serving_seconds=30.0
+    )
+    before = time.time() - 30.0
+    await s.core.send(core_status=status)
+    await until(lambda: s.front_end._readiness.not_serving is not None)
+    after = time.time() - 30.0
+    for name in SERVICES:
+        check: Any = stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))
+        assert (await check).status == State.NOT_SERVING
+        metadata = dict(await check.trailing_metadata())
+        assert metadata["tandem-reason"] == "worker_lost"
+        assert before - 0.001 <= float(metadata["tandem-since"]) <= after + 0.001
+    load = await load_of(s)
+    assert (load.not_serving, load.not_serving_reason) == (why, inference_pb2.WAIT_REASON_WORKER_LOST)
+    assert before <= load.not_serving_since <= after
+    call, submit = await s.start_stream()
+    stream = submit.stream
+    waits = frontend_pb2.Wait(
+        reason=inference_pb2.WAIT_REASON_WORKER_LOST, message=why, streams=[stream, 999], seconds=[2.0, 1.0]
+    )
+    now = time.time()
+    await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
+    waiting = (await call.read()).waiting
+    assert (waiting.reason, waiting.message) == (inference_pb2.WAIT_REASON_WORKER_LOST, why)
+    assert now - 2.0 <= waiting.since <= time.time() - 2.0
+    # In the middle of an answer, too.
+    await s.core.output(stream, [66])
+    assert (await call.read()).delta.token_ids == [66]
+    await s.core.send(waits=frontend_pb2.Waits(waits=[waits]))
+    assert (await call.read()).HasField("waiting")
+    # The time since which nothing is computed does not begin again with another reason.
+    await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving="another", not_serving_seconds=1.0))
+    await until(lambda: s.front_end._readiness.not_serving.message == "another")
+    assert before <= (await load_of(s)).not_serving_since <= after
+    await s.core.send(core_status=frontend_pb2.CoreStatus())
+    await until(lambda: s.front_end._readiness.not_serving is None)
+    load = await load_of(s)
+    assert not load.not_serving and not load.HasField("not_serving_since") and not load.not_serving_reason
 
 
 def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(monkeypatch: pytest.MonkeyPatch):
@@ -315,7 +258,7 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
         ("loading_model", 1000.0, True),
         ("", 1000.0, False),
         ("worker_lost", 1003.5, False),
-        # The first time counts, whatever the reasons are.
+        # The first time counts, for all reasons.
         ("weights_refused", 1002.5, False),
         ("", 1002.5, False),
         ("crash_loop", 1007.0, True),
@@ -337,18 +280,16 @@ async def load_of(s: Service) -> control_pb2.GetLoadResponse:
     return await call
 
 
-def test_get_load_and_refusals_give_the_same_reason(run: Run):
-    async def scenario(s: Service) -> None:
-        await s.core.expect("hello")
-        error = await failure(s.generate())
-        assert await not_serving(s) == error.details() == "no worker has joined yet, so there is no model to serve"
-        await s.core.send(draining=frontend_pb2.Draining())
-        await until(lambda: s.front_end._readiness.not_serving is DRAINING)
-        error = await failure(s.generate())
-        assert await not_serving(s) == error.details()
-        assert "shutting down" in error.details()
-
-    run(scenario, ready=False)
+@served(ready=False)
+async def test_get_load_and_refusals_give_the_same_reason(s: Service) -> None:
+    await s.core.expect("hello")
+    error = await failure(s.generate())
+    assert await not_serving(s) == error.details() == "no worker has joined yet, so there is no model to serve"
+    await s.core.send(draining=frontend_pb2.Draining())
+    await until(lambda: s.front_end._readiness.not_serving is DRAINING)
+    error = await failure(s.generate())
+    assert await not_serving(s) == error.details()
+    assert "shutting down" in error.details()
 
 
 @pytest.mark.parametrize("method", ["Check", "List", "Watch"])
@@ -357,15 +298,12 @@ def test_get_load_and_refusals_give_the_same_reason(run: Run):
     [(b"\xff\xff\xff", "the message of 3 bytes is not a valid"), (b"\xc0\x3e\x05", "1000")],
     ids=["not a message", "unknown field"],
 )
-def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(
-    run: Run, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, expected: str
-):
-    async def scenario(s: Service) -> None:
-        call = s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent)
-        error = await failure(call)
+async def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(
+    s: Service, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, expected: str
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        error = await failure(s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert expected in error.details()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+        await until(lambda: not s.front_end._calls._finished)
     assert caplog.records == []

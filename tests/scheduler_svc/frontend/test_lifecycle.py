@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,12 @@ from tests.scheduler_svc.frontend.fake_core import (
     Service,
     model_state,
     rest,
+    served,
     service,
     until_ready,
 )
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
-Run = Callable[..., None]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -44,54 +43,52 @@ async def health_of(s: Service) -> list[Any]:
     return [(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in SERVICES]
 
 
-def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(run: Run):
-    async def scenario(s: Service) -> None:
-        watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == NOT_SERVING
-        await s.core.greet(frontend_pb2.ModelState(ready=False))
-        for call in (
-            s.generate(),
-            s.inference.Tokenize(pb.TokenizeRequest(text="a")),
-            s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
-            s.control.GetModelInfo(control_pb2.GetModelInfoRequest()),
-        ):
-            error = await failure(call)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert_retry_hint(error, 1.0)
-        assert await health_of(s) == [NOT_SERVING] * 3
-
-        await s.core.send(model_state=model_state())
-        assert (await watch.read()).status == SERVING
-        assert await health_of(s) == [SERVING] * 3
-        await s.start_stream()
-        watch.cancel()
-
-    run(scenario, ready=False)
-
-
-def test_draining_refuses_new_requests_and_completes_running_ones(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
-        watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == SERVING
-        await s.core.send(draining=frontend_pb2.Draining())
-        assert (await watch.read()).status == NOT_SERVING
-        assert await health_of(s) == [NOT_SERVING] * 3
-        error = await failure(s.generate())
+@served(ready=False)
+async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: Service) -> None:
+    watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == NOT_SERVING
+    await s.core.greet(frontend_pb2.ModelState(ready=False))
+    for call in (
+        s.generate(),
+        s.inference.Tokenize(pb.TokenizeRequest(text="a")),
+        s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
+        s.control.GetModelInfo(control_pb2.GetModelInfoRequest()),
+    ):
+        error = await failure(call)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert_retry_hint(error, 1.0)
-        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-        # A model state of a worker that joins late does not make the service ready again.
-        await s.core.send(model_state=model_state())
-        await until_ready(s)
-        assert await health_of(s) == [NOT_SERVING] * 3
-        watch.cancel()
+    assert await health_of(s) == [NOT_SERVING] * 3
 
-    run(scenario)
+    await s.core.send(model_state=model_state())
+    assert (await watch.read()).status == SERVING
+    assert await health_of(s) == [SERVING] * 3
+    await s.start_stream()
+    watch.cancel()
 
 
-def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, monkeypatch: pytest.MonkeyPatch):
+async def test_draining_refuses_new_requests_and_completes_running_ones(s: Service) -> None:
+    call, submit = await s.start_stream()
+    watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == SERVING
+    await s.core.send(draining=frontend_pb2.Draining())
+    assert (await watch.read()).status == NOT_SERVING
+    assert await health_of(s) == [NOT_SERVING] * 3
+    error = await failure(s.generate())
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert_retry_hint(error, 1.0)
+    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    # A model state of a worker that joins late does not make the service ready again.
+    await s.core.send(model_state=model_state())
+    await until_ready(s)
+    assert await health_of(s) == [NOT_SERVING] * 3
+    watch.cancel()
+
+
+@served(ready=False)
+async def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
     def slow_at_first(
@@ -106,32 +103,29 @@ def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(run: Run, 
             raise ValueError("no model")
         return load(state, before, answers)
 
-    async def scenario(s: Service) -> None:
-        await s.core.expect("hello")
-        await s.core.send(model_state=model_state(max_length=101))
-        assert await asyncio.to_thread(first_began.wait, 10)
-        # Workers of other sizes join while the first model's tokenizer is loaded.
-        for max_length in (102, 103, 104, 105):
-            await s.core.send(model_state=model_state(max_length=max_length))
-        load_query: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
-        await s.core.expect("load_query")
-        # All states have arrived, because the core's frames are handled in order.
-        await s.core.send(load_reply=frontend_pb2.LoadReply(query=1))
-        await load_query
-        first_may_end.set()
-        await until_ready(s)
-        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        assert info.max_length == 105
-        assert num_loads == 2
-        # A model that cannot be loaded leaves the one before it in place, and later models are still loaded.
-        await s.core.send(model_state=model_state(max_length=104))
-        await until_ready(s)
-        await s.core.send(model_state=model_state(max_length=106))
-        while (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length != 106:
-            await asyncio.sleep(0)
-
     monkeypatch.setattr(model, "load", slow_at_first)
-    run(scenario, ready=False)
+    await s.core.expect("hello")
+    await s.core.send(model_state=model_state(max_length=101))
+    assert await asyncio.to_thread(first_began.wait, 10)
+    # Workers of other sizes join while the first model's tokenizer is loaded.
+    for max_length in (102, 103, 104, 105):
+        await s.core.send(model_state=model_state(max_length=max_length))
+    load_query: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+    await s.core.expect("load_query")
+    # All states have arrived, because the core's frames are handled in order.
+    await s.core.send(load_reply=frontend_pb2.LoadReply(query=1))
+    await load_query
+    first_may_end.set()
+    await until_ready(s)
+    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    assert info.max_length == 105
+    assert num_loads == 2
+    # A model that cannot be loaded leaves the one before it in place, and later models are still loaded.
+    await s.core.send(model_state=model_state(max_length=104))
+    await until_ready(s)
+    await s.core.send(model_state=model_state(max_length=106))
+    while (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length != 106:
+        await asyncio.sleep(0)
 
 
 async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> None:
@@ -147,43 +141,43 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
             await asyncio.sleep(0.001)
 
 
-def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, monkeypatch: pytest.MonkeyPatch):
+@served(ready=False)
+async def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed, made = list[bytes](), Tokenizer.__init__
 
     def counting(self: Tokenizer, tokenizer_json: bytes, **settings: Any) -> None:
         parsed.append(tokenizer_json)
         made(self, tokenizer_json, **settings)
 
-    async def scenario(s: Service) -> None:
-        await s.core.greet()
-        await until_ready(s)
-        # The larger worker left; one that can hold 100 tokens remains.
-        await sizes_become(s, 100, 512)
-        assert (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length == 100
-        # The core answers a request that fits only the worker that left recently.
-        call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
-        submit = await s.core.expect("submit")
-        assert len(submit.prompt) == 4 * 300
-        code = frontend_pb2.REJECT_CODE_NOT_READY
-        await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message="no worker"))
-        error = await failure(call)
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert_retry_hint(error, 1.0)
-        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "the limit is 511" in error.details()
-        # After some time its size no longer counts, and a larger worker joins.
-        await sizes_become(s, 100, 100)
-        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "the limit is 99" in error.details()
-        await sizes_become(s, 1024, 1024)
-        call, submit = await s.start_stream(text="the" * 600)
-        assert submit.max_new_tokens == 100
-        assert len(parsed) == 1
-
     monkeypatch.setattr(Tokenizer, "__init__", counting)
-    run(scenario, ready=False)
+    await s.core.greet()
+    await until_ready(s)
+    # The larger worker left; one that can hold 100 tokens remains.
+    await sizes_become(s, 100, 512)
+    assert (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length == 100
+    # The core answers a request that fits only the worker that left recently.
+    call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
+    submit = await s.core.expect("submit")
+    assert len(submit.prompt) == 4 * 300
+    code = frontend_pb2.REJECT_CODE_NOT_READY
+    await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message="no worker"))
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert_retry_hint(error, 1.0)
+    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the limit is 511" in error.details()
+    # After some time its size no longer counts, and a larger worker joins.
+    await sizes_become(s, 100, 100)
+    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the limit is 99" in error.details()
+    await sizes_become(s, 1024, 1024)
+    call, submit = await s.start_stream(text="the" * 600)
+    assert submit.max_new_tokens == 100
+    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize(
@@ -197,131 +191,91 @@ def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(run: Run, mo
         (90, 500, 200, 110),
     ],
 )
-def test_max_new_tokens_fits_the_present_workers(
-    run: Run, num_prompt: int, asked: int | None, sent: int, in_force: int
-):
-    async def scenario(s: Service) -> None:
-        await sizes_become(s, 100, 200)
-        stop = pb.StopParams() if asked is None else pb.StopParams(max_new_tokens=asked)
-        call = s.generate(token_ids=pb.TokenIds(ids=[1] * num_prompt), stop=stop)
-        submit = await s.core.admit()
-        assert submit.max_new_tokens == sent
-        assert (await call.read()).accepted.max_new_tokens == in_force
-
-    run(scenario)
+async def test_max_new_tokens_fits_the_present_workers(
+    s: Service, num_prompt: int, asked: int | None, sent: int, in_force: int
+) -> None:
+    await sizes_become(s, 100, 200)
+    stop = pb.StopParams() if asked is None else pb.StopParams(max_new_tokens=asked)
+    call = s.generate(token_ids=pb.TokenIds(ids=[1] * num_prompt), stop=stop)
+    submit = await s.core.admit()
+    assert submit.max_new_tokens == sent
+    assert (await call.read()).accepted.max_new_tokens == in_force
 
 
-def test_hello_carries_the_secret(run: Run):
-    async def scenario(s: Service) -> None:
-        assert (await s.core.expect("hello")).secret == b"s" * 32
-        assert "ssss" not in repr(s.front_end._settings)
-
-    run(scenario, ready=False, secret=b"s" * 32)
+@served(ready=False, secret=b"s" * 32)
+async def test_hello_carries_the_secret(s: Service) -> None:
+    assert (await s.core.expect("hello")).secret == b"s" * 32
+    assert "ssss" not in repr(s.front_end._settings)
 
 
-def test_stop_completes_running_streams(tmp_path: Path):
-    async def main() -> None:
-        async with service(tmp_path) as s:
-            call, submit = await s.start_stream()
-            s.front_end.stop()
-            await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-
-    asyncio.run(main())
-
-
-def test_streams_that_outlive_the_grace_period_are_unavailable_and_freed(run: Run):
-    async def scenario(s: Service) -> None:
-        call, submit = await s.start_stream()
+async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path) -> None:
+    async with service(tmp_path) as s:
+        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))
+        stopped, stopped_submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
+        unanswered = s.generate()
+        await s.core.expect("submit")
+        load: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+        await s.core.expect("load_query")
         await s.core.output(submit.stream, spell(b"ab"))
-        s.front_end.stop()
-        assert (await s.core.expect("cancel")).stream == submit.stream
-        assert (await call.read()).delta.text == "ab"
-        error = await failure(call)
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "grace period of 0.1 s" in error.details()
-
-    run(scenario, grace_seconds=0.1)
-
-
-def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path):
-    async def main() -> None:
-        async with service(tmp_path) as s:
-            call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))
-            stopped, stopped_submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
-            unanswered = s.generate()
-            await s.core.expect("submit")
-            load: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
-            await s.core.expect("load_query")
-            await s.core.output(submit.stream, spell(b"ab"))
-            await s.core.output(stopped_submit.stream, spell(b"a"))
-            first_peer = s.core.peer
-            s.core.close()
-            # Received tokens and held text are delivered.
-            assert (await call.read()).delta == pb.Delta(token_ids=spell(b"ab"), text="a")
-            assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
-            for lost in (call, stopped, unanswered, load):
-                error = await failure(lost)
-                assert error.code() is grpc.StatusCode.UNAVAILABLE
-                assert_retry_hint(error, 1.0)
-            assert await health_of(s) == [NOT_SERVING] * 3
-            error = await failure(s.generate())
+        await s.core.output(stopped_submit.stream, spell(b"a"))
+        first_peer = s.core.peer
+        s.core.close()
+        # Received tokens and held text are delivered.
+        assert (await call.read()).delta == pb.Delta(token_ids=spell(b"ab"), text="a")
+        assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
+        for lost in (call, stopped, unanswered, load):
+            error = await failure(lost)
             assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert "core is gone" in error.details()
-            assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (
-                grpc.StatusCode.UNAVAILABLE
-            )
-
-            s.core = FakeCore(f"ipc://{tmp_path}/core.sock")
-            try:
-                loaded_before = s.front_end._loading
-                await s.core.greet()
-                assert s.core.peer != first_peer
-                while s.front_end._loading is loaded_before:
-                    await asyncio.sleep(0)
-                await until_ready(s)
-                assert await health_of(s) == [SERVING] * 3
-                call, submit = await s.start_stream()
-                await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
-                assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-            finally:
-                s.core.close()
-
-    asyncio.run(main())
-
-
-def test_frames_received_before_the_loss_of_the_core_are_handled(tmp_path: Path):
-    async def main() -> None:
-        async with service(tmp_path) as s:
-            call, submit = await s.start_stream()
-            for _ in range(99):
-                await s.core.output(submit.stream, spell(b"a"))
-            await s.core.output(submit.stream, spell(b"a"), "LENGTH")
-            # The loop is blocked while the frames travel, so that they arrive together with the end of the connection.
-            time.sleep(0.2)
-            s.core.close()
-            time.sleep(0.2)
-            messages = await rest(call)
-            assert sum(len(delta.token_ids) for _, delta in messages[:-2]) == 100
-            assert [kind for kind, _ in messages[-2:]] == ["finished", "summary"]
-
-    asyncio.run(main())
-
-
-def test_a_request_that_the_core_never_answers_is_unavailable(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        call = s.generate()
-        submit = await s.core.expect("submit")
-        error = await failure(call)
+            assert_retry_hint(error, 1.0)
+        assert await health_of(s) == [NOT_SERVING] * 3
+        error = await failure(s.generate())
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert_retry_hint(error, 1.0)
-        assert (await s.core.expect("cancel")).stream == submit.stream
+        assert "core is gone" in error.details()
+        assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (grpc.StatusCode.UNAVAILABLE)
 
-    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.05)
-    run(scenario)
+        s.core = FakeCore(f"ipc://{tmp_path}/core.sock")
+        try:
+            loaded_before = s.front_end._loading
+            await s.core.greet()
+            assert s.core.peer != first_peer
+            while s.front_end._loading is loaded_before:
+                await asyncio.sleep(0)
+            await until_ready(s)
+            assert await health_of(s) == [SERVING] * 3
+            call, submit = await s.start_stream()
+            await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
+            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+        finally:
+            s.core.close()
 
 
-def test_retries_of_grpc_obey_the_retry_hint(run: Run):
+async def test_frames_received_before_the_loss_of_the_core_are_handled(tmp_path: Path) -> None:
+    async with service(tmp_path) as s:
+        call, submit = await s.start_stream()
+        for _ in range(99):
+            await s.core.output(submit.stream, spell(b"a"))
+        await s.core.output(submit.stream, spell(b"a"), "LENGTH")
+        # The loop is blocked while the frames travel, so that they arrive together with the end of the connection.
+        time.sleep(0.2)
+        s.core.close()
+        time.sleep(0.2)
+        messages = await rest(call)
+        assert sum(len(delta.token_ids) for _, delta in messages[:-2]) == 100
+        assert [kind for kind, _ in messages[-2:]] == ["finished", "summary"]
+
+
+@served((sender, "ANSWER_SECONDS", 0.05))
+async def test_a_request_that_the_core_never_answers_is_unavailable(s: Service) -> None:
+    call = s.generate()
+    submit = await s.core.expect("submit")
+    error = await failure(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert_retry_hint(error, 1.0)
+    assert (await s.core.expect("cancel")).stream == submit.stream
+
+
+@served(ready=False)
+async def test_retries_of_grpc_obey_the_retry_hint(s: Service) -> None:
     policy = {
         "maxAttempts": 5,
         "initialBackoff": "0.01s",
@@ -330,58 +284,49 @@ def test_retries_of_grpc_obey_the_retry_hint(run: Run):
         "retryableStatusCodes": ["UNAVAILABLE"],
     }
     config = {"methodConfig": [{"name": [{"service": "tandem.v1.InferenceService"}], "retryPolicy": policy}]}
+    await s.core.expect("hello")
+    loop, readiness, refused = asyncio.get_running_loop(), s.front_end._readiness, asyncio.Event()
+    admit = readiness.admit
 
-    async def scenario(s: Service) -> None:
-        await s.core.expect("hello")
-        loop, readiness, refused = asyncio.get_running_loop(), s.front_end._readiness, asyncio.Event()
-        admit = readiness.admit
+    def watched_admit() -> Any:
+        try:
+            return admit()
+        except Refusal:
+            refused.set()
+            raise
 
-        def watched_admit() -> Any:
-            try:
-                return admit()
-            except Refusal:
-                refused.set()
-                raise
-
-        readiness.admit = watched_admit
-        async with grpc.aio.insecure_channel(
-            s.address, options=[("grpc.service_config", json.dumps(config))]
-        ) as channel:
-            started = loop.time()
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            call = stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS)
-            await asyncio.wait_for(refused.wait(), WAIT_SECONDS)
-            await s.core.send(model_state=model_state())
-            await s.core.admit()
-            assert (await call.read()).WhichOneof("event") == "accepted"
-            assert loop.time() - started >= 1.0
-            call.cancel()
-
-    run(scenario, ready=False)
+    readiness.admit = watched_admit
+    async with grpc.aio.insecure_channel(s.address, options=[("grpc.service_config", json.dumps(config))]) as channel:
+        started = loop.time()
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS)
+        await asyncio.wait_for(refused.wait(), WAIT_SECONDS)
+        await s.core.send(model_state=model_state())
+        await s.core.admit()
+        assert (await call.read()).WhichOneof("event") == "accepted"
+        assert loop.time() - started >= 1.0
+        call.cancel()
 
 
-def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_link, "HIGH_WATER_MARK", 2)
 
     def on_message(message: frontend_pb2.CoreToFrontend) -> None:
         raise AssertionError(message)
 
-    async def main() -> None:
-        core = FakeCore(f"ipc://{tmp_path}/core.sock")
-        link, lost = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), asyncio.Event()
-        assert not link.send(frontend_pb2.FrontendToCore())
-        running = asyncio.create_task(link.run(on_message, lost.set))
-        await core.expect("hello")
-        # The core stops reading, so its queue, the kernel's and the front end's fill up.
-        big = frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(prompt=bytes(1 << 20)))
-        num_sent = 0
-        while link.send(big):
-            num_sent += 1
-            assert num_sent < 2000
-            await asyncio.sleep(0)
-        await asyncio.wait_for(lost.wait(), TIMEOUT_SECONDS)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        core.close()
-
-    asyncio.run(main())
+    core = FakeCore(f"ipc://{tmp_path}/core.sock")
+    link, lost = core_link.CoreLink(f"ipc://{tmp_path}/core.sock"), asyncio.Event()
+    assert not link.send(frontend_pb2.FrontendToCore())
+    running = asyncio.create_task(link.run(on_message, lost.set))
+    await core.expect("hello")
+    # The core stops reading, so its queue, the kernel's and the front end's fill up.
+    big = frontend_pb2.FrontendToCore(submit=frontend_pb2.Submit(prompt=bytes(1 << 20)))
+    num_sent = 0
+    while link.send(big):
+        num_sent += 1
+        assert num_sent < 2000
+        await asyncio.sleep(0)
+    await asyncio.wait_for(lost.wait(), TIMEOUT_SECONDS)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    core.close()

@@ -1,7 +1,6 @@
 """The calls that watch what goes on in the core, Drain and UpdateWeights, under one table, with a fake core."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,9 @@ from scheduler_svc.frontend import control, server
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
-from tests.scheduler_svc.frontend.fake_core import Service, until
+from tests.scheduler_svc.frontend.fake_core import Service, served, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
 
-Run = Callable[..., None]
 Code = grpc.StatusCode
 
 
@@ -78,210 +76,173 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @each_kind
-def test_the_progress_is_written_as_it_comes_until_the_last_report(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
+async def test_the_progress_is_written_as_it_comes_until_the_last_report(s: Service, kind: Kind) -> None:
+    call = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    assert asked.request == kind.request and not asked.stop_replies
+    for seconds in (0.5, 1.5):
+        await kind.answer(s, asked.query, progress=kind.at(seconds))
+        assert await call.read() == kind.at(seconds)
+    await kind.answer(s, asked.query, progress=kind.at(2.0), is_last=True)
+    assert await call.read() == kind.at(2.0)
+    assert await call.read() is grpc.aio.EOF and await call.code() is Code.OK
+    assert await s.core.is_silent()
+    assert s.front_end._queries._waiting == {}
+
+
+@each_kind
+async def test_a_refusal_of_the_core_is_the_calls_status(s: Service, kind: Kind) -> None:
+    for name, code in (
+        ("INVALID", Code.INVALID_ARGUMENT),
+        ("NOT_FOUND", kind.not_found),
+        ("DUPLICATE", Code.ALREADY_EXISTS),
+        ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED),
+        ("NOT_READY", Code.UNAVAILABLE),
+        ("QUARANTINED", Code.INTERNAL),
+    ):
         call = kind.call(s)
         asked = await s.core.expect(kind.asked)
-        assert asked.request == kind.request and not asked.stop_replies
-        for seconds in (0.5, 1.5):
-            await kind.answer(s, asked.query, progress=kind.at(seconds))
-            assert await call.read() == kind.at(seconds)
-        await kind.answer(s, asked.query, progress=kind.at(2.0), is_last=True)
-        assert await call.read() == kind.at(2.0)
-        assert await call.read() is grpc.aio.EOF and await call.code() is Code.OK
-        assert await s.core.is_silent()
-        assert s.front_end is not None and s.front_end._queries._waiting == {}
-
-    run(scenario)
-
-
-@each_kind
-def test_a_refusal_of_the_core_is_the_calls_status(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
-        for name, code in (
-            ("INVALID", Code.INVALID_ARGUMENT),
-            ("NOT_FOUND", kind.not_found),
-            ("DUPLICATE", Code.ALREADY_EXISTS),
-            ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED),
-            ("NOT_READY", Code.UNAVAILABLE),
-            ("QUARANTINED", Code.INTERNAL),
-        ):
-            call = kind.call(s)
-            asked = await s.core.expect(kind.asked)
-            refusal = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}")
-            await kind.answer(s, asked.query, refusal=refusal, message="why", field="worker")
-            error = await failure(call)
-            assert (error.code(), error.details()) == (code, "why"), name
-            if code is Code.INVALID_ARGUMENT:
-                [bad] = details(error, error_details_pb2.BadRequest)
-                assert [each.field for each in bad.field_violations] == ["worker"]
-            if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
-                assert_retry_hint(error, 0.5 if code is Code.RESOURCE_EXHAUSTED else 1.0)
-        assert await s.core.is_silent()
-
-    run(scenario)
-
-
-@each_kind
-def test_a_request_out_of_bounds_never_reaches_the_core(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
-        for request, message in kind.wrong:
-            error = await failure(kind.call(s, request))
-            assert (error.code(), error.details()) == (Code.INVALID_ARGUMENT, message)
+        refusal = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}")
+        await kind.answer(s, asked.query, refusal=refusal, message="why", field="worker")
+        error = await failure(call)
+        assert (error.code(), error.details()) == (code, "why"), name
+        if code is Code.INVALID_ARGUMENT:
             [bad] = details(error, error_details_pb2.BadRequest)
-            assert [each.field for each in bad.field_violations] == [message.split()[0]]
-        assert await s.core.is_silent()
-
-    run(scenario)
-
-
-@each_kind
-def test_the_core_is_told_once_that_a_caller_has_left(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
-        call = kind.call(s)
-        asked = await s.core.expect(kind.asked)
-        await kind.answer(s, asked.query, progress=kind.at(0.5))
-        assert await call.read() == kind.at(0.5)
-        call.cancel()
-        left = await s.core.expect(kind.asked)
-        assert left == type(left)(query=asked.query, stop_replies=True)
-        # A report that was under way is dropped.
-        await kind.answer(s, asked.query, progress=kind.at(1.5))
-        assert await s.core.is_silent()
-        assert s.front_end is not None and s.front_end._queries._waiting == {}
-
-    run(scenario)
+            assert [each.field for each in bad.field_violations] == ["worker"]
+        if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
+            assert_retry_hint(error, 0.5 if code is Code.RESOURCE_EXHAUSTED else 1.0)
+    assert await s.core.is_silent()
 
 
 @each_kind
-def test_a_caller_who_reads_late_gets_the_newest_report_only(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
-        call = kind.call(s)
-        asked = await s.core.expect(kind.asked)
-        [waiting] = s.front_end._queries._waiting.values()
-        # In one turn of the event loop, so that the call cannot write in between.
-        for seconds in (0.5, 1.5, 2.5):
-            waiting.take(kind.reply(progress=kind.at(seconds)))
-        await kind.answer(s, asked.query, progress=kind.at(3.5), is_last=True)
-        seen = [one.seconds async for one in call]
-        assert seen == [2.5, 3.5]
-
-    run(scenario)
+async def test_a_request_out_of_bounds_never_reaches_the_core(s: Service, kind: Kind) -> None:
+    for request, message in kind.wrong:
+        error = await failure(kind.call(s, request))
+        assert (error.code(), error.details()) == (Code.INVALID_ARGUMENT, message)
+        [bad] = details(error, error_details_pb2.BadRequest)
+        assert [each.field for each in bad.field_violations] == [message.split()[0]]
+    assert await s.core.is_silent()
 
 
 @each_kind
-def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_fails(run: Run, kind: Kind) -> None:
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
-        call = kind.call(s)
-        asked = await s.core.expect(kind.asked)
-        await kind.answer(s, asked.query, progress=kind.at(0.5))
-        assert await call.read() == kind.at(0.5)
-        s.core.close()
-        error = await failure(call)
-        assert error.code() is Code.UNAVAILABLE
-        assert error.details() == "the scheduler's core cannot be reached"
-        assert_retry_hint(error, 1.0)
-        assert s.front_end._queries._waiting == {}
-
-    run(scenario)
+async def test_the_core_is_told_once_that_a_caller_has_left(s: Service, kind: Kind) -> None:
+    call = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    await kind.answer(s, asked.query, progress=kind.at(0.5))
+    assert await call.read() == kind.at(0.5)
+    call.cancel()
+    left = await s.core.expect(kind.asked)
+    assert left == type(left)(query=asked.query, stop_replies=True)
+    # A report that was under way is dropped.
+    await kind.answer(s, asked.query, progress=kind.at(1.5))
+    assert await s.core.is_silent()
+    assert s.front_end._queries._waiting == {}
 
 
 @each_kind
-def test_a_core_that_says_nothing_is_unavailable_and_told_that_nobody_waits(
-    run: Run, kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(s: Service) -> None:
-        call = kind.call(s)
-        asked = await s.core.expect(kind.asked)
-        error = await failure(call)
-        assert (error.code(), error.details()) == (
-            Code.UNAVAILABLE,
-            "the scheduler's core has not answered for 0.05 s",
-        )
-        left = await s.core.expect(kind.asked)
-        assert (left.query, left.stop_replies) == (asked.query, True)
-
-    monkeypatch.setattr(control, "REPLY_SECONDS", 0.05)
-    run(scenario)
+async def test_a_caller_who_reads_late_gets_the_newest_report_only(s: Service, kind: Kind) -> None:
+    call = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    [waiting] = s.front_end._queries._waiting.values()
+    # In one turn of the event loop, so that the call cannot write in between.
+    for seconds in (0.5, 1.5, 2.5):
+        waiting.take(kind.reply(progress=kind.at(seconds)))
+    await kind.answer(s, asked.query, progress=kind.at(3.5), is_last=True)
+    seen = [one.seconds async for one in call]
+    assert seen == [2.5, 3.5]
 
 
 @each_kind
-def test_a_watch_ends_when_its_callers_token_is_revoked(run: Run, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
+async def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_fails(s: Service, kind: Kind) -> None:
+    call = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    await kind.answer(s, asked.query, progress=kind.at(0.5))
+    assert await call.read() == kind.at(0.5)
+    s.core.close()
+    error = await failure(call)
+    assert error.code() is Code.UNAVAILABLE
+    assert error.details() == "the scheduler's core cannot be reached"
+    assert_retry_hint(error, 1.0)
+    assert s.front_end._queries._waiting == {}
+
+
+@each_kind
+@served((control, "REPLY_SECONDS", 0.05))
+async def test_a_core_that_says_nothing_is_unavailable_and_told_that_nobody_waits(s: Service, kind: Kind) -> None:
+    call = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    error = await failure(call)
+    assert (error.code(), error.details()) == (
+        Code.UNAVAILABLE,
+        "the scheduler's core has not answered for 0.05 s",
+    )
+    left = await s.core.expect(kind.asked)
+    assert (left.query, left.stop_replies) == (asked.query, True)
+
+
+@each_kind
+@served((server, "SWEEP_SECONDS", 0.02), needs_tokens=True)
+async def test_a_watch_ends_when_its_callers_token_is_revoked(s: Service, kind: Kind) -> None:
 
     def listing(*names: str) -> frontend_pb2.Tenants:
         tokens = [listed(name, "control") for name in names]
         return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
 
-    async def scenario(s: Service) -> None:
-        await allow(s, listing("kept", "lost"))
-        calls, queries = dict[str, Any](), dict[str, int]()
-        for name in ("kept", "lost"):
-            calls[name] = getattr(s.control, kind.method)(kind.request, metadata=bearer(name))
-            queries[name] = (await s.core.expect(kind.asked)).query
-            await kind.answer(s, queries[name], progress=kind.at(0.5))
-            assert await calls[name].read() == kind.at(0.5)
-        await allow(s, listing("kept"))
-        left = await s.core.expect(kind.asked)
-        assert (left.query, left.stop_replies) == (queries["lost"], True)
-        assert await calls["lost"].code() is Code.UNAUTHENTICATED
-        assert await calls["lost"].details() == "the token or certificate of this call was revoked"
-        await kind.answer(s, queries["kept"], progress=kind.at(1.5), is_last=True)
-        assert await calls["kept"].read() == kind.at(1.5)
-        assert await calls["kept"].code() is Code.OK
-
-    run(scenario, needs_tokens=True)
+    await allow(s, listing("kept", "lost"))
+    calls, queries = dict[str, Any](), dict[str, int]()
+    for name in ("kept", "lost"):
+        calls[name] = getattr(s.control, kind.method)(kind.request, metadata=bearer(name))
+        queries[name] = (await s.core.expect(kind.asked)).query
+        await kind.answer(s, queries[name], progress=kind.at(0.5))
+        assert await calls[name].read() == kind.at(0.5)
+    await allow(s, listing("kept"))
+    left = await s.core.expect(kind.asked)
+    assert (left.query, left.stop_replies) == (queries["lost"], True)
+    assert await calls["lost"].code() is Code.UNAUTHENTICATED
+    assert await calls["lost"].details() == "the token or certificate of this call was revoked"
+    await kind.answer(s, queries["kept"], progress=kind.at(1.5), is_last=True)
+    assert await calls["kept"].read() == kind.at(1.5)
+    assert await calls["kept"].code() is Code.OK
 
 
 @each_kind
-def test_a_caller_who_reads_nothing_is_given_up(run: Run, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
-
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
-        # grpc.aio keeps references to the first call of a method and to the newest one.
-        first = kind.call(s)
-        asked = await s.core.expect(kind.asked)
-        await kind.answer(s, asked.query, progress=kind.at(0.5), is_last=True)
-        assert [one async for one in first] == [kind.at(0.5)]
-        stalled = RawConnection(s.address)
-        stalled.call(f"/tandem.v1.ControlService/{kind.method}", kind.request.SerializeToString())
-        unread = await s.core.expect(kind.asked)
-        idle = kind.call(s)
-        newest = await s.core.expect(kind.asked)
-        for _ in range(2):
-            await kind.answer(s, unread.query, progress=kind.at(0.5))
-        await until(lambda: any(each.blocked_since for each in s.front_end._queries.watches))
-        s.front_end._call_limits = CallLimits(answer_seconds=0.0)
-        left = await s.core.expect(kind.asked)
-        assert left == type(left)(query=unread.query, stop_replies=True)
-        # A watch that has nothing to write is not late.
-        s.front_end._call_limits = CallLimits(answer_seconds=1000.0)
-        await kind.answer(s, newest.query, progress=kind.at(1.5), is_last=True)
-        assert [one async for one in idle] == [kind.at(1.5)]
-        stalled.close()
-
-    run(scenario, call_limits=CallLimits(answer_seconds=1000.0))
+@served((server, "SWEEP_SECONDS", 0.02), call_limits=CallLimits(answer_seconds=1000.0))
+async def test_a_caller_who_reads_nothing_is_given_up(s: Service, kind: Kind) -> None:
+    # grpc.aio keeps references to the first call of a method and to the newest one.
+    first = kind.call(s)
+    asked = await s.core.expect(kind.asked)
+    await kind.answer(s, asked.query, progress=kind.at(0.5), is_last=True)
+    assert [one async for one in first] == [kind.at(0.5)]
+    stalled = RawConnection(s.address)
+    stalled.call(f"/tandem.v1.ControlService/{kind.method}", kind.request.SerializeToString())
+    unread = await s.core.expect(kind.asked)
+    idle = kind.call(s)
+    newest = await s.core.expect(kind.asked)
+    for _ in range(2):
+        await kind.answer(s, unread.query, progress=kind.at(0.5))
+    await until(lambda: any(each.blocked_since for each in s.front_end._queries.watches))
+    s.front_end._call_limits = CallLimits(answer_seconds=0.0)
+    left = await s.core.expect(kind.asked)
+    assert left == type(left)(query=unread.query, stop_replies=True)
+    # A watch that has nothing to write is not late.
+    s.front_end._call_limits = CallLimits(answer_seconds=1000.0)
+    await kind.answer(s, newest.query, progress=kind.at(1.5), is_last=True)
+    assert [one async for one in idle] == [kind.at(1.5)]
+    stalled.close()
 
 
-def test_both_are_watched_at_once_beside_other_queries(run: Run) -> None:
-    """Every query has a number of its own, whatever it asks for."""
-
-    async def scenario(s: Service) -> None:
-        calls, queries = dict[str, Any](), dict[str, int]()
-        for name, kind in KINDS.items():
-            calls[name] = kind.call(s)
-            queries[name] = (await s.core.expect(kind.asked)).query
-        load: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
-        asked = (await s.core.expect("load_query")).query
-        assert len({*queries.values(), asked}) == 3
-        await s.core.send(load_reply=frontend_pb2.LoadReply(query=asked))
-        await load
-        for number, (name, kind) in enumerate(KINDS.items()):
-            await kind.answer(s, queries[name], progress=kind.at(number), is_last=True)
-        for number, (name, kind) in enumerate(KINDS.items()):
-            assert [one async for one in calls[name]] == [kind.at(number)]
-
-    run(scenario)
+async def test_both_are_watched_at_once_beside_other_queries(s: Service) -> None:
+    """Every query has a number of its own, for either method."""
+    calls, queries = dict[str, Any](), dict[str, int]()
+    for name, kind in KINDS.items():
+        calls[name] = kind.call(s)
+        queries[name] = (await s.core.expect(kind.asked)).query
+    load: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
+    asked = (await s.core.expect("load_query")).query
+    assert len({*queries.values(), asked}) == 3
+    await s.core.send(load_reply=frontend_pb2.LoadReply(query=asked))
+    await load
+    for number, (name, kind) in enumerate(KINDS.items()):
+        await kind.answer(s, queries[name], progress=kind.at(number), is_last=True)
+    for number, (name, kind) in enumerate(KINDS.items()):
+        assert [one async for one in calls[name]] == [kind.at(number)]

@@ -1,6 +1,5 @@
-"""gRPC reflection: what it tells, under which names, and that its calls have the entrance and bounds of all calls."""
+"""gRPC reflection: its answers, its names, and that its calls have the entrance and bounds of all calls."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +17,9 @@ from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.settings import SchedulerSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import failure
-from tests.scheduler_svc.frontend.fake_core import Service, until
+from tests.scheduler_svc.frontend.fake_core import Service, served, service, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, tenants, token_of
 
-Run = Callable[..., None]
 PUBLIC = ("grpc.health.v1.Health", "tandem.v1.ControlService", "tandem.v1.InferenceService")
 
 
@@ -41,8 +39,8 @@ async def asked(call: Any, **request: Any) -> Any:
 
 @pytest.mark.parametrize("is_on", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_public_services_are_listed_only_if_it_is_on(run: Run, name: str, is_on: bool) -> None:
-    async def scenario(s: Service) -> None:
+async def test_the_public_services_are_listed_only_if_it_is_on(tmp_path: Path, name: str, is_on: bool) -> None:
+    async with service(tmp_path, reflection=is_on) as s:
         if not is_on:
             # Without a stream of requests, because grpc.aio may report a write after the refusal as an internal error.
             error = await failure(s.channel.unary_unary(f"/{name}/{METHOD}")(b""))
@@ -58,62 +56,52 @@ def test_the_public_services_are_listed_only_if_it_is_on(run: Run, name: str, is
         await call.done_writing()
         assert await call.code() is grpc.StatusCode.OK
 
-    run(scenario, reflection=is_on)
 
-
-def test_several_names_are_told_in_one_call_and_nothing_internal(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        call = opened(s)
-        for symbol in (*PUBLIC, "tandem.v1.GenerateRequest", "google.rpc.BadRequest"):
-            answer = await asked(call, file_containing_symbol=symbol)
-            files = [
-                descriptor_pb2.FileDescriptorProto.FromString(each)
-                for each in answer.file_descriptor_response.file_descriptor_proto
-            ]
-            own = {f"{file.package}.{each.name}" for file in files for each in (*file.service, *file.message_type)}
-            assert symbol in own
-        for symbol in ("tandem.internal.v1.Submit", "google.protobuf.Any", "none"):
-            answer = await asked(call, file_containing_symbol=symbol)
-            assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
-        answer = await asked(call, file_by_filename="tandem/internal/v1/worker.proto")
+@served(reflection=True)
+async def test_several_names_are_told_in_one_call_and_nothing_internal(s: Service) -> None:
+    call = opened(s)
+    for symbol in (*PUBLIC, "tandem.v1.GenerateRequest", "google.rpc.BadRequest"):
+        answer = await asked(call, file_containing_symbol=symbol)
+        files = [
+            descriptor_pb2.FileDescriptorProto.FromString(each)
+            for each in answer.file_descriptor_response.file_descriptor_proto
+        ]
+        own = {f"{file.package}.{each.name}" for file in files for each in (*file.service, *file.message_type)}
+        assert symbol in own
+    for symbol in ("tandem.internal.v1.Submit", "google.protobuf.Any", "none"):
+        answer = await asked(call, file_containing_symbol=symbol)
         assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
-        answer = await asked(call)
-        assert answer.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        call.cancel()
-
-    run(scenario, reflection=True)
-
-
-def test_a_request_above_the_limit_is_refused_as_the_first_and_as_a_further_one(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        for num_before in (0, 1):
-            call = opened(s)
-            for _ in range(num_before):
-                await asked(call, list_services="")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await asked(call, file_containing_symbol="x" * MAX_BYTES)
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            what = f"ServerReflectionRequest has {MAX_BYTES + 3:,} bytes"
-            assert await call.details() == f"{what}; the limit is {MAX_BYTES:,}"
-
-    run(scenario, reflection=True)
+    answer = await asked(call, file_by_filename="tandem/internal/v1/worker.proto")
+    assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    answer = await asked(call)
+    assert answer.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    call.cancel()
 
 
-def test_a_call_whose_next_request_is_late_ends(run: Run) -> None:
-    async def scenario(s: Service) -> None:
+@served(reflection=True)
+async def test_a_request_above_the_limit_is_refused_as_the_first_and_as_a_further_one(s: Service) -> None:
+    for num_before in (0, 1):
         call = opened(s)
-        await asked(call, list_services="")
-        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert await call.details() == "the call sent no message for 0.1 s"
+        for _ in range(num_before):
+            await asked(call, list_services="")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked(call, file_containing_symbol="x" * MAX_BYTES)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        what = f"ServerReflectionRequest has {MAX_BYTES + 3:,} bytes"
+        assert await call.details() == f"{what}; the limit is {MAX_BYTES:,}"
 
-    run(scenario, reflection=True, call_limits=CallLimits(message_seconds=0.1))
+
+@served(reflection=True, call_limits=CallLimits(message_seconds=0.1))
+async def test_a_call_whose_next_request_is_late_ends(s: Service) -> None:
+    call = opened(s)
+    await asked(call, list_services="")
+    assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await call.details() == "the call sent no message for 0.1 s"
 
 
-def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(run: Run) -> None:
+async def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(tmp_path: Path) -> None:
     limits = CallLimits(message_seconds=1000.0, max_without_message_reserved=3, max_reading_reserved=3)
-
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
+    async with service(tmp_path, reflection=True, call_limits=limits) as s:
         waiting = s.front_end._calls.rooms[Room.REFLECTION].without_message
         calls = [opened(s) for _ in range(2)]
         for call in calls:
@@ -128,21 +116,16 @@ def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(run: Run)
             call.cancel()
         await until(lambda: waiting.num_taken == 0)
 
-    run(scenario, reflection=True, call_limits=limits)
 
-
-def test_a_caller_whose_token_is_revoked_learns_nothing_more(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        assert s.front_end is not None
-        await allow(s, tenants())
-        call = opened(s, metadata=bearer(token_of("inference")))
-        assert (await asked(call, list_services="")).HasField("list_services_response")
-        await allow(s, frontend_pb2.Tenants())
-        # The read that waits was let in before.
-        await asked(call, list_services="")
-        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    run(scenario, reflection=True, needs_tokens=True)
+@served(reflection=True, needs_tokens=True)
+async def test_a_caller_whose_token_is_revoked_learns_nothing_more(s: Service) -> None:
+    await allow(s, tenants())
+    call = opened(s, metadata=bearer(token_of("inference")))
+    assert (await asked(call, list_services="")).HasField("list_services_response")
+    await allow(s, frontend_pb2.Tenants())
+    # The read that waits was let in before.
+    await asked(call, list_services="")
+    assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,20 @@
 """Two tenants: one takes all places that it can get, and the calls of the other one are served as before."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.frontend.streaming import stream_table
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
-from tests.scheduler_svc.frontend.fake_core import Service, until
+from tests.scheduler_svc.frontend.fake_core import Service, served, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
 
-Run = Callable[..., None]
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GREEDY, POLITE = "greedy", "polite"
 
@@ -30,8 +26,7 @@ async def allow_both(s: Service) -> None:
 
 
 def generate(s: Service, name: str) -> Any:
-    request = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[1]))
-    return s.inference.Generate(request, metadata=bearer(name), timeout=TIMEOUT_SECONDS)
+    return s.generate(metadata=bearer(name))
 
 
 async def stream(s: Service, name: str) -> Any:
@@ -47,61 +42,53 @@ async def is_refused(call: Any, message: str) -> None:
     assert_retry_hint(error, 0.5)
 
 
-def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(run: Run):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        stalled = RawConnection(s.address)
-        for _ in range(20):
-            stalled.call(GENERATE, None, GREEDY)
-        await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
-        # No slow message has to yield for it: that would take 2 s.
-        async with asyncio.timeout(1.5):
-            await stream(s, POLITE)
-        assert s.front_end._calls.rooms[Room.BULK].without_message.of(GREEDY) == 20
-        stalled.close()
-
-    run(scenario, needs_tokens=True, call_limits=CallLimits(max_reading=4))
-
-
-def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(run: Run):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        stalled = RawConnection(s.address)
-        for _ in range(20):
-            stalled.call(GENERATE, None, GREEDY)
-        assert len(await asyncio.to_thread(stalled.wait_ends, 16)) == 16
-        await is_refused(generate(s, GREEDY), "4 calls have not sent their request yet; the limit is 4")
+@served(needs_tokens=True, call_limits=CallLimits(max_reading=4))
+async def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(s: Service) -> None:
+    await allow_both(s)
+    stalled = RawConnection(s.address)
+    for _ in range(20):
+        stalled.call(GENERATE, None, GREEDY)
+    await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
+    # No slow message has to yield for it: that would take 2 s.
+    async with asyncio.timeout(1.5):
         await stream(s, POLITE)
-        stalled.close()
-
-    run(scenario, needs_tokens=True, call_limits=CallLimits(max_without_message=8))
-
-
-def test_streams_of_one_tenant_leave_places_to_the_other(run: Run):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        calls = [await stream(s, GREEDY) for _ in range(4)]
-        full = "4 samples of requests are open; the limit is 4"
-        await is_refused(generate(s, GREEDY), full)
-        others = [await stream(s, POLITE) for _ in range(2)]
-        full = "2 samples of requests are open; the limit is 2"
-        await is_refused(generate(s, POLITE), full)
-        calls.pop().cancel()
-        await s.core.expect("cancel")
-        # Half of the five that are not the other's.
-        others.append(await stream(s, POLITE))
-        await is_refused(generate(s, GREEDY), full.replace("2", "3"))
-
-    run(scenario, needs_tokens=True, stream_limits=StreamLimits(max_streams=8))
+    assert s.front_end._calls.rooms[Room.BULK].without_message.of(GREEDY) == 20
+    stalled.close()
 
 
-def test_without_tokens_all_callers_share_all_places(run: Run):
-    async def scenario(s: Service) -> None:
-        for _ in range(8):
-            await s.start_stream()
-        await is_refused(s.generate(), "8 samples of requests are open; the limit is 8")
+@served(needs_tokens=True, call_limits=CallLimits(max_without_message=8))
+async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s: Service) -> None:
+    await allow_both(s)
+    stalled = RawConnection(s.address)
+    for _ in range(20):
+        stalled.call(GENERATE, None, GREEDY)
+    assert len(await asyncio.to_thread(stalled.wait_ends, 16)) == 16
+    await is_refused(generate(s, GREEDY), "4 calls have not sent their request yet; the limit is 4")
+    await stream(s, POLITE)
+    stalled.close()
 
-    run(scenario, stream_limits=StreamLimits(max_streams=8))
+
+@served(needs_tokens=True, stream_limits=StreamLimits(max_streams=8))
+async def test_streams_of_one_tenant_leave_places_to_the_other(s: Service) -> None:
+    await allow_both(s)
+    calls = [await stream(s, GREEDY) for _ in range(4)]
+    full = "4 samples of requests are open; the limit is 4"
+    await is_refused(generate(s, GREEDY), full)
+    others = [await stream(s, POLITE) for _ in range(2)]
+    full = "2 samples of requests are open; the limit is 2"
+    await is_refused(generate(s, POLITE), full)
+    calls.pop().cancel()
+    await s.core.expect("cancel")
+    # Half of the five that are not the other's.
+    others.append(await stream(s, POLITE))
+    await is_refused(generate(s, GREEDY), full.replace("2", "3"))
+
+
+@served(stream_limits=StreamLimits(max_streams=8))
+async def test_without_tokens_all_callers_share_all_places(s: Service) -> None:
+    for _ in range(8):
+        await s.start_stream()
+    await is_refused(s.generate(), "8 samples of requests are open; the limit is 8")
 
 
 async def reject(s: Service, *, tenant_is_full: bool) -> None:
@@ -117,45 +104,41 @@ async def reject(s: Service, *, tenant_is_full: bool) -> None:
     await s.core.send(rejected=rejected)
 
 
-def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 60.0)
-        running = await stream(s, GREEDY)
-        call = generate(s, GREEDY)
-        await reject(s, tenant_is_full=True)
-        for refused in (call, generate(s, GREEDY), generate(s, GREEDY)):
-            error = await failure(refused)
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert_retry_hint(error, 7.5)
-        assert await s.core.is_silent()
-        await stream(s, POLITE)
-        # A request of the tenant ends, so a place may be free.
-        running.cancel()
-        await s.core.expect("cancel")
-        await stream(s, GREEDY)
-
-    run(scenario, needs_tokens=True)
-
-
-def test_the_core_is_believed_for_a_moment_only(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0)
-        call = generate(s, GREEDY)
-        await reject(s, tenant_is_full=True)
-        await failure(call)
-        await stream(s, GREEDY)
-
-    run(scenario, needs_tokens=True)
+@served(needs_tokens=True)
+async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await allow_both(s)
+    monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 60.0)
+    running = await stream(s, GREEDY)
+    call = generate(s, GREEDY)
+    await reject(s, tenant_is_full=True)
+    for refused in (call, generate(s, GREEDY), generate(s, GREEDY)):
+        error = await failure(refused)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert_retry_hint(error, 7.5)
+    assert await s.core.is_silent()
+    await stream(s, POLITE)
+    # A request of the tenant ends, so a place may be free.
+    running.cancel()
+    await s.core.expect("cancel")
+    await stream(s, GREEDY)
 
 
-def test_a_request_that_is_too_large_for_what_is_free_does_not_close_the_queue(run: Run):
-    async def scenario(s: Service) -> None:
-        await allow_both(s)
-        call = generate(s, GREEDY)
-        await reject(s, tenant_is_full=False)
-        await failure(call)
-        await stream(s, GREEDY)
+@served(needs_tokens=True)
+async def test_the_core_is_believed_for_a_moment_only(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    await allow_both(s)
+    monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0)
+    call = generate(s, GREEDY)
+    await reject(s, tenant_is_full=True)
+    await failure(call)
+    await stream(s, GREEDY)
 
-    run(scenario, needs_tokens=True)
+
+@served(needs_tokens=True)
+async def test_a_request_that_is_too_large_for_what_is_free_does_not_close_the_queue(s: Service) -> None:
+    await allow_both(s)
+    call = generate(s, GREEDY)
+    await reject(s, tenant_is_full=False)
+    await failure(call)
+    await stream(s, GREEDY)

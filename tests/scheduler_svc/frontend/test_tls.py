@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from scheduler_svc.door import tls_files
 from scheduler_svc.door.tls_files import TlsFiles
 from tests.rigs.authorities import Authority, Pair
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.fake_core import Service
+from tests.scheduler_svc.frontend.fake_core import Service, service
 from tests.scheduler_svc.frontend.test_door import CLOSED, allow, bearer, tenants, token_of
 
-Run = Callable[..., None]
 CHECK = "/grpc.health.v1.Health/Check"
 
 
@@ -59,19 +57,17 @@ async def check(
         return await call.code(), str(await call.details())
 
 
-def test_tokens_work_over_tls_and_plaintext_does_not(run: Run, authority: Authority, served: Pair) -> None:
-    async def scenario(s: Service) -> None:
+async def test_tokens_work_over_tls_and_plaintext_does_not(tmp_path: Path, authority: Authority, served: Pair) -> None:
+    async with service(tmp_path, tls=files(served), needs_tokens=True) as s:
         await allow(s, tenants())
         good = bearer(token_of("inference"))
         assert (await check(s, authority.certificate, metadata=good))[0] == grpc.StatusCode.OK
         assert (await check(s, authority.certificate, metadata=bearer("tandem_no")))[0] == CLOSED[0]
         assert (await check(s, None, metadata=good))[0] == grpc.StatusCode.UNAVAILABLE
 
-    run(scenario, tls=files(served), needs_tokens=True)
 
-
-def test_only_new_versions_of_tls_are_spoken(run: Run, authority: Authority, served: Pair) -> None:
-    async def scenario(s: Service) -> None:
+async def test_only_new_versions_of_tls_are_spoken(tmp_path: Path, authority: Authority, served: Pair) -> None:
+    async with service(tmp_path, tls=files(served)) as s:
         host, _, port = s.address.rpartition(":")
         context = ssl.create_default_context(cafile=str(authority.certificate))
         context.set_alpn_protocols(["h2"])
@@ -82,11 +78,9 @@ def test_only_new_versions_of_tls_are_spoken(run: Run, authority: Authority, ser
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
 
-    run(scenario, tls=files(served))
 
-
-def test_a_certificate_is_replaced_without_a_restart(
-    run: Run, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_certificate_is_replaced_without_a_restart(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
     other = Authority(tmp_path, "other")
@@ -98,8 +92,7 @@ def test_a_certificate_is_replaced_without_a_restart(
         shutil.copy(key, used.key)
 
     install(first.certificate, first.key)
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, tls=files(used)) as s:
         old, new = authority.certificate, other.certificate
         assert (await check(s, old))[0] == grpc.StatusCode.OK
         assert (await check(s, new))[0] == grpc.StatusCode.UNAVAILABLE
@@ -115,19 +108,14 @@ def test_a_certificate_is_replaced_without_a_restart(
         used.key.unlink()
         assert (await check(s, new))[0] == grpc.StatusCode.OK
 
-    run(scenario, tls=files(used))
 
-
-def test_certificates_of_clients_name_their_tenants(
-    run: Run, authority: Authority, served: Pair, tmp_path: Path
-) -> None:
+async def test_certificates_of_clients_name_their_tenants(authority: Authority, served: Pair, tmp_path: Path) -> None:
     other = Authority(tmp_path, "authority")
     by_dns, by_uri = authority.issue("x", "DNS:a.example"), authority.issue("y", "URI:spiffe://example/b")
     by_name, unknown = authority.issue("c.example"), authority.issue("unknown", "DNS:unknown.example")
     forged, self_signed = other.issue("forged", "DNS:a.example"), Pair(other.certificate, tmp_path / "authority.key")
     names = ("a.example", "spiffe://example/b", "c.example")
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, tls=files(served, authority.certificate), needs_tokens=True) as s:
         listed = [
             frontend_pb2.Tenant(name=f"t{i}", certificates=[frontend_pb2.Certificate(name=name, rights=["inference"])])
             for i, name in enumerate(names)
@@ -144,11 +132,9 @@ def test_certificates_of_clients_name_their_tenants(
         for own in (None, forged, self_signed):
             assert (await check(s, ca, own, bearer(token_of("metrics"))))[0] == grpc.StatusCode.UNAVAILABLE
 
-    run(scenario, tls=files(served, authority.certificate), needs_tokens=True)
 
-
-def test_a_hundred_half_open_handshakes_stop_nobody(run: Run, authority: Authority, served: Pair) -> None:
-    async def scenario(s: Service) -> None:
+async def test_a_hundred_half_open_handshakes_stop_nobody(tmp_path: Path, authority: Authority, served: Pair) -> None:
+    async with service(tmp_path, tls=files(served)) as s:
         host, _, port = s.address.rpartition(":")
         hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
         sockets = [socket.create_connection((host, int(port))) for _ in range(100)]
@@ -162,17 +148,14 @@ def test_a_hundred_half_open_handshakes_stop_nobody(run: Run, authority: Authori
             for one in sockets:
                 one.close()
 
-    run(scenario, tls=files(served))
 
-
-def test_a_silent_handshake_is_ended(
-    run: Run, authority: Authority, served: Pair, monkeypatch: pytest.MonkeyPatch
+async def test_a_silent_handshake_is_ended(
+    tmp_path: Path, authority: Authority, served: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from scheduler_svc.frontend.rpc import options
 
     monkeypatch.setattr(options, "HANDSHAKE_MS", 300)
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, tls=files(served)) as s:
         host, _, port = s.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         async with asyncio.timeout(20):
@@ -180,11 +163,9 @@ def test_a_silent_handshake_is_ended(
         writer.close()
         assert (await check(s, authority.certificate))[0] == grpc.StatusCode.OK
 
-    run(scenario, tls=files(served))
 
-
-def test_headers_above_the_limit_are_refused(run: Run, authority: Authority, served: Pair) -> None:
-    async def scenario(s: Service) -> None:
+async def test_headers_above_the_limit_are_refused(tmp_path: Path, authority: Authority, served: Pair) -> None:
+    async with service(tmp_path, tls=files(served), needs_tokens=True) as s:
         await allow(s, tenants())
         for size in (2_000, 200_000):
             status, details = await check(s, authority.certificate, metadata=bearer("tandem_" + "x" * size))
@@ -192,5 +173,3 @@ def test_headers_above_the_limit_are_refused(run: Run, authority: Authority, ser
             assert "xxx" not in details
         good = bearer(token_of("inference"))
         assert (await check(s, authority.certificate, metadata=good))[0] == grpc.StatusCode.OK
-
-    run(scenario, tls=files(served), needs_tokens=True)

@@ -1,8 +1,9 @@
 """An event loop on simulated time: a sleep ends at once, and the clock then has the time that it names."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -27,7 +28,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.seconds
 
 
-def in_virtual_time(test: Coroutine[Any, Any, None]) -> None:
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Runs a test on simulated time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(test)
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(**given))
+
+    return run

@@ -83,7 +83,7 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
     for payload in frames:
         ends.append(ends[-1] + framing.HEADER_BYTES + len(payload))
     whole = saved_by(tmp_path, data)
-    for size in range(ends[-8], len(data)):
+    for size in range(ends[-5], len(data)):
         caplog.clear()
         saved = saved_by(tmp_path, data[:size])
         assert len(saved.requests) == len(whole.requests)

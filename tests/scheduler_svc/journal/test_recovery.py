@@ -226,7 +226,7 @@ ASKED = {
 
 
 def begun_anew(folder: Path, asked: str, num_tokens: int) -> tuple[Lives, Caller]:
-    """A service that died with its large worker when the request had so many tokens, and a small one in the next."""
+    """A service that died with its large worker when the request had this many tokens, and a small one in the next."""
     lives = Lives(folder, shape=LARGE, num_workers=1)
     lives.begin()
     caller = lives.submit([1, 2, 3], ignore_eos=True, **ASKED[asked][0])
@@ -355,7 +355,7 @@ def test_an_error_of_the_core_leaves_the_journal_as_it_was(lives: Lives) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_deaths_lose_and_repeat_nothing(seed: int) -> None:
-    Deaths(seed, operations=400).run()
+    Deaths(seed, operations=200).run()
 
 
 @pytest.mark.long
@@ -379,7 +379,7 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
     reasons = [end.reason for caller in callers for end in caller.ends if end is not None]
     assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons
     assert ended.done and len(lives.core.sources) == 0
-    # The journal does not keep what nobody needs any more.
+    # The journal does not keep what is not needed any more.
     assert all(not kept.submit.resources for kept in lives.keeper._by_id.values() if all(kept.ends))
 
 
@@ -404,7 +404,7 @@ def test_a_journal_with_requests_that_is_gone_is_said_once(
         return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
     lives.begin()
-    # A journal without requests is no loss.
+    # A journal without requests loses nothing.
     assert lose() == []
     lives.submit([1, 2, 3], max_new_tokens=30, linger=0.0)
     steps(lives, 2)

@@ -17,6 +17,7 @@ import pytest
 from scheduler_svc.processes import frontends
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
+from tests.rigs.processes import forking
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 READY = "frontend listening on "
@@ -61,8 +62,9 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     bench = Bench(tmp_path, caplog)
-    yield bench
-    bench.close()
+    with forking("scheduler_svc.frontend"):
+        yield bench
+        bench.close()
 
 
 def pids() -> set[int]:

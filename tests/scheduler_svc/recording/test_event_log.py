@@ -3,8 +3,6 @@
 import io
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -29,8 +27,8 @@ from tandem_contract import private_file
 from tandem_contract.bounds import WireError
 from tandem_contract.codec import parsed
 from tests.rigs.executor import Executor, Shape
+from tests.rigs.processes import Child
 from tests.rigs.sampling import Settings
-from tests.rigs.waiting import TIMEOUT_SECONDS
 
 SHAPE = Shape(page_size=4, num_pages=10, max_rows=3, token_budget=12, chunk_align=2)
 
@@ -364,10 +362,10 @@ def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
 def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("not a log")
-    command = [sys.executable, "-m", "scheduler_svc.recording.replay", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"replay: {path} cannot be read as an event log")
+    command = Child("replay", ["scheduler_svc.recording.replay", str(path)])
+    assert command.wait() == 1
+    command.join_output()
+    assert command.lines[0].startswith(f"replay: {path} cannot be read as an event log")
 
 
 def test_malformed_frames_of_front_ends_are_refused() -> None:

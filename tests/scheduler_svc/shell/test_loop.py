@@ -149,6 +149,21 @@ class Bench:
         self.peers.append(Peer(self.context, self.endpoints[1], name))
         return self.peers[-1]
 
+    def joined(self, name: str = "w-1", **changes: object) -> Peer:
+        """A worker that has joined the loop, which runs from now on."""
+        worker = self.worker(name)
+        worker.send(joining(**changes))
+        if self.thread.ident is None:
+            self.start()
+        assert worker.next_of_worker().HasField("joined")
+        return worker
+
+    def greeted(self, name: str = "f-1") -> tuple[Peer, frontend_pb2.ModelState]:
+        """A front end that has got the model from the loop, which runs."""
+        frontend = self.frontend(name)
+        frontend.send(HELLO)
+        return frontend, frontend.next_of_frontend().model_state
+
     def await_frames(self, num_peers: int) -> None:
         """Waits until the links have frames to read."""
         for link in self.links[:num_peers]:
@@ -285,12 +300,9 @@ def test_a_front_end_gets_one_frame_per_turn(bench: Bench) -> None:
 
 
 def test_front_ends_receive_the_model_again_after_a_larger_worker_joins(bench: Bench) -> None:
-    worker, frontend = bench.worker(), bench.frontend()
-    worker.send(joining())
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    frontend.send(HELLO)
-    assert frontend.next_of_frontend().model_state.info.max_rows == 3
+    worker = bench.joined()
+    frontend, state = bench.greeted()
+    assert state.info.max_rows == 3
     worker.send(joining(pid=7))
     assert worker.next_of_worker().HasField("joined")
     worker.send(joining(max_rows=4))
@@ -309,14 +321,10 @@ def load_of(frontend: Peer, query: int) -> control_pb2.GetLoadResponse:
 
 def test_the_loss_of_a_worker_is_detected_and_the_other_serves(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    first, second, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
-    first.send(joining(pid=11))
-    bench.start()
-    assert first.next_of_worker().HasField("joined")
-    frontend.send(HELLO)
-    assert frontend.next_of_frontend().model_state.ready
-    second.send(joining(pid=22))
-    assert second.next_of_worker().HasField("joined")
+    first = bench.joined(pid=11)
+    frontend, state = bench.greeted()
+    assert state.ready
+    bench.joined("w-2", pid=22)
     # The model is the same, so front ends receive nothing: the next message is the answer.
     assert [worker.pid for worker in load_of(frontend, 1).per_worker] == [11, 22]
     first.socket.close(0)
@@ -341,10 +349,7 @@ def test_the_journal_is_written_before_a_front_end_gets_the_turn(bench: Bench, t
             send(peer, frame)
 
         link.send = spy  # type: ignore[method-assign]
-        worker, frontend = bench.worker(), bench.frontend()
-        worker.send(joining())
-        bench.start()
-        assert worker.next_of_worker().HasField("joined")
+        worker, frontend = bench.joined(), bench.frontend()
         lingering = submit(5)
         lingering.submit.linger_seconds = 30.0
         lingering.submit.secret_hash = bytes(32)
@@ -384,13 +389,9 @@ def test_a_flush_is_answered(bench: Bench) -> None:
 
 
 def test_the_tokenizer_and_chat_template_reach_front_ends(bench: Bench) -> None:
-    worker, frontend = bench.worker(), bench.frontend()
     chat = worker_pb2.ChatFiles(named_templates={"tool_use": "u"}, tokenizer_config_json="{}")
-    worker.send(joining(tokenizer_json=b"{}", chat_template="t", chat=chat))
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    frontend.send(HELLO)
-    state = frontend.next_of_frontend().model_state
+    bench.joined(tokenizer_json=b"{}", chat_template="t", chat=chat)
+    _, state = bench.greeted()
     assert (state.tokenizer_json, state.chat_template) == (b"{}", "t")
     assert worker_pb2.ChatFiles.FromString(state.chat_files) == chat
 
@@ -406,12 +407,8 @@ def test_a_worker_with_an_eos_token_outside_the_vocabulary_is_refused(bench: Ben
 
 
 def test_a_request_is_rejected_while_the_service_stops(bench: Bench) -> None:
-    frontend, worker = bench.frontend(), bench.worker()
-    worker.send(joining())
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    frontend.send(HELLO)
-    assert frontend.next_of_frontend().HasField("model_state")
+    bench.joined()
+    frontend, _ = bench.greeted()
     bench.stop()
     assert frontend.next_of_frontend().HasField("draining")
     assert bench.child.asked.wait(TIMEOUT_SECONDS)
@@ -439,10 +436,8 @@ def test_a_malformed_submit_is_rejected(bench: Bench) -> None:
 def test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frontend = bench.frontend("f-77-0a")
-    frontend.send(HELLO)
     bench.start()
-    assert frontend.next_of_frontend().HasField("model_state")
+    frontend, _ = bench.greeted("f-77-0a")
     # One peer has the front end's identity, the other one an identity with the same process id.
     for name in ("f-77-0a", "f-77-0b\x1b[2J"):
         unknown = bench.frontend(name)
@@ -457,7 +452,7 @@ def test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end(
     for unknown in bench.peers[1:]:
         unknown.socket.close(0)
     frontend.send(submit(7))
-    # The request is rejected because there is no worker; only a known front end gets that answer.
+    # The request is rejected for want of a worker; only a known front end gets that answer.
     assert frontend.next_of_frontend().rejected.stream == 7
     assert list(bench.core.frontends) == ["f-77-0a"]
     assert bench.child.killed == []
@@ -468,7 +463,7 @@ def test_a_peer_without_the_secret_can_neither_submit_nor_disturb_a_front_end(
 def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, tmp_path: Path) -> None:
     log = tmp_path / "log"
     bench.recorder = Recorder(log, CoreConfig())
-    stray, worker, frontend = bench.worker("w-1"), bench.worker("w-2"), bench.frontend()
+    stray, worker = bench.worker("w-1"), bench.worker("w-2")
     stray.send(joining(key=b"", model="stray", identity="stray"))
     bench.start()
     refused = stray.next_of_worker().refused
@@ -478,8 +473,7 @@ def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, t
     worker.send(joining())
     joined = worker.next_of_worker().joined
     assert (joined.generation, joined.listen) == (1, "127.0.0.1:4711")
-    frontend.send(HELLO)
-    assert frontend.next_of_frontend().model_state.info.model == "m"
+    assert bench.greeted()[1].info.model == "m"
     bench.recorder.flush()
     events = list(event_log.read(log).entries)
     assert [entry.peer for entry in events if entry.HasField("worker")] == ["w-2"]
@@ -489,10 +483,9 @@ def test_a_worker_without_the_key_is_refused_and_changes_nothing(bench: Bench, t
 def test_a_flood_of_malformed_frames_is_answered_and_logged_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stray, frontend = bench.worker(), bench.frontend()
-    frontend.send(HELLO)
+    stray = bench.worker()
     bench.start()
-    assert frontend.next_of_frontend().HasField("model_state")
+    bench.greeted()
     for _ in range(5000):
         stray.send(b"\xff\xff")
     stray.socket.send_multipart([b"in", b"parts"])
@@ -506,12 +499,9 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    worker, frontend = bench.worker(), bench.frontend()
-    worker.send(joining(max_frame_bytes=17 << 20))
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    frontend.send(HELLO)
-    assert frontend.next_of_frontend().model_state.ready
+    bench.joined(max_frame_bytes=17 << 20)
+    frontend, state = bench.greeted()
+    assert state.ready
     with pytest.raises(PeerFrameTooLargeError, match="the peer accepts at most 17,825,792"):
         bench.links[0].send("w-1", bytes((17 << 20) + 1))
     # The limit is set here because the core refuses a worker that joins with it.
@@ -526,14 +516,9 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
 def test_the_first_served_model_is_announced_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "tandem")
     caplog.handler.setLevel(logging.NOTSET)
-    frontends = [bench.frontend(f"f-{number}") for number in range(2)]
-    worker = bench.worker()
-    worker.send(joining())
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    for frontend in frontends:
-        frontend.send(HELLO)
-        assert frontend.next_of_frontend().model_state.ready
+    bench.joined()
+    for number in range(2):
+        assert bench.greeted(f"f-{number}")[1].ready
     ready = [line for line in caplog.messages if line.startswith("ready: ")]
     assert ready == ['ready: tandem generate --address 127.0.0.1:4711 "Return the"']
 
@@ -554,18 +539,10 @@ def test_news_of_a_front_ends_process_are_looked_at_in_the_turn_that_they_begin(
 
 def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Bench) -> None:
     """A peer that reads slowly must not be lost to the probes of many turns."""
-    worker, slow, busy = bench.worker(), bench.frontend("f-1"), bench.frontend("f-2")
-    worker.send(joining())
-    bench.start()
-    assert worker.next_of_worker().HasField("joined")
-    for frontend in (slow, busy):
-        frontend.send(HELLO)
-        assert frontend.next_of_frontend().HasField("model_state")
-    gone = bench.frontend("f-3")
-    gone.send(HELLO)
-    assert gone.next_of_frontend().HasField("model_state")
+    worker = bench.joined()
+    slow, busy, gone = (bench.greeted(f"f-{number}")[0] for number in (1, 2, 3))
     gone.socket.close(0)
-    for query in range(3000):
+    for query in range(600):
         if query % 20 == 0:
             # On a slow machine the queries take longer than a worker may be silent.
             worker.send(worker_pb2.WorkerToCore(heartbeat=worker_pb2.Heartbeat(phase="ready")))
@@ -583,11 +560,8 @@ def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Be
 def test_a_front_end_that_has_said_it_leaves_is_no_loss(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tandem.core")
     bench.metrics = CoreMeter()
-    staying, lost, leaving = (bench.frontend(f"f-{number}") for number in (1, 2, 3))
     bench.start()
-    for frontend in (staying, lost, leaving):
-        frontend.send(HELLO)
-        assert frontend.next_of_frontend().HasField("model_state")
+    staying, lost, leaving = (bench.greeted(f"f-{number}")[0] for number in (1, 2, 3))
     leaving.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
     assert load_of(leaving, 1).waiting == 0
     for frontend in (lost, leaving):

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, worker_pb2
-from tandem.v1 import control_pb2, inference_pb2
+from tandem.v1 import inference_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
-from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load, WaitReason, WorkerLoad, WorkerState
+from scheduler_svc.core.messages.reports import HeldPoolsLoad, Incidents, Load
 from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.wire import frontend as frontend_wire
@@ -329,7 +329,7 @@ def test_model_info_contains_the_limits_of_one_request() -> None:
 
 
 def state_of(join: worker_pb2.Join, served: worker_pb2.Join, *, max_waiting: int = 8) -> frontend_pb2.ModelState:
-    """What a front end is told where the first proven worker joined with `join` and the core serves `served`."""
+    """What a front end gets where the first proven worker joined with `join` and the core serves `served`."""
     card = ServedModel(default_max_new_tokens=8, max_waiting=max_waiting, cache_root=b"c" * 32)
     card.joined("w", join, {"w"})
     card.proven("w")
@@ -367,43 +367,6 @@ def told(effect: fx.Effect) -> frontend_pb2.CoreToFrontend:
     return frontend_pb2.CoreToFrontend.FromString(frontend_wire.frame_of(effect))
 
 
-def test_every_figure_of_the_load_is_sent() -> None:
-    names = [name for name in Load.__slots__ if name not in ("per_worker", "incidents", "held_pools")]
-    figures: dict[str, Any] = {name: 100 + i for i, name in enumerate(names)}
-    figures |= {"step_ms": 2.5, "worker_lost_seconds": 12.5, "worker_lost_reason": "its connection is gone"}
-    figures |= {"journal_suspended": "the disk is full", "weights_version": "v2"}
-    workers = tuple(
-        WorkerLoad(
-            pid=10 * n, device=f"cuda:{n}", running=10 * n + 1, pages_used=10 * n + 2, pages_cached=10 * n + 3,
-            pages_total=10 * n + 4, is_standby=n == 2, state=list(WorkerState)[n], detail="" if n == 1 else "gone",
-        )
-        for n in (1, 2)
-    )  # fmt: skip
-    incidents = Incidents(
-        hung_workers=1, smaller_steps=2, fewer_rows=3, alone=4, ended_for_memory=5, workers_refused_for_memory=6
-    )
-    held = HeldPoolsLoad(pools=1, pages=2, bytes=3, taken_over=4, pages_kept=5, damaged_pages=6)
-    reply = told(
-        fx.LoadReply(
-            frontend="f",
-            query=9,
-            load=Load(**figures, per_worker=workers, incidents=incidents, held_pools=held),
-        )
-    ).load_reply
-    assert reply.query == 9
-    assert {name: getattr(reply.load, name) for name in names} == figures
-    # The front end adds why the service does not serve.
-    assert {field.name for field in reply.load.DESCRIPTOR.fields if not field.name.startswith("not_serving")} == {
-        *names, "per_worker", "incidents", "held_pools"
-    }  # fmt: skip
-    assert [value for _, value in reply.load.incidents.ListFields()] == [1, 2, 3, 4, 5, 6]
-    assert [value for _, value in reply.load.held_pools.ListFields()] == [1, 2, 3, 4, 5, 6]
-    assert [[value for _, value in worker.ListFields()] for worker in reply.load.per_worker] == [
-        [10, 11, 12, 13, 14, "cuda:1", control_pb2.WORKER_STATE_STANDBY],
-        [20, 21, 22, 23, 24, "cuda:2", True, control_pb2.WORKER_STATE_STARTING, "gone"],
-    ]
-
-
 def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     figures: dict[str, Any] = dict.fromkeys(Load.__slots__, 0)
     figures |= {
@@ -416,43 +379,6 @@ def test_a_load_without_a_lost_worker_leaves_its_seconds_unset() -> None:
     figures |= {"journal_suspended": "", "weights_version": ""}
     load = told(fx.LoadReply(frontend="f", query=9, load=Load(**figures))).load_reply.load
     assert not load.HasField("worker_lost_seconds")
-
-
-def test_the_core_status_is_sent() -> None:
-    status = told(
-        fx.CoreStatus(
-            frontend="f",
-            queue_full="full",
-            not_serving="a loop",
-            reason=WaitReason.CRASH_LOOP,
-            not_serving_seconds=7.5,
-            refuses=True,
-            workers=3,
-            retry_seconds=2.5,
-        )
-    ).core_status
-    assert (status.queue_full, status.not_serving, status.workers) == ("full", "a loop", 3)
-    assert (status.retry_seconds, status.not_serving_seconds, status.refuses) == (2.5, 7.5, True)
-    assert status.reason == inference_pb2.WAIT_REASON_CRASH_LOOP
-
-
-def test_every_reason_to_wait_is_sent() -> None:
-    waits = tuple(
-        fx.Wait(reason=reason, message=f"why {n}", streams=(7, n), seconds=(1.5, n / 2))
-        for n, reason in enumerate(WaitReason)
-    )
-    sent = told(fx.Waits(frontend="f", waits=waits)).waits.waits
-    assert [(tuple(wait.streams), wait.message, tuple(wait.seconds)) for wait in sent] == [
-        (wait.streams, wait.message, wait.seconds) for wait in waits
-    ]
-    assert [wait.reason for wait in sent] == [each for each in inference_pb2.WaitReason.values() if each]
-
-
-def test_a_flush_and_its_reply_round_trip() -> None:
-    message = frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache(query=7))
-    assert frontend_wire.event_of(message, "f") == ev.FlushCache(frontend="f", query=7)
-    reply = told(fx.FlushReply(frontend="f", query=7, pages=12)).flush_reply
-    assert (reply.query, reply.pages) == (7, 12)
 
 
 @pytest.mark.parametrize("reason", list(fx.EndReason))

@@ -129,14 +129,11 @@ UNSERVED = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_constraint_holds_beside_reasoning_and_tools(name: str) -> None:
     family = FAMILIES[name]
-    # Of the states of reasoning, every second one for each kind and choice, beginning with another one each time.
-    pairs = [(kind, choice) for kind in KINDS for choice in TOOLS]
-    states = reasonings(family)
-    for i, (kind, choice) in itertools.chain.from_iterable(
-        enumerate(pairs, shift) for shift in range(0, len(states), 2)
-    ):
+    # All pairs of a kind, a choice and a state of reasoning, which is another one for each family.
+    states, shift = reasonings(family), list(FAMILIES).index(name)
+    for i, (kind, choice) in enumerate(itertools.product(KINDS, TOOLS), shift):
         (constraint, right, wrong), tools = KINDS[kind], TOOLS[choice]
-        prefix, written, reasoning = states[(i + i // len(TOOLS)) % len(states)]
+        prefix, written, reasoning = states[(i + (i - shift) // len(TOOLS)) % len(states)]
         place = (kind, choice, prefix, written)
         if choice in UNSERVED.get(name, ()):
             with pytest.raises((Refusal, ValueError), match=r"no schema is enforced|does not know how"):
@@ -179,7 +176,10 @@ def test_white_space_of_a_constraint_is_the_callers_to_the_letter(name: str, kin
     family, (constraint, contents) = FAMILIES[name], SPACED[kind]
     form = choose_form([family.literals], "", None)
     after = form.reasoning.after if form is not None and form.reasoning is not None else ""
-    for (prefix, written, reasoning), tools in itertools.product(reasonings(family), ("no tools", "auto")):
+    # Half of the states beside tools; others for each kind and family.
+    shift = list(FAMILIES).index(name) + list(SPACED).index(kind)
+    for i, (prefix, written, reasoning) in enumerate(reasonings(family), shift):
+        tools = ("no tools", "auto")[(i - shift) // 2 ^ i % 2]
         made = matcher_of(name, prefix, constraint, TOOLS[tools])
         for content in contents:
             text = written + family.content(content).removesuffix("<|end|>")

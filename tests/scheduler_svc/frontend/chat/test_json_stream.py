@@ -12,6 +12,7 @@ from scheduler_svc.frontend.chat.bodies import MAX_DEPTH, ObjectReader
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
 OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
+PLACES = st.lists(st.integers(0, 1 << 16), max_size=8)
 LAYOUTS: list[dict[str, Any]] = [{}, {"ensure_ascii": False}, {"indent": 1}, {"separators": (",", ":")}]
 
 
@@ -30,7 +31,7 @@ def read(text: str, at: list[int]) -> tuple[ObjectReader, str, str]:
 
 
 def places(data: st.DataObject, text: str) -> list[int]:
-    return sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return sorted(place % (len(text) + 1) for place in data.draw(PLACES))
 
 
 @given(value=OBJECTS, layout=st.sampled_from(LAYOUTS), data=st.data())

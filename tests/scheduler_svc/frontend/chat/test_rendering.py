@@ -207,7 +207,7 @@ def _filled(data: bytes, value: Callable[[int], str]) -> pb.Chat:
 
 
 @pytest.mark.parametrize("name", ["bundled", "harmony", "function_gemma", "kimi_k2", "mistral_args"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_control_tokens_in_every_field_yield_the_templates_own_alone(name: str, data: st.DataObject) -> None:
     attack, harmless = data.draw(hostile(name))

@@ -58,9 +58,9 @@ CALL = hermes("f", {"a": "stop\n\n"})
         (f"{THOUGHT}Hello\n\n{CALL}", "\n\n", "Hello", False, 1),
         (f"{THOUGHT}{CALL}", "stop", "", False, 1),
         (f"Hi {CALL} stop, no", "stop", "Hi\n", True, 1),
-        # The marks themselves are no content.
+        # The marks themselves are not content.
         (f"{THOUGHT}Hello", "</think>", "Hello", False, 0),
-        # What is no call is content with its marks.
+        # Anything but a call is content with its marks.
         ("<tool_call>stop</tool_call>", "stop", "<tool_call>", True, 0),
         # The text of two regions is one text.
         (f"a{THOUGHT}b, c", "a\nb", "", True, 0),
@@ -84,7 +84,7 @@ def test_before_min_new_tokens_the_content_goes_on() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     data=st.data(),
     stops=st.lists(st.text(st.sampled_from("ab z.\né"), min_size=1, max_size=3), min_size=1, max_size=2),

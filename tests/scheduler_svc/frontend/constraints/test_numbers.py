@@ -8,13 +8,9 @@ import llguidance
 import pytest
 from tandem.v1.constraint_pb2 import Constraint
 
-from scheduler_svc.frontend.constraints.grammar import grammar_of
 from scheduler_svc.frontend.constraints.limits import GrammarError
-from tests.rigs import byte_tokenizer
+from tests.scheduler_svc.frontend.constraints.rig import matcher, takes
 
-TOKENIZER = llguidance.LLTokenizer(
-    byte_tokenizer.tokenizer_json().decode(), n_vocab=byte_tokenizer.VOCAB_SIZE, eos_token=byte_tokenizer.EOS_ID
-)
 # Around every size at which floats, their shortest decimals or llguidance's 64 bits lose something.
 EDGES = [2**31, 2**32, 2**53, 10**15, 10**16, 10**17, 2**60, 10**18, 9 * 10**18, 2**63, 2**64, 10**22, 10**30]
 INTEGERS = sorted({sign * (edge + step) for edge in EDGES for step in (-2, -1, 0, 1, 2) for sign in (1, -1)} | {0, 7})
@@ -31,19 +27,17 @@ DECIMALS += [
 ]
 
 
-def matcher(schema: str) -> llguidance.LLMatcher | str:
+# Every second integer for each keyword and kind, beginning with another one, so that half of them take each.
+NUMBERS = [[*map(str, INTEGERS[first::2]), *DECIMALS] for first in (0, 1)]
+
+
+def compiled(text: str) -> llguidance.LLMatcher | str:
     """The matcher of a schema, or why it is refused."""
     try:
-        grammar = grammar_of(Constraint(json_schema=schema))
+        found = matcher(Constraint(json_schema=text))
     except GrammarError as error:
         return str(error)
-    found = llguidance.LLMatcher(TOKENIZER, grammar, log_level=0)
     return found.get_error() or found
-
-
-def takes(found: llguidance.LLMatcher, text: str) -> bool:
-    own = found.deep_copy()
-    return own.try_consume_tokens(list(text.encode())) == len(text) and own.is_accepting()
 
 
 def nearby(text: str) -> list[str]:
@@ -62,8 +56,8 @@ def _plain(exact: Fraction) -> str:
 @pytest.mark.parametrize("keyword", ["const", "enum"])
 def test_a_constant_is_itself_or_refused(keyword: str) -> None:
     num_taken = 0
-    for text in [*map(str, INTEGERS), *DECIMALS]:
-        found = matcher(f'{{"{keyword}": {text if keyword == "const" else f"[true, {text}]"}}}')
+    for text in NUMBERS[keyword == "enum"]:
+        found = compiled(f'{{"{keyword}": {text if keyword == "const" else f"[true, {text}]"}}}')
         if isinstance(found, str):
             assert found.startswith(f"constraint.json_schema.{keyword} is ") and text.lower()[:9] in found.lower()
             # What every reader of JSON keeps is served.
@@ -72,15 +66,15 @@ def test_a_constant_is_itself_or_refused(keyword: str) -> None:
         num_taken += 1
         taken = [other for other in nearby(text) if takes(found, other)]
         assert [Fraction(one) for one in taken] == [Fraction(text)], text
-    assert num_taken > 40
+    assert num_taken > 20
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
 @pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 def test_a_bound_holds_exactly_or_is_refused(keyword: str, kind: str) -> None:
     num_taken = 0
-    for text in [*map(str, INTEGERS), *DECIMALS]:
-        found = matcher(f'{{"type": "{kind}", "{keyword}": {text}}}')
+    for text in NUMBERS[(kind == "integer") ^ ("ex" in keyword)]:
+        found = compiled(f'{{"type": "{kind}", "{keyword}": {text}}}')
         bound = Fraction(text)
         if isinstance(found, str):
             assert found.startswith(f"constraint.json_schema: {keyword} is "), found
@@ -103,7 +97,7 @@ def test_a_bound_holds_exactly_or_is_refused(keyword: str, kind: str) -> None:
             if holds and abs(value - bound) < 1 and len(str(abs(int(bound)))) > 14:
                 continue
             assert takes(found, other) == holds, (text, other)
-    assert num_taken > 40
+    assert num_taken > 20
 
 
 def test_two_bounds_hold_together() -> None:
@@ -111,7 +105,7 @@ def test_two_bounds_hold_together() -> None:
     draw = random.Random(1)
     keywords = [("minimum", "maximum"), ("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum")]
     num_taken = 0
-    for _ in range(400):
+    for _ in range(150):
         low = draw.choice(
             [Fraction(draw.randint(-50, 50), draw.choice((1, 1, 2, 10, 100))), Fraction(draw.choice(INTEGERS))]
         )
@@ -122,7 +116,7 @@ def test_two_bounds_hold_together() -> None:
         whole = draw.choice(
             (f'{{"type": "{kind}", {bounds}}}', f'{{"allOf": [{{"type": "{kind}"}}, {{"type": "number", {bounds}}}]}}')
         )
-        found = matcher(whole)
+        found = compiled(whole)
         if isinstance(found, str):
             assert "minimum" in found.lower() or "maximum" in found.lower() or "unsatisfiable" in found.lower(), found
             continue
@@ -136,7 +130,7 @@ def test_two_bounds_hold_together() -> None:
             elif kind == "number" or value.denominator == 1:
                 is_near = min(abs(value - low), abs(value - high)) < 1 and len(str(abs(int(low)))) > 14
                 assert not (is_above and is_below) or abs(value) > 9 * 10**18 - 1 or is_near, (whole, other)
-    assert num_taken > 150
+    assert num_taken > 50
 
 
 @pytest.mark.parametrize(
@@ -155,7 +149,7 @@ def test_two_bounds_hold_together() -> None:
     ],
 )
 def test_multiples_are_of_the_number_or_it_is_refused(factor: str, multiples: list[str], others: list[str]) -> None:
-    found = matcher(f'{{"type": "number", "multipleOf": {factor}}}')
+    found = compiled(f'{{"type": "number", "multipleOf": {factor}}}')
     if isinstance(found, str):
         assert not multiples and found.startswith(f"constraint.json_schema: multipleOf is {factor}")
         return
@@ -164,7 +158,7 @@ def test_multiples_are_of_the_number_or_it_is_refused(factor: str, multiples: li
 
 def test_common_multiples_beyond_32_bits_are_refused() -> None:
     parts = [{"type": "integer", "multipleOf": 65537}, {"multipleOf": 65539}]
-    assert "multipleOf has several numbers" in str(matcher(json.dumps({"allOf": parts})))
-    found = matcher(json.dumps({"allOf": [{"type": "integer", "multipleOf": 6}, {"multipleOf": 10}]}))
+    assert "multipleOf has several numbers" in str(compiled(json.dumps({"allOf": parts})))
+    found = compiled(json.dumps({"allOf": [{"type": "integer", "multipleOf": 6}, {"multipleOf": 10}]}))
     assert not isinstance(found, str)
     assert [takes(found, text) for text in ("30", "60", "10", "6")] == [True, True, False, False]

@@ -6,7 +6,7 @@ Through a front end, with the process that tries grammars.
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,9 +20,8 @@ from scheduler_svc.frontend.servicer import MAX_WARNING_CHARS
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.rig import chat_state, user
 from tests.scheduler_svc.frontend.failures import failure
-from tests.scheduler_svc.frontend.fake_core import Service
+from tests.scheduler_svc.frontend.fake_core import Service, served, service
 
-Run = Callable[..., None]
 GOOD = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
 
 
@@ -86,54 +85,48 @@ async def refused(s: Service, asked: inference_pb2.GenerateRequest) -> str:
     return str(error.details())
 
 
-def test_a_loose_tool_never_fails_a_request_and_a_strict_one_is_refused_by_name(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        for name, (schema, reason) in BROKEN.items():
-            tools = [tool("good", GOOD), tool("bad", schema)]
-            for choice in (REQUIRED, chat_pb2.ToolChoice(name="bad")):
-                grammar, [warning], shown = await accepted(s, request(tools, choice))
-                assert "'bad'" in warning and reason in warning and shown, (name, warning)
-                # The other tool keeps its schema.
-                assert ("days" in grammar) == (choice is REQUIRED), name
-            for choice in (None, REQUIRED):
-                strict = [tool("good", GOOD), tool("bad", schema, strict=True)]
-                words = await refused(s, request(strict, choice))
-                assert "chat.tools_json[1].function.parameters" in words or "tool 'bad' is strict" in words, words
-                assert reason in words, (name, words)
-            # The model decides, and nothing is enforced.
-            assert await accepted(s, request(tools)) == ("", [], "")
-            # A constraint stands beside it.
-            regex = pb.Constraint(regex="[a-c]+")
-            grammar, warnings, _ = await accepted(s, request(tools, constraint=regex))
-            assert "[a-c]+" in grammar and not warnings
-
-    run(scenario, state=chat_state(max_length=1 << 18))
+@served(state=chat_state(max_length=1 << 18))
+async def test_a_loose_tool_never_fails_a_request_and_a_strict_one_is_refused_by_name(s: Service) -> None:
+    for number, (name, (schema, reason)) in enumerate(BROKEN.items()):
+        tools = [tool("good", GOOD), tool("bad", schema)]
+        # Every second one with another choice.
+        choice, other = ((REQUIRED, None), (chat_pb2.ToolChoice(name="bad"), REQUIRED))[number % 2]
+        grammar, [warning], shown = await accepted(s, request(tools, choice))
+        assert "'bad'" in warning and reason in warning and shown, (name, warning)
+        # The other tool keeps its schema.
+        assert ("days" in grammar) == (choice is REQUIRED), name
+        words = await refused(s, request([tool("good", GOOD), tool("bad", schema, strict=True)], other))
+        assert "chat.tools_json[1].function.parameters" in words or "tool 'bad' is strict" in words, words
+        assert reason in words, (name, words)
+        # The model decides, and nothing is enforced.
+        assert await accepted(s, request(tools)) == ("", [], "")
+        # A constraint stands beside it.
+        regex = pb.Constraint(regex="[a-c]+")
+        grammar, warnings, _ = await accepted(s, request(tools, constraint=regex))
+        assert "[a-c]+" in grammar and not warnings
 
 
-def test_the_warnings_of_many_tools_are_few_and_ascii(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        tools = [tool(f"t{i}", of({"type": "string", "é\n" * 99: 1})) for i in range(MAX_WARNINGS + 3)]
-        _, warnings, shown = await accepted(s, request(tools, REQUIRED))
-        assert len(warnings) == MAX_WARNINGS + 1 and "3 other tools" in warnings[-1]
-        assert shown.isascii() and shown.isprintable() and len(shown) == MAX_WARNING_CHARS
-
-    run(scenario, state=chat_state(max_length=1 << 18))
+@served(state=chat_state(max_length=1 << 18))
+async def test_the_warnings_of_many_tools_are_few_and_ascii(s: Service) -> None:
+    tools = [tool(f"t{i}", of({"type": "string", "é\n" * 99: 1})) for i in range(MAX_WARNINGS + 3)]
+    _, warnings, shown = await accepted(s, request(tools, REQUIRED))
+    assert len(warnings) == MAX_WARNINGS + 1 and "3 other tools" in warnings[-1]
+    assert shown.isascii() and shown.isprintable() and len(shown) == MAX_WARNING_CHARS
 
 
-def test_tools_that_are_too_large_together_are_any_object(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        tools = [tool(f"t{i}", of({"enum": ["x" * 500 + str(j) for j in range(40)]})) for i in range(4)]
-        grammar, warnings, _ = await accepted(s, request(tools, REQUIRED))
-        assert len(warnings) == 4 and len(grammar) < 10_000
-        strict = [each.replace('"strict": false', '"strict": true') for each in tools]
-        assert "limit" in await refused(s, request(strict, REQUIRED))
-
-    run(scenario, state=chat_state(max_length=1 << 18))
+@served(state=chat_state(max_length=1 << 18))
+async def test_tools_that_are_too_large_together_are_any_object(s: Service) -> None:
+    tools = [tool(f"t{i}", of({"enum": ["x" * 500 + str(j) for j in range(40)]})) for i in range(4)]
+    grammar, warnings, _ = await accepted(s, request(tools, REQUIRED))
+    assert len(warnings) == 4 and len(grammar) < 10_000
+    strict = [each.replace('"strict": false', '"strict": true') for each in tools]
+    assert "limit" in await refused(s, request(strict, REQUIRED))
 
 
 @pytest.mark.parametrize(("num_properties", "thread"), [(3, "MainThread"), (300, "text")])
-def test_long_schemas_are_written_in_the_threads_of_texts(
-    run: Run, monkeypatch: pytest.MonkeyPatch, num_properties: int, thread: str
+@served(state=chat_state(max_length=1 << 18))
+async def test_long_schemas_are_written_in_the_threads_of_texts(
+    s: Service, monkeypatch: pytest.MonkeyPatch, num_properties: int, thread: str
 ) -> None:
     """They are bounded and shared between tenants; the event loop only writes what takes 1 ms."""
     wrote, written = list[str](), grammar_module._written
@@ -144,35 +137,29 @@ def test_long_schemas_are_written_in_the_threads_of_texts(
 
     monkeypatch.setattr(grammar_module, "_written", noted)
     schema = {"type": "object", "properties": {f"property_{i}": {"type": "null"} for i in range(num_properties)}}
-
-    async def scenario(s: Service) -> None:
-        of_constraint = pb.Constraint(json_schema=json.dumps(schema))
-        for asked in (
-            request([tool("f", schema)], REQUIRED),
-            request([tool("f", schema)], constraint=of_constraint),
-            request([], constraint=of_constraint),
-        ):
-            wrote.clear()
-            await accepted(s, asked)
-            assert {name.partition("_")[0] for name in wrote} == {thread}
-
-    run(scenario, state=chat_state(max_length=1 << 18))
+    of_constraint = pb.Constraint(json_schema=json.dumps(schema))
+    for asked in (
+        request([tool("f", schema)], REQUIRED),
+        request([tool("f", schema)], constraint=of_constraint),
+        request([], constraint=of_constraint),
+    ):
+        wrote.clear()
+        await accepted(s, asked)
+        assert {name.partition("_")[0] for name in wrote} == {thread}
 
 
-def test_a_constraint_beside_demanded_calls_is_checked_and_leaves_them_as_they_are(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        tools = [tool("good", GOOD)]
-        plain = await accepted(s, request(tools, REQUIRED))
-        for constraint in (pb.Constraint(regex="[a-c]+"), pb.Constraint(lark='start: "a"')):
-            assert await accepted(s, request(tools, REQUIRED, constraint=constraint)) == plain
-        assert "constraint.regex" in await refused(s, request(tools, REQUIRED, constraint=pb.Constraint(regex="(")))
-
-    run(scenario, state=chat_state(max_length=1 << 18))
+@served(state=chat_state(max_length=1 << 18))
+async def test_a_constraint_beside_demanded_calls_is_checked_and_leaves_them_as_they_are(s: Service) -> None:
+    tools = [tool("good", GOOD)]
+    plain = await accepted(s, request(tools, REQUIRED))
+    for constraint in (pb.Constraint(regex="[a-c]+"), pb.Constraint(lark='start: "a"')):
+        assert await accepted(s, request(tools, REQUIRED, constraint=constraint)) == plain
+    assert "constraint.regex" in await refused(s, request(tools, REQUIRED, constraint=pb.Constraint(regex="(")))
 
 
 @pytest.mark.parametrize("template", ["{{ messages[0].content }}<think></think>", "{{ messages[0].content }}"])
-def test_a_family_whose_calls_are_unknown_serves_what_needs_no_call(run: Run, template: str) -> None:
-    async def scenario(s: Service) -> None:
+async def test_a_family_whose_calls_are_unknown_serves_what_needs_no_call(tmp_path: Path, template: str) -> None:
+    async with service(tmp_path, state=chat_state(template)) as s:
         words = "does not know how the served model writes calls"
         loose, strict = [tool("f", GOOD)], [tool("f", GOOD, strict=True)]
         assert await accepted(s, request(loose)) == ("", [], "")
@@ -184,5 +171,3 @@ def test_a_family_whose_calls_are_unknown_serves_what_needs_no_call(run: Run, te
         assert "[a-c]+" in grammar and not warnings
         assert words in await refused(s, request(loose, REQUIRED))
         assert "tool 'f' is strict" in await refused(s, request(strict))
-
-    run(scenario, state=chat_state(template))

@@ -1,14 +1,11 @@
-"""The trial process and who waits for it: hostile grammars are refused in time, tenants take turns, results stay."""
+"""The trial process and its callers: hostile grammars are refused in time, tenants take turns, results stay."""
 
 import asyncio
-import functools
 import os
 import re
 import select
 import signal
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -21,17 +18,6 @@ from tests.rigs import byte_tokenizer
 
 # Compiles in a millisecond; its masks take many seconds.
 EVIL = "start:" + " a" * 20 + "\na: /x{30000}/"
-
-
-Test = Callable[..., Coroutine[Any, Any, None]]
-
-
-def in_loop(test: Test) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(test(**fixtures))
-
-    return run
 
 
 def process(cpu_seconds: float = 1e9) -> TrialProcess:
@@ -50,9 +36,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "START_SECONDS", 600.0)
 
 
-@in_loop
 async def test_grammars_are_judged_and_hostile_ones_killed_in_time() -> None:
-    """In CPU time of the child, whatever else the machine does."""
+    """In CPU time of the child, so other load of the machine does not count."""
     trial = process(cpu_seconds=0.1)
     try:
         assert await trial.judge('start: "a" | "b"') == Verdict()
@@ -78,7 +63,6 @@ async def test_grammars_are_judged_and_hostile_ones_killed_in_time() -> None:
     os.close(child)
 
 
-@in_loop
 @pytest.mark.parametrize(("victim", "num_kills"), [("child", 1), ("child", 2), ("parent", 1)])
 async def test_only_a_grammar_that_ends_its_process_twice_is_blamed(victim: str, num_kills: int) -> None:
     """The kernel may kill the child that tries it, or the process that forks children, when others take the memory."""
@@ -112,7 +96,6 @@ def kill(trial: TrialProcess, victim: str) -> None:
     os.close(process)
 
 
-@in_loop
 async def test_a_trial_that_gets_no_cpu_time_says_nothing_of_its_grammar() -> None:
     trial = process()
     try:
@@ -127,7 +110,6 @@ async def test_a_trial_that_gets_no_cpu_time_says_nothing_of_its_grammar() -> No
         trial.close()
 
 
-@in_loop
 async def test_a_tokenizer_that_cannot_be_read_is_told() -> None:
     trial = TrialProcess(b"{}", vocab_size=10, eos_token_ids=[])
     try:
@@ -168,7 +150,6 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-@in_loop
 async def test_equal_grammars_share_a_trial_and_results_are_kept() -> None:
     fake, _, of = rig()
     asked = [asyncio.create_task(of.judge(hash_of("g"), "g", tenant)) for tenant in ("a", "b")]
@@ -180,7 +161,6 @@ async def test_equal_grammars_share_a_trial_and_results_are_kept() -> None:
     of.close()
 
 
-@in_loop
 async def test_what_is_unknown_is_tried_again() -> None:
     fake, _, of = rig()
     for verdict in (Verdict(is_unknown=True, was_killed=True), Verdict()):
@@ -190,7 +170,6 @@ async def test_what_is_unknown_is_tried_again() -> None:
     of.close()
 
 
-@in_loop
 async def test_the_oldest_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MAX_KEPT", 2)
     fake, _, of = rig()
@@ -201,7 +180,6 @@ async def test_the_oldest_results_are_dropped(monkeypatch: pytest.MonkeyPatch) -
     of.close()
 
 
-@in_loop
 async def test_a_tenant_has_eight_waiting_and_another_waits_for_one_of_them_at_most() -> None:
     fake, clock, of = rig()
     hostile = list[asyncio.Task[Verdict]]()
@@ -224,7 +202,6 @@ async def test_a_tenant_has_eight_waiting_and_another_waits_for_one_of_them_at_m
     of.close()
 
 
-@in_loop
 async def test_a_grammar_whose_callers_have_all_gone_is_not_tried() -> None:
     fake, _, of = rig()
     asked = [asyncio.create_task(of.judge(hash_of(f"g{i}"), f"g{i}", "a")) for i in range(3)]
@@ -238,7 +215,6 @@ async def test_a_grammar_whose_callers_have_all_gone_is_not_tried() -> None:
     of.close()
 
 
-@in_loop
 async def test_what_waits_is_refused_when_the_model_changes() -> None:
     _, _, of = rig()
     asked = asyncio.create_task(of.judge(hash_of("g"), "g", "a"))

@@ -57,89 +57,71 @@ def is_corked(one: socket.socket) -> bool:
     return bool(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CORK))
 
 
-def test_messages_of_one_turn_leave_at_its_end():
-    async def test() -> None:
-        with connected() as (server, client, context), joined(context, context) as [connection, _]:
-            for message in (b"a", b"b", b"c"):
-                connection.hold()
-                server.send(message)
-            assert read(client) == b""
-            await asyncio.sleep(0)
-            assert read(client) == b"abc" and not is_corked(server)
-
-    asyncio.run(test())
+async def test_messages_of_one_turn_leave_at_its_end() -> None:
+    with connected() as (server, client, context), joined(context, context) as [connection, _]:
+        for message in (b"a", b"b", b"c"):
+            connection.hold()
+            server.send(message)
+        assert read(client) == b""
+        await asyncio.sleep(0)
+        assert read(client) == b"abc" and not is_corked(server)
 
 
-def test_a_long_turn_sends_what_it_has():
-    async def test() -> None:
-        with connected() as (server, client, context), joined(context, context) as [connection, _]:
-            for _ in range(MAX_HELD + 1):
-                connection.hold()
-                server.send(b"a")
-            assert len(read(client)) == MAX_HELD
-            await asyncio.sleep(0)
-            assert read(client) == b"a" and not is_corked(server)
-
-    asyncio.run(test())
-
-
-def test_a_single_call_is_not_corked():
-    async def test() -> None:
-        with connected() as (server, client, context), joined(context) as [connection]:
+async def test_a_long_turn_sends_what_it_has() -> None:
+    with connected() as (server, client, context), joined(context, context) as [connection, _]:
+        for _ in range(MAX_HELD + 1):
             connection.hold()
             server.send(b"a")
-            assert read(client) == b"a" and connection.duplicate is None
-
-    asyncio.run(test())
-
-
-def test_the_last_call_sends_and_closes_the_duplicate():
-    async def test() -> None:
-        with connected() as (server, client, context):
-            corks = Corks()
-            num_files = len(os.listdir("/proc/self/fd"))
-            calls = [corks.join(context) for _ in range(3)]
-            assert len(os.listdir("/proc/self/fd")) == num_files + 1
-            calls[0].hold()
-            server.send(b"a")
-            for call in calls:
-                corks.leave(call)
-            assert read(client) == b"a" and len(os.listdir("/proc/self/fd")) == num_files
-            # The turn of the message ends after the call.
-            await asyncio.sleep(0)
-            server.close()
-            assert read(client) == b"" and client.recv(1) == b""
-
-    asyncio.run(test())
+        assert len(read(client)) == MAX_HELD
+        await asyncio.sleep(0)
+        assert read(client) == b"a" and not is_corked(server)
 
 
-def test_connections_are_told_apart():
-    async def test() -> None:
-        with (
-            connected() as (server, client, context),
-            connected() as (other, _, other_context),
-            joined(context, other_context, context, other_context) as calls,
-        ):
-            calls[0].hold()
-            assert is_corked(server) and not is_corked(other)
-            server.send(b"a")
-            await asyncio.sleep(0)
-            assert read(client) == b"a"
+async def test_a_single_call_is_not_corked() -> None:
+    with connected() as (server, client, context), joined(context) as [connection]:
+        connection.hold()
+        server.send(b"a")
+        assert read(client) == b"a" and connection.duplicate is None
 
-    asyncio.run(test())
+
+async def test_the_last_call_sends_and_closes_the_duplicate() -> None:
+    with connected() as (server, client, context):
+        corks = Corks()
+        num_files = len(os.listdir("/proc/self/fd"))
+        calls = [corks.join(context) for _ in range(3)]
+        assert len(os.listdir("/proc/self/fd")) == num_files + 1
+        calls[0].hold()
+        server.send(b"a")
+        for call in calls:
+            corks.leave(call)
+        assert read(client) == b"a" and len(os.listdir("/proc/self/fd")) == num_files
+        # The turn of the message ends after the call.
+        await asyncio.sleep(0)
+        server.close()
+        assert read(client) == b"" and client.recv(1) == b""
+
+
+async def test_connections_are_told_apart() -> None:
+    with (
+        connected() as (server, client, context),
+        connected() as (other, _, other_context),
+        joined(context, other_context, context, other_context) as calls,
+    ):
+        calls[0].hold()
+        assert is_corked(server) and not is_corked(other)
+        server.send(b"a")
+        await asyncio.sleep(0)
+        assert read(client) == b"a"
 
 
 @pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"])
-def test_a_peer_without_a_socket_is_served_as_before(peer):
-    async def test() -> None:
-        corks = Corks()
-        calls = [corks.join(Context(peer)) for _ in range(2)]
-        for call in calls:
-            call.hold()
-            corks.leave(call)
-        assert calls[0].duplicate is None
-
-    asyncio.run(test())
+async def test_a_peer_without_a_socket_is_served_as_before(peer) -> None:
+    corks = Corks()
+    calls = [corks.join(Context(peer)) for _ in range(2)]
+    for call in calls:
+        call.hold()
+        corks.leave(call)
+    assert calls[0].duplicate is None
 
 
 def test_a_connection_that_was_never_corked_holds_nothing():

@@ -69,28 +69,25 @@ def test_without_corks_nobody_looks_for_sockets(monkeypatch: pytest.MonkeyPatch)
     assert all(one.duplicate is None for one in connections)
 
 
-def test_a_write_that_is_a_task_ends_and_fails_like_the_others():
-    async def test() -> None:
-        released = asyncio.Event()
-        written: list[str] = []
+async def test_a_write_that_is_a_task_ends_and_fails_like_the_others() -> None:
+    released = asyncio.Event()
+    written: list[str] = []
 
-        async def write(message: object) -> None:
-            await released.wait()
-            if isinstance(message, BaseException):
-                raise message
-            written.append(str(message))
+    async def write(message: object) -> None:
+        await released.wait()
+        if isinstance(message, BaseException):
+            raise message
+        written.append(str(message))
 
-        writer = StreamWriter(RequestStream(None), write, lambda: None, run_as_task)
-        later = asyncio.create_task(writer.write("a"))
-        await asyncio.sleep(0)
-        assert not writer.is_idle and not later.done()
-        released.set()
-        await later
-        assert written == ["a"] and writer.is_idle
-        for error in (grpc.aio.InternalError("gone"), asyncio.CancelledError()):
-            writer.begin(error)
-            with pytest.raises(type(error)):
-                await writer.wait()
-            assert writer.is_idle
-
-    asyncio.run(test())
+    writer = StreamWriter(RequestStream(None), write, lambda: None, run_as_task)
+    later = asyncio.create_task(writer.write("a"))
+    await asyncio.sleep(0)
+    assert not writer.is_idle and not later.done()
+    released.set()
+    await later
+    assert written == ["a"] and writer.is_idle
+    for error in (grpc.aio.InternalError("gone"), asyncio.CancelledError()):
+        writer.begin(error)
+        with pytest.raises(type(error)):
+            await writer.wait()
+        assert writer.is_idle

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,10 +14,8 @@ from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.request_log import LINES_EACH
 from tandem_contract.logs import Formatter
-from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.fake_core import Service, rest, until
+from tests.scheduler_svc.frontend.fake_core import Service, rest, service, until
 
-Run = Callable[..., None]
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 SECRET_TEXT = "zebra-crossing"
@@ -46,112 +45,102 @@ async def one_more(lines: Callable[[], list[dict[str, Any]]], count: int = 1) ->
     return lines()[-1]
 
 
-def test_a_served_request(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    async def scenario(service: Service) -> None:
-        request = inference_pb2.GenerateRequest(text=SECRET_TEXT, request_id="mine")
-        call = service.inference.Generate(request, metadata=TRACEPARENT, timeout=TIMEOUT_SECONDS)
-        submit = await service.core.admit()
-        assert submit.traceparent == TRACEPARENT[0][1]
-        usage = inference_pb2.Usage(output_tokens=2, cached_prompt_tokens=7, recomputed_tokens=5)
-        timing = inference_pb2.Timing(
-            queue_seconds=0.25, first_token_seconds=0.5, total_seconds=2.0, preemptions=3, worker_changes=1
-        )
-        await service.core.output(submit.stream, [65, 66], "LENGTH", usage=usage, timing=timing)
-        await rest(call)
-        line = await one_more(lines)
-        assert line.pop("call_seconds") > 0
-        assert {name: line[name] for name in list(line)[5:]} == {
-            "request_id": "mine",
-            "outcome": "length",
-            "method": "Generate",
-            "model": "toy",
-            "samples": 1,
-            "prompt_tokens": len(submit.prompt) // 4,
-            "cached_tokens": 7,
-            "output_tokens": 2,
-            "recomputed_tokens": 5,
-            "queue_seconds": 0.25,
-            "first_token_seconds": 0.5,
-            "total_seconds": 2.0,
-            "preemptions": 3,
-            "worker_changes": 1,
-            "peer": "tcp",
-            "trace_id": TRACE,
-            "parent_id": PARENT,
-        }
-        assert (line["process"], line["level"], line["message"]) == ("frontend", "INFO", "request ended")
-
-    run(scenario)
+async def test_a_served_request(s: Service, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    call = s.generate(metadata=TRACEPARENT, text=SECRET_TEXT, request_id="mine")
+    submit = await s.core.admit()
+    assert submit.traceparent == TRACEPARENT[0][1]
+    usage = inference_pb2.Usage(output_tokens=2, cached_prompt_tokens=7, recomputed_tokens=5)
+    timing = inference_pb2.Timing(
+        queue_seconds=0.25, first_token_seconds=0.5, total_seconds=2.0, preemptions=3, worker_changes=1
+    )
+    await s.core.output(submit.stream, [65, 66], "LENGTH", usage=usage, timing=timing)
+    await rest(call)
+    line = await one_more(lines)
+    assert line.pop("call_seconds") > 0
+    assert {name: line[name] for name in list(line)[5:]} == {
+        "request_id": "mine",
+        "outcome": "length",
+        "method": "Generate",
+        "model": "toy",
+        "samples": 1,
+        "prompt_tokens": len(submit.prompt) // 4,
+        "cached_tokens": 7,
+        "output_tokens": 2,
+        "recomputed_tokens": 5,
+        "queue_seconds": 0.25,
+        "first_token_seconds": 0.5,
+        "total_seconds": 2.0,
+        "preemptions": 3,
+        "worker_changes": 1,
+        "peer": "tcp",
+        "trace_id": TRACE,
+        "parent_id": PARENT,
+    }
+    assert (line["process"], line["level"], line["message"]) == ("frontend", "INFO", "request ended")
 
 
-def test_every_other_end_of_an_accepted_request(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    async def scenario(service: Service) -> None:
-        call, submit = await service.start_stream(request_id="failed")
-        await service.core.output(submit.stream, [65])
-        await service.core.fail(submit.stream, "INTERNAL", f"it said {SECRET_TEXT}")
-        await ended(grpc.StatusCode.INTERNAL, call)
-        line = await one_more(lines, 1)
-        assert (line["level"], line["outcome"], line["reason"]) == ("WARNING", "INTERNAL", "internal")
-        assert (line["message"], line["output_tokens"]) == ("request ended", 1)
-        call, submit = await service.start_stream(request_id="cancelled")
-        await service.core.output(submit.stream, [65, 66])
-        assert (await call.read()).WhichOneof("event") == "delta"
-        call.cancel()
-        await service.core.expect("cancel")
-        line = await one_more(lines, 2)
-        assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == (
-            "CANCELLED",
-            len(submit.prompt) // 4,
-            2,
-        )
-        assert "reason" not in line and "total_seconds" not in line
-        call, submit = await service.start_stream(
-            request_id="left", resume=inference_pb2.ResumeParams(linger_seconds=5)
-        )
-        call.cancel()
-        await service.core.expect("cancel")
-        line = await one_more(lines, 3)
-        assert (line["outcome"], line["reason"]) == ("CANCELLED", "detached")
-        call, submit = await service.start_stream(request_id="two", sampling={"num_samples": 2})
-        await service.core.output(submit.stream, [65], "EOS")
-        await service.core.output(submit.stream + 1, [66], "LENGTH")
-        await rest(call)
-        line = await one_more(lines, 4)
-        assert (line["outcome"], line["samples"], line["output_tokens"]) == ("eos,length", 2, 2)
-
-    run(scenario)
+async def test_every_other_end_of_an_accepted_request(s: Service, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    call, submit = await s.start_stream(request_id="failed")
+    await s.core.output(submit.stream, [65])
+    await s.core.fail(submit.stream, "INTERNAL", f"it said {SECRET_TEXT}")
+    await ended(grpc.StatusCode.INTERNAL, call)
+    line = await one_more(lines, 1)
+    assert (line["level"], line["outcome"], line["reason"]) == ("WARNING", "INTERNAL", "internal")
+    assert (line["message"], line["output_tokens"]) == ("request ended", 1)
+    call, submit = await s.start_stream(request_id="cancelled")
+    await s.core.output(submit.stream, [65, 66])
+    assert (await call.read()).WhichOneof("event") == "delta"
+    call.cancel()
+    await s.core.expect("cancel")
+    line = await one_more(lines, 2)
+    assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == (
+        "CANCELLED",
+        len(submit.prompt) // 4,
+        2,
+    )
+    assert "reason" not in line and "total_seconds" not in line
+    call, submit = await s.start_stream(request_id="left", resume=inference_pb2.ResumeParams(linger_seconds=5))
+    call.cancel()
+    await s.core.expect("cancel")
+    line = await one_more(lines, 3)
+    assert (line["outcome"], line["reason"]) == ("CANCELLED", "detached")
+    call, submit = await s.start_stream(request_id="two", sampling={"num_samples": 2})
+    await s.core.output(submit.stream, [65], "EOS")
+    await s.core.output(submit.stream + 1, [66], "LENGTH")
+    await rest(call)
+    line = await one_more(lines, 4)
+    assert (line["outcome"], line["samples"], line["output_tokens"]) == ("eos,length", 2, 2)
 
 
-def test_a_refused_request_and_its_field_without_the_callers_values(
-    run: Run, lines: Callable[[], list[dict[str, Any]]]
+async def test_a_refused_request_and_its_field_without_the_callers_values(
+    s: Service, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    async def scenario(service: Service) -> None:
-        bias = inference_pb2.SamplingParams(logit_bias={99_999: 1.0})
-        await ended(grpc.StatusCode.INVALID_ARGUMENT, service.generate(request_id="a", sampling=bias))
-        line = await one_more(lines, 1)
-        assert (line["message"], line["outcome"], line["reason"]) == (
-            "request refused", "INVALID_ARGUMENT", "sampling.logit_bias",
-        )  # fmt: skip
-        assert line["request_id"] == "a" and "99999" not in json.dumps(line)
-        await ended(grpc.StatusCode.NOT_FOUND, service.generate(model=SECRET_TEXT))
-        assert (await one_more(lines, 2))["outcome"] == "NOT_FOUND"
-        call = service.generate()
-        submit = await service.core.expect("submit")
-        rejected = frontend_pb2.Rejected(
-            stream=submit.stream, code=frontend_pb2.REJECT_CODE_QUEUE_FULL, message=SECRET_TEXT
-        )
-        await service.core.send(rejected=rejected)
-        await ended(grpc.StatusCode.RESOURCE_EXHAUSTED, call)
-        line = await one_more(lines, 3)
-        assert (line["outcome"], line["reason"]) == ("RESOURCE_EXHAUSTED", "queue_full")
-        assert line["request_id"] == submit.request_id
-        assert SECRET_TEXT not in json.dumps(lines())
-
-    run(scenario)
+    bias = inference_pb2.SamplingParams(logit_bias={99_999: 1.0})
+    await ended(grpc.StatusCode.INVALID_ARGUMENT, s.generate(request_id="a", sampling=bias))
+    line = await one_more(lines, 1)
+    assert (line["message"], line["outcome"], line["reason"]) == (
+        "request refused", "INVALID_ARGUMENT", "sampling.logit_bias",
+    )  # fmt: skip
+    assert line["request_id"] == "a" and "99999" not in json.dumps(line)
+    await ended(grpc.StatusCode.NOT_FOUND, s.generate(model=SECRET_TEXT))
+    assert (await one_more(lines, 2))["outcome"] == "NOT_FOUND"
+    call = s.generate()
+    submit = await s.core.expect("submit")
+    rejected = frontend_pb2.Rejected(
+        stream=submit.stream, code=frontend_pb2.REJECT_CODE_QUEUE_FULL, message=SECRET_TEXT
+    )
+    await s.core.send(rejected=rejected)
+    await ended(grpc.StatusCode.RESOURCE_EXHAUSTED, call)
+    line = await one_more(lines, 3)
+    assert (line["outcome"], line["reason"]) == ("RESOURCE_EXHAUSTED", "queue_full")
+    assert line["request_id"] == submit.request_id
+    assert SECRET_TEXT not in json.dumps(lines())
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_an_id_forges_neither_a_line_nor_a_field(run: Run, caplog: pytest.LogCaptureFixture, log_format: Any) -> None:
+async def test_an_id_forges_neither_a_line_nor_a_field(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, log_format: Any
+) -> None:
     caplog.set_level(logging.INFO)
     # Printable, so it is accepted; the second one is refused for its line end, and shown in the refusal's line.
     forged = [
@@ -159,15 +148,12 @@ def test_an_id_forges_neither_a_line_nor_a_field(run: Run, caplog: pytest.LogCap
         "x\n2026-11-22 02:12:58.026 core INFO forged",
         "\u2028é" + "y" * 400,
     ]
-
-    async def scenario(service: Service) -> None:
-        call, submit = await service.start_stream(request_id=forged[0])
-        await service.core.output(submit.stream, [65], "LENGTH")
+    async with service(tmp_path) as s:
+        call, submit = await s.start_stream(request_id=forged[0])
+        await s.core.output(submit.stream, [65], "LENGTH")
         await rest(call)
         for name in forged[1:]:
-            await ended(grpc.StatusCode.INVALID_ARGUMENT, service.generate(request_id=name))
-
-    run(scenario)
+            await ended(grpc.StatusCode.INVALID_ARGUMENT, s.generate(request_id=name))
     shown = [Formatter("frontend", log_format).format(record) for record in caplog.records if hasattr(record, "fields")]
     assert len(shown) == 3
     for name, line in zip(forged, shown, strict=True):
@@ -179,50 +165,29 @@ def test_an_id_forges_neither_a_line_nor_a_field(run: Run, caplog: pytest.LogCap
             assert " tenant=" not in line.replace(json.dumps(name[:128]), "")
 
 
-def test_a_flood_of_refusals_gets_few_lines_and_their_number(
-    run: Run, lines: Callable[[], list[dict[str, Any]]]
+async def test_a_flood_of_refusals_gets_few_lines_and_their_number(
+    s: Service, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    async def scenario(service: Service) -> None:
-        assert service.front_end is not None
-        for _ in range(LINES_EACH + 20):
-            await ended(grpc.StatusCode.NOT_FOUND, service.generate(model="other"))
-        await until(lambda: len(lines()) >= LINES_EACH)
-        service.front_end._request_log.report(float("inf"))
-        *refused, last = lines()
-        assert {line["message"] for line in refused} == {"request refused"} and len(refused) == LINES_EACH
-        assert (last["message"], last["outcome"], last["count"]) == ("more requests refused", "NOT_FOUND", 20)
-
-    run(scenario)
+    for _ in range(LINES_EACH + 20):
+        await ended(grpc.StatusCode.NOT_FOUND, s.generate(model="other"))
+    await until(lambda: len(lines()) >= LINES_EACH)
+    s.front_end._request_log.report(float("inf"))
+    *refused, last = lines()
+    assert {line["message"] for line in refused} == {"request refused"} and len(refused) == LINES_EACH
+    assert (last["message"], last["outcome"], last["count"]) == ("more requests refused", "NOT_FOUND", 20)
 
 
 @pytest.mark.parametrize("mode", ["off", "address"])
-def test_lines_can_be_turned_off_or_have_the_address(
-    run: Run, lines: Callable[[], list[dict[str, Any]]], mode: str
+async def test_lines_can_be_turned_off_or_have_the_address(
+    tmp_path: Path, lines: Callable[[], list[dict[str, Any]]], mode: str
 ) -> None:
-    async def scenario(service: Service) -> None:
-        call, submit = await service.start_stream()
-        await service.core.output(submit.stream, [65], "LENGTH")
+    async with service(tmp_path, log_requests=mode) as s:
+        call, submit = await s.start_stream()
+        await s.core.output(submit.stream, [65], "LENGTH")
         await rest(call)
-        await ended(grpc.StatusCode.NOT_FOUND, service.generate(model="other"))
-
-    run(scenario, log_requests=mode)
+        await ended(grpc.StatusCode.NOT_FOUND, s.generate(model="other"))
     found = lines()
     if mode == "off":
         assert found == []
     else:
         assert len(found) == 2 and all(line["address"].startswith("ipv4:127.0.0.1:") for line in found)
-
-
-def test_a_malformed_traceparent_changes_nothing(run: Run, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    async def scenario(service: Service) -> None:
-        request = inference_pb2.GenerateRequest(text="the")
-        call = service.inference.Generate(
-            request, metadata=(("traceparent", "00-forged-x-01"),), timeout=TIMEOUT_SECONDS
-        )
-        submit = await service.core.admit()
-        assert submit.traceparent == ""
-        await service.core.output(submit.stream, [65], "EOS")
-        await rest(call)
-        assert "trace_id" not in await one_more(lines)
-
-    run(scenario)

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -23,11 +24,10 @@ from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Room, 
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
 from tests.rigs.raw_http2 import HEADERS, RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, until
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure, refusal
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, served, service, until
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
-Run = Callable[..., None]
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GET_MODEL_INFO = "/tandem.v1.ControlService/GetModelInfo"
 CHECK = "/grpc.health.v1.Health/Check"
@@ -89,127 +89,108 @@ async def queue_is(s: Service, sentence: str) -> None:
     await until(lambda: s.front_end._readiness._core_status.queue_full == sentence)
 
 
-def test_a_full_queue_refuses_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
+async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
+    await queue_is(s, FULL)
+    for _ in range(20):
+        error = await failure(s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == FULL
+        assert_retry_hint(error, 0.5)
+    assert counted.reached == []
+    assert await s.core.is_silent()
+    # A full queue does not change health.
+    stub = health_pb2_grpc.HealthStub(s.channel)
+    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
 
-    async def scenario(s: Service) -> None:
-        await queue_is(s, FULL)
-        for _ in range(20):
-            error = await failure(s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])))
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details() == FULL
-            assert_retry_hint(error, 0.5)
-        assert counted.reached == []
-        assert await s.core.is_silent()
-        # A full queue does not change health.
-        stub = health_pb2_grpc.HealthStub(s.channel)
-        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
-
-        await queue_is(s, "")
-        counted.reached.clear()
-        call, submit = await s.start_stream(text="the " * 20, stop=pb.StopParams(stop_strings=["x"]))
-        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-        assert counted.reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
-
-    run(scenario)
+    await queue_is(s, "")
+    counted.reached.clear()
+    call, submit = await s.start_stream(text="the " * 20, stop=pb.StopParams(stop_strings=["x"]))
+    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    assert counted.reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
 
 
-def test_a_full_queue_says_when_to_try_again(run: Run):
-    async def scenario(s: Service) -> None:
-        for seconds in (7.5, 30.25):
-            status = frontend_pb2.CoreStatus(queue_full=FULL, workers=1, retry_seconds=seconds)
-            await s.core.send(core_status=status)
-            await until(lambda seconds=seconds: s.front_end._readiness._core_status.retry_seconds == seconds)
-            assert_retry_hint(await failure(s.generate()), seconds)
-
-    run(scenario)
+async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
+    for seconds in (7.5, 30.25):
+        status = frontend_pb2.CoreStatus(queue_full=FULL, workers=1, retry_seconds=seconds)
+        await s.core.send(core_status=status)
+        await until(lambda seconds=seconds: s.front_end._readiness._core_status.retry_seconds == seconds)
+        assert_retry_hint(await failure(s.generate()), seconds)
 
 
-def test_a_rejected_request_builds_no_stop_string_automaton(run: Run, monkeypatch: pytest.MonkeyPatch):
+async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
-
-    async def scenario(s: Service) -> None:
-        call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
-        submit = await s.core.expect("submit")
-        code = frontend_pb2.REJECT_CODE_QUEUE_FULL
-        await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message=FULL))
-        assert (await failure(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "make_outputs" not in counted.reached
-
-    run(scenario)
+    call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
+    submit = await s.core.expect("submit")
+    code = frontend_pb2.REJECT_CODE_QUEUE_FULL
+    await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message=FULL))
+    assert (await failure(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "make_outputs" not in counted.reached
 
 
-def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = Counted(monkeypatch)
     encode = tokenizer.Tokenizer.encode
 
-    async def scenario(s: Service) -> None:
-        async def slow_encode(self: tokenizer.Tokenizer, prompt: str, tenant: str, **how: bool) -> list[int]:
-            await queue_is(s, FULL)
-            return await encode(self, prompt, tenant, **how)
+    async def slow_encode(self: tokenizer.Tokenizer, prompt: str, tenant: str, **how: bool) -> list[int]:
+        await queue_is(s, FULL)
+        return await encode(self, prompt, tenant, **how)
 
-        monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
-        error = await failure(s.generate())
-        assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
-        assert "hash_pages" not in counted.reached
+    monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
+    assert await refusal(s.generate()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
+    assert "hash_pages" not in counted.reached
+    assert s.front_end._streams.num_open == 0
+
+
+@served(stream_limits=StreamLimits(max_streams=1))
+async def test_too_many_open_streams_refuse_before_any_work_on_the_request(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await s.start_stream()
+    counted = Counted(monkeypatch)
+    error = await failure(s.generate())
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert counted.reached == []
+
+
+@pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
+@served(call_limits=CallLimits(message_seconds=1000.0, max_reading_reserved=64))
+async def test_calls_without_their_message_time_out(s: Service, method: str) -> None:
+    with raw_caller(s) as caller:
+        for _ in range(20):
+            caller.call(method, None)
+        call = cast(Any, s.channel.stream_stream(method))(silence())
+        await until(lambda: num_waiting(s) == 21)
+        for reading in s.front_end._calls.rooms.values():
+            reading._seconds = 0.0
+        # The calls end with a status, not with a reset.
+        assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await call.details() == "the call sent no message for 0 s"
+        await until(lambda: num_waiting(s) == 0)
         assert s.front_end._streams.num_open == 0
 
-    run(scenario)
 
-
-def test_too_many_open_streams_refuse_before_any_work_on_the_request(run: Run, monkeypatch: pytest.MonkeyPatch):
-    async def scenario(s: Service) -> None:
-        await s.start_stream()
-        counted = Counted(monkeypatch)
-        error = await failure(s.generate())
+@served(call_limits=CallLimits(max_without_message=3, max_reading=1))
+async def test_calls_without_their_message_above_the_limit_are_refused(s: Service) -> None:
+    with raw_caller(s) as caller:
+        for _ in range(3):
+            caller.call(GENERATE, None)
+        await until(lambda: num_waiting(s, Room.BULK) == 3)
+        error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="the")))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert counted.reached == []
-
-    run(scenario, stream_limits=StreamLimits(max_streams=1))
-
-
-@pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
-def test_calls_without_their_message_time_out(run: Run, method: str):
-    async def scenario(s: Service) -> None:
-        with raw_caller(s) as caller:
-            for _ in range(20):
-                caller.call(method, None)
-            call = cast(Any, s.channel.stream_stream(method))(silence())
-            await until(lambda: num_waiting(s) == 21)
-            for reading in s.front_end._calls.rooms.values():
-                reading._seconds = 0.0
-            # The calls end with a status, not with a reset.
-            assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
-            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert await call.details() == "the call sent no message for 0 s"
-            await until(lambda: num_waiting(s) == 0)
-            assert s.front_end._streams.num_open == 0
-
-    run(scenario, call_limits=CallLimits(message_seconds=1000.0, max_reading_reserved=64))
-
-
-def test_calls_without_their_message_above_the_limit_are_refused(run: Run):
-    async def scenario(s: Service) -> None:
-        with raw_caller(s) as caller:
-            for _ in range(3):
-                caller.call(GENERATE, None)
-            await until(lambda: num_waiting(s, Room.BULK) == 3)
-            error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="the")))
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert error.details() == "3 calls have not sent their request yet; the limit is 3"
-            assert_retry_hint(error, 0.5)
-            # Monitors and operators are served.
-            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-            await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-
-    run(scenario, call_limits=CallLimits(max_without_message=3, max_reading=1))
+        assert error.details() == "3 calls have not sent their request yet; the limit is 3"
+        assert_retry_hint(error, 0.5)
+        # Monitors and operators are served.
+        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
 
 
 @pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
-def test_calls_that_never_send_their_message_take_no_other_connections_check(run: Run, method: str):
+async def test_calls_that_never_send_their_message_take_no_other_connections_check(tmp_path: Path, method: str) -> None:
     """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
     limits = CallLimits(
         message_seconds=1000.0,
@@ -218,8 +199,7 @@ def test_calls_that_never_send_their_message_take_no_other_connections_check(run
         max_without_message_reserved=8,
         max_reading_reserved=4,
     )
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, call_limits=limits) as s:
         room = Room.BULK if method == GENERATE else Room.CONTROL if method == GET_MODEL_INFO else Room.HEALTH
         with raw_caller(s) as caller:
             for _ in range(40):
@@ -230,8 +210,6 @@ def test_calls_that_never_send_their_message_take_no_other_connections_check(run
                 await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
                 await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
             assert num_waiting(s, room) == most
-
-    run(scenario, call_limits=limits)
 
 
 def reset_until_closed(s: Service, num_connections: int) -> None:
@@ -254,54 +232,46 @@ def is_barred(s: Service, source: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("num_connections", [1, 3])
-def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
-    run: Run, monkeypatch: pytest.MonkeyPatch, num_connections: int
-):
-    """As fast as they can. Whoever calls from the host as others do stays connected; another host notices nothing."""
-
-    async def scenario(s: Service) -> None:
-        before = len(asyncio.all_tasks())
-        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        with raw_caller(s, "127.0.0.2") as polite:
-            polite.call(GENERATE, None)
-            await until(lambda: num_waiting(s) == 1)
-            await asyncio.to_thread(reset_until_closed, s, num_connections)
-            assert is_barred(s, "127.0.0.2") and not is_barred(s, "127.0.0.3")
-            # The call that is left is the polite one.
-            await until(lambda: num_waiting(s) == 1)
-            polite.skip()
-        await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
-        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
-
-    monkeypatch.setattr(sockets, "BAR_SECONDS", 1000.0)
-    run(scenario, call_limits=CallLimits(message_seconds=1000.0))
+@pytest.mark.parametrize("num_connections", [1, 2])
+@served((sockets, "BAR_SECONDS", 1000.0), call_limits=CallLimits(message_seconds=1000.0))
+async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
+    s: Service, num_connections: int
+) -> None:
+    """As fast as they can. Ordinary callers on the host stay connected; another host notices nothing."""
+    before = len(asyncio.all_tasks())
+    await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+    with raw_caller(s, "127.0.0.2") as polite:
+        polite.call(GENERATE, None)
+        await until(lambda: num_waiting(s) == 1)
+        await asyncio.to_thread(reset_until_closed, s, num_connections)
+        assert is_barred(s, "127.0.0.2") and not is_barred(s, "127.0.0.3")
+        # The call that is left is the polite one.
+        await until(lambda: num_waiting(s) == 1)
+        polite.skip()
+    await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
+    await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+    await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
 
 
 @pytest.mark.parametrize(("num_resets", "num_others", "is_closed"), [(250, 0, True), (150, 0, False), (250, 50, False)])
-def test_slow_resets_close_a_connection_by_their_number_and_share(
-    run: Run, monkeypatch: pytest.MonkeyPatch, num_resets: int, num_others: int, is_closed: bool
-):
+@served((server, "SWEEP_SECONDS", 1000.0), call_limits=CallLimits(message_seconds=1000.0))
+async def test_slow_resets_close_a_connection_by_their_number_and_share(
+    s: Service, monkeypatch: pytest.MonkeyPatch, num_resets: int, num_others: int, is_closed: bool
+) -> None:
     """One call after the other, all in one second of the front end's clock, so none waits in gRPC."""
-
-    async def scenario(s: Service) -> None:
-        monkeypatch.setattr(s.front_end._calls._resets, "_clock", lambda: 1.0)
-        with raw_caller(s, "127.0.0.2") as caller:
-            for _ in range(num_others):
-                caller.call(GENERATE, None)
-            await until(lambda: num_waiting(s) == num_others)
-            resets = s.front_end._calls._resets
-            for idx in range(num_resets):
-                caller.reset(caller.call(GENERATE, None))
-                await until(lambda idx=idx: sum(resets._calls.values()) == num_others + idx + 1)
-                await until(lambda: num_waiting(s) == num_others or bool(resets._num_closed))
-                if resets._num_closed:
-                    break
-            assert bool(resets._num_closed) == is_closed
-
-    monkeypatch.setattr(server, "SWEEP_SECONDS", 1000.0)
-    run(scenario, call_limits=CallLimits(message_seconds=1000.0))
+    monkeypatch.setattr(s.front_end._calls._resets, "_clock", lambda: 1.0)
+    with raw_caller(s, "127.0.0.2") as caller:
+        for _ in range(num_others):
+            caller.call(GENERATE, None)
+        await until(lambda: num_waiting(s) == num_others)
+        resets = s.front_end._calls._resets
+        for idx in range(num_resets):
+            caller.reset(caller.call(GENERATE, None))
+            await until(lambda idx=idx: sum(resets._calls.values()) == num_others + idx + 1)
+            await until(lambda: num_waiting(s) == num_others or bool(resets._num_closed))
+            if resets._num_closed:
+                break
+        assert bool(resets._num_closed) == is_closed
 
 
 def test_the_log_filter_drops_only_tracebacks_of_lost_callers():
@@ -313,38 +283,35 @@ def test_the_log_filter_drops_only_tracebacks_of_lost_callers():
     assert is_not_of_a_lost_caller(logging.LogRecord("grpc", logging.ERROR, "", 0, "a line", (), None))
 
 
-def test_a_message_that_arrives_in_time_is_answered(run: Run):
-    async def scenario(s: Service) -> None:
-        requests: asyncio.Queue[control_pb2.GetModelInfoRequest] = asyncio.Queue()
+async def test_a_message_that_arrives_in_time_is_answered(s: Service) -> None:
+    requests: asyncio.Queue[control_pb2.GetModelInfoRequest] = asyncio.Queue()
 
-        async def late() -> Any:
-            yield await requests.get()
+    async def late() -> Any:
+        yield await requests.get()
 
-        stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
-        call = stub(late())
-        await until(lambda: num_waiting(s) == 1)
-        requests.put_nowait(b"")
-        assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
-
-    run(scenario)
+    stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
+    call = stub(late())
+    await until(lambda: num_waiting(s) == 1)
+    requests.put_nowait(b"")
+    assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
 
 
-def test_a_call_that_ends_without_a_message_is_an_invalid_argument(run: Run):
-    async def scenario(s: Service) -> None:
-        async def nothing() -> Any:
-            for one in ():
-                yield one
+async def test_a_call_that_ends_without_a_message_is_an_invalid_argument(s: Service) -> None:
+    async def nothing() -> Any:
+        for one in ():
+            yield one
 
-        stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
-        error = await failure(stub(nothing()))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "before it sent its request" in error.details()
-
-    run(scenario)
+    stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
+    error = await failure(stub(nothing()))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "before it sent its request" in error.details()
 
 
-def test_finished_calls_with_unread_answers_are_cancelled(run: Run, caplog: pytest.LogCaptureFixture):
-    async def scenario(s: Service) -> None:
+async def test_finished_calls_with_unread_answers_are_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with service(tmp_path, call_limits=CallLimits(answer_seconds=1000.0)) as s:
+
         async def info() -> control_pb2.GetModelInfoResponse:
             return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
 
@@ -360,47 +327,41 @@ def test_finished_calls_with_unread_answers_are_cancelled(run: Run, caplog: pyte
             assert (await info()).model == "toy"
             # The answer does not fit the caller's window, but the stream ends.
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
-
-    run(scenario, call_limits=CallLimits(answer_seconds=1000.0))
     assert "50 calls were cancelled: no client has read the answer" in caplog.text
 
 
-def test_finished_calls_with_unread_answers_count_as_open_streams(run: Run, monkeypatch: pytest.MonkeyPatch):
+@served(stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
+async def test_finished_calls_with_unread_answers_count_as_open_streams(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
-
-    async def scenario(s: Service) -> None:
-        with raw_caller(s) as caller:
-            for _ in range(3):
-                caller.call(GET_MODEL_INFO, b"")
-            await until(lambda: s.front_end._calls.unread.num_taken == 3)
-            error = await failure(s.generate())
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "3 finished calls have answers that their clients have not read" in error.details()
-            # The limit of unread answers applies to every method.
+    with raw_caller(s) as caller:
+        for _ in range(3):
             caller.call(GET_MODEL_INFO, b"")
-            await until(lambda: s.front_end._calls.unread.num_taken == 4)
-            error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "4 finished calls" in error.details()
-            # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
-            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        # The calls end with their connection.
-        await until(lambda: s.front_end._calls.unread.num_taken == 0)
-        await s.start_stream()
+        await until(lambda: s.front_end._calls.unread.num_taken == 3)
+        error = await failure(s.generate())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "3 finished calls have answers that their clients have not read" in error.details()
+        # The limit of unread answers applies to every method.
+        caller.call(GET_MODEL_INFO, b"")
+        await until(lambda: s.front_end._calls.unread.num_taken == 4)
+        error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "4 finished calls" in error.details()
+        # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
+        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+    # The calls end with their connection.
+    await until(lambda: s.front_end._calls.unread.num_taken == 0)
+    await s.start_stream()
 
-    run(scenario, stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
 
-
-def test_every_one_of_3000_simultaneous_calls_is_answered(run: Run):
-    async def scenario(s: Service) -> None:
-        await queue_is(s, FULL)
-        calls = [s.generate(timeout=60) for _ in range(1500)]
-        infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(1500)]
-        codes = {await call.code() for call in calls}
-        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-        assert {(await call).model for call in infos} == {"toy"}
-
-    run(scenario)
+async def test_every_one_of_1400_simultaneous_calls_is_answered(s: Service) -> None:
+    await queue_is(s, FULL)
+    calls = [s.generate(timeout=60) for _ in range(700)]
+    infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(700)]
+    codes = {await call.code() for call in calls}
+    assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert {(await call).model for call in infos} == {"toy"}
 
 
 SMALL = [
@@ -413,22 +374,21 @@ SMALL = [
 ]
 
 
-def test_control_and_health_messages_above_64_kib_are_refused_before_parsing(run: Run, monkeypatch: pytest.MonkeyPatch):
+async def test_control_and_health_messages_above_64_kib_are_refused_before_parsing(
+    s: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = Counted(monkeypatch)
-
-    async def scenario(s: Service) -> None:
-        for method, name in SMALL:
-            error = await failure(s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1)))
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, method
-            assert error.details() == f"{name} has 65,537 bytes; the limit is 65,536"
-        assert counted.reached == []
-        # Field 1000, as long as possible, is refused by its number.
-        unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
-        error = await failure(s.channel.unary_unary(CHECK)(unknown))
-        assert "has field number 1000" in error.details()
-        assert counted.reached == []
-
-    run(scenario)
+    for method, name in SMALL:
+        assert await refusal(s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1))) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"{name} has 65,537 bytes; the limit is 65,536",
+        )
+    assert counted.reached == []
+    # Field 1000, as long as possible, is refused by its number.
+    unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
+    error = await failure(s.channel.unary_unary(CHECK)(unknown))
+    assert "has field number 1000" in error.details()
+    assert counted.reached == []
 
 
 @pytest.mark.parametrize(
@@ -436,41 +396,31 @@ def test_control_and_health_messages_above_64_kib_are_refused_before_parsing(run
     # 512 tokens have at most 5 characters of at most 4 bytes; 512 ids have at most 5 bytes.
     [("Tokenize", 65_536 + 4 * 5 * 512), ("Detokenize", 65_536 + 5 * 512)],
 )
-def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, method: str, most: int
-):
+async def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
+    s: Service, monkeypatch: pytest.MonkeyPatch, method: str, most: int
+) -> None:
     counted = Counted(monkeypatch)
-
-    async def scenario(s: Service) -> None:
-        call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
-        error = await failure(call(bytes(most + 1)))
-        assert error.details() == f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
-        assert counted.reached == []
-
-    run(scenario)
+    call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
+    error = await failure(call(bytes(most + 1)))
+    assert error.details() == f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
+    assert counted.reached == []
 
 
-def test_compressed_messages_are_refused(run: Run):
-    async def scenario(s: Service) -> None:
-        request = pb.TokenizeRequest(text="a" * 2000)
-        error = await failure(s.inference.Tokenize(request, compression=grpc.Compression.Gzip))
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert "compression" in error.details().lower()
-
-    run(scenario)
+async def test_compressed_messages_are_refused(s: Service) -> None:
+    request = pb.TokenizeRequest(text="a" * 2000)
+    error = await failure(s.inference.Tokenize(request, compression=grpc.Compression.Gzip))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "compression" in error.details().lower()
 
 
-def test_a_frame_above_the_cores_limit_is_never_sent(run: Run, monkeypatch: pytest.MonkeyPatch):
+@served(state=model_state(page_size=1))
+async def test_a_frame_above_the_cores_limit_is_never_sent(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
-
-    async def scenario(s: Service) -> None:
-        # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
-        error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 200)))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "bytes; the limit is 3,000" in error.details()
-        assert s.front_end._streams.num_open == 0
-        call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1] * 20))
-        await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
-
-    run(scenario, state=model_state(page_size=1))
+    # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
+    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 200)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "bytes; the limit is 3,000" in error.details()
+    assert s.front_end._streams.num_open == 0
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1] * 20))
+    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]

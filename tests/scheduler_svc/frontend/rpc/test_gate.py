@@ -1,7 +1,9 @@
-"""The gate against a naive model: who is in and who waits after each event; no place and no wake-up is lost."""
+"""The gate against a naive model: the calls inside and waiting after each event; no place and no wake-up is lost."""
 
 import asyncio
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import grpc
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.rpc import gate, status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.rpc.status import Refusal
@@ -155,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         before = [each[:2] for each in self.model.waiting]
         if leaves and self.model.inside:
             self.leave(data, 0.0)
-        # Whoever gets in in this turn of the event loop does not, either.
+        # A call that gets in in this turn of the event loop is refused, too.
         self.gate.close(closed())
         self.settle()
         with pytest.raises(Refusal):
@@ -201,7 +204,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestGate = Machine.TestCase
-TestGate.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestGate.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize(
@@ -243,65 +246,93 @@ def test_places_are_counted_together_with_those_beside_them() -> None:
     assert places.num_taken == 1
 
 
-def test_who_waits_too_long_gives_up_also_in_the_turn_in_which_it_gets_in() -> None:
-    async def scenario() -> None:
-        one = Gate(Bound(most=1))
-        await one.enter("a")
-        with pytest.raises(TimeoutError):
-            await one.enter("b", seconds=5.0)
-        assert asyncio.get_running_loop().time() == 5.0
-        asyncio.get_running_loop().call_at(10.0, one.leave, "a")
-        with pytest.raises(TimeoutError):
-            await one.enter("b", seconds=5.0)
-        assert (one.inside.num_taken, one.waiting.num_taken) == (0, 0)
-
-    in_virtual_time(scenario())
+@in_virtual_time
+async def test_who_waits_too_long_gives_up_also_in_the_turn_in_which_it_gets_in() -> None:
+    one = Gate(Bound(most=1))
+    await one.enter("a")
+    with pytest.raises(TimeoutError):
+        await one.enter("b", seconds=5.0)
+    assert asyncio.get_running_loop().time() == 5.0
+    asyncio.get_running_loop().call_at(10.0, one.leave, "a")
+    with pytest.raises(TimeoutError):
+        await one.enter("b", seconds=5.0)
+    assert (one.inside.num_taken, one.waiting.num_taken) == (0, 0)
 
 
-def test_a_gate_that_is_closed_for_a_key_or_for_a_time_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_gate_that_is_closed_for_a_key_or_for_a_time_lets_others_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_KEYS", 2)
 
-    async def scenario() -> None:
-        one = Gate()
-        for key in "abc":
-            one.close(closed(), key, 2.0)
-        for key in "ab":
-            with pytest.raises(Refusal, match="closed"):
-                await one.enter(key)
-        # It is one too many to be remembered.
-        await one.enter("c")
-        one.open("a")
-        await one.enter("a")
-        await asyncio.sleep(2.0)
-        # Those whose time is over leave room.
-        one.close(closed(), "c", 2.0)
-        one.close(closed(), "d", 2.0)
-        await one.enter("b")
-        for key in "cd":
-            with pytest.raises(Refusal, match="closed"):
-                one.check(key)
-        one.close(closed())
+    one = Gate()
+    for key in "abc":
+        one.close(closed(), key, 2.0)
+    for key in "ab":
         with pytest.raises(Refusal, match="closed"):
-            one.check("d")
-
-    in_virtual_time(scenario())
-
-
-def test_a_place_that_lasts_a_turn_is_free_in_the_next_one() -> None:
-    async def scenario() -> None:
-        one, passed = Gate(Bound(most=1), lasts_a_turn=True), list[str]()
-
-        async def enter(key: str) -> None:
             await one.enter(key)
-            passed.append(key)
+    # It is one too many to be remembered.
+    await one.enter("c")
+    one.open("a")
+    await one.enter("a")
+    await asyncio.sleep(2.0)
+    # Keys that are open again leave room.
+    one.close(closed(), "c", 2.0)
+    one.close(closed(), "d", 2.0)
+    await one.enter("b")
+    for key in "cd":
+        with pytest.raises(Refusal, match="closed"):
+            one.check(key)
+    one.close(closed())
+    with pytest.raises(Refusal, match="closed"):
+        one.check("d")
 
-        tasks = [asyncio.create_task(enter(key)) for key in "aaab"]
-        seen = list[int]()
-        while len(passed) < 4:
-            await asyncio.sleep(0)
-            seen.append(len(passed))
-        await asyncio.gather(*tasks)
-        # The first of them gets in at once.
-        assert (passed, seen) == (["a", "a", "b", "a"], [1, 1, 2, 3, 4])
 
-    asyncio.run(scenario())
+class Requests:
+    """Tasks that wait for their turn and note that they passed, each of the tenant at its place in `tenants`."""
+
+    def __init__(self, tenants: Sequence[str]) -> None:
+        self.turns = Gate(Bound(most=1), methods.WAITING, lasts_a_turn=True)
+        self.passed: list[int] = []
+        self.tasks = [asyncio.create_task(self._run(number, tenant)) for number, tenant in enumerate(tenants)]
+
+    async def _run(self, number: int, tenant: str) -> None:
+        await self.turns.enter(tenant, 100)
+        self.passed.append(number)
+
+
+async def test_a_place_that_lasts_a_turn_is_free_in_the_next_one() -> None:
+    """New requests pass one by one, so that other work of the event loop runs between them."""
+    requests, num_passed = Requests("aaaaaabbc"), [0]
+    while num_passed[-1] < 9:
+        await asyncio.sleep(0)
+        num_passed.append(len(requests.passed))
+    # The first passes at once; then tenants take turns.
+    assert requests.passed == [0, 1, 6, 8, 2, 7, 3, 4, 5]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(num_passed))
+
+
+async def test_a_cancelled_task_gives_up_its_turn() -> None:
+    requests = Requests([""] * 4)
+    await asyncio.sleep(0)
+    requests.tasks[1].cancel()
+    requests.tasks[2].cancel()
+    await asyncio.gather(*requests.tasks, return_exceptions=True)
+    assert requests.passed == [0, 3]
+    # The next turn is free again.
+    await requests.turns.enter("", 100)
+
+
+async def test_waiting_bytes_are_bounded_and_one_tenant_leaves_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods, "WAITING", replace(methods.WAITING, most=1000))
+
+    # One passes at once; five wait, and as much is free as they hold; the next two are refused.
+    greedy = Requests("a" * 8)
+    await asyncio.sleep(0)
+    other = asyncio.create_task(greedy.turns.enter("b", 100))
+    results = await asyncio.gather(*greedy.tasks, return_exceptions=True)
+    refused = [each.message for each in results if isinstance(each, Refusal)]
+    assert len(refused) == 2
+    assert "500 bytes of the caller's requests wait to be parsed and this one adds 100; the limit is 500" in refused[0]
+    await other
+    assert len(greedy.passed) == 6

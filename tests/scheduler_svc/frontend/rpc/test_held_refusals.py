@@ -65,16 +65,14 @@ async def refuse(
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_beyond_a_burst_the_refusals_of_a_tenant_are_held_whatever_their_code(code: grpc.StatusCode) -> None:
-    async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
-        assert await refuse(held, "greedy", BURST, lambda: Refusal(code, "no")) == 0
-        assert await refuse(held, "greedy", 7, lambda: Refusal(code, "no")) == 7
-        # One rate for all codes.
-        assert await refuse(held, "greedy", 7) == 7
-        assert await refuse(held, "polite", BURST, lambda: Refusal(code, "no")) == 0
-
-    in_virtual_time(scenario())
+@in_virtual_time
+async def test_beyond_a_burst_the_refusals_of_a_tenant_are_held_whatever_their_code(code: grpc.StatusCode) -> None:
+    held = HeldRefusals(is_shared=True)
+    assert await refuse(held, "greedy", BURST, lambda: Refusal(code, "no")) == 0
+    assert await refuse(held, "greedy", 7, lambda: Refusal(code, "no")) == 7
+    # One rate for all codes.
+    assert await refuse(held, "greedy", 7) == 7
+    assert await refuse(held, "polite", BURST, lambda: Refusal(code, "no")) == 0
 
 
 def ended() -> Refusal:
@@ -86,80 +84,72 @@ def ended() -> Refusal:
 @pytest.mark.parametrize(
     ("is_shared", "make"), [(False, full), (True, lambda: status.not_ready("no worker")), (True, ended)]
 )
-def test_nothing_is_held_of_one_tenant_of_a_service_that_is_not_ready_and_of_ends(is_shared: bool, make: Make) -> None:
-    async def scenario() -> None:
-        assert await refuse(HeldRefusals(is_shared=is_shared), "greedy", 2 * BURST, make) == 0
-
-    in_virtual_time(scenario())
+@in_virtual_time
+async def test_nothing_is_held_of_one_tenant_of_a_service_that_is_not_ready_and_of_ends(
+    is_shared: bool, make: Make
+) -> None:
+    assert await refuse(HeldRefusals(is_shared=is_shared), "greedy", 2 * BURST, make) == 0
 
 
 @pytest.mark.parametrize("hint", [0.25, 3.0, 60.0, None])
-def test_a_refusal_is_held_for_a_part_of_the_time_of_its_hint(hint: float | None) -> None:
-    async def scenario() -> None:
-        held, loop = HeldRefusals(is_shared=True), asyncio.get_running_loop()
-        most = MAX_HOLD_SECONDS if hint is None else min(MAX_HOLD_SECONDS, hint)
-        await refuse(held, "greedy", BURST)
-        begun = loop.time()
-        refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", retry_after_seconds=hint)
-        await held.hold("greedy", Context(), refusal, begun)
-        assert most / 2 <= loop.time() - begun <= most
-        # The age of the call counts: what has taken long is no repetition.
-        await refuse(held, "greedy", BURST)
-        begun = loop.time()
-        await held.hold("greedy", Context(), refusal, begun - most)
-        assert loop.time() == begun
-
-    in_virtual_time(scenario())
+@in_virtual_time
+async def test_a_refusal_is_held_for_a_part_of_the_time_of_its_hint(hint: float | None) -> None:
+    held, loop = HeldRefusals(is_shared=True), asyncio.get_running_loop()
+    most = MAX_HOLD_SECONDS if hint is None else min(MAX_HOLD_SECONDS, hint)
+    await refuse(held, "greedy", BURST)
+    begun = loop.time()
+    refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", retry_after_seconds=hint)
+    await held.hold("greedy", Context(), refusal, begun)
+    assert most / 2 <= loop.time() - begun <= most
+    # The age of the call counts: a call that has taken long is not a repetition.
+    await refuse(held, "greedy", BURST)
+    begun = loop.time()
+    await held.hold("greedy", Context(), refusal, begun - most)
+    assert loop.time() == begun
 
 
-def test_after_a_pause_the_burst_is_whole_again() -> None:
-    async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
-        await refuse(held, "greedy", 2 * BURST)
-        await asyncio.sleep(5.5 / PER_SECOND)
-        assert await refuse(held, "greedy", 8) == 3
-        await asyncio.sleep(BURST / PER_SECOND)
-        assert await refuse(held, "greedy", BURST) == 0
-        # A tenant that was not refused lately takes no memory.
-        await asyncio.sleep(BURST / PER_SECOND)
-        assert await refuse(held, "another", 1) == 0
-        assert list(held._whole_at) == ["another"]
-
-    in_virtual_time(scenario())
+@in_virtual_time
+async def test_after_a_pause_the_burst_is_whole_again() -> None:
+    held = HeldRefusals(is_shared=True)
+    await refuse(held, "greedy", 2 * BURST)
+    await asyncio.sleep(5.5 / PER_SECOND)
+    assert await refuse(held, "greedy", 8) == 3
+    await asyncio.sleep(BURST / PER_SECOND)
+    assert await refuse(held, "greedy", BURST) == 0
+    # A tenant that was not refused lately takes no memory.
+    await asyncio.sleep(BURST / PER_SECOND)
+    assert await refuse(held, "another", 1) == 0
+    assert list(held._whole_at) == ["another"]
 
 
-def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_held_calls_are_bounded_and_tenants_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_HELD", 8)
 
-    async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
-        await refuse(held, "greedy", BURST)
-        # Half of the places; the others are refused at once. Callers that leave give theirs back.
-        for _ in range(3):
-            assert await refuse(held, "greedy", 20) == 4
-
-    in_virtual_time(scenario())
+    held = HeldRefusals(is_shared=True)
+    await refuse(held, "greedy", BURST)
+    # Half of the places; the others are refused at once. Callers that leave give theirs back.
+    for _ in range(3):
+        assert await refuse(held, "greedy", 20) == 4
 
 
-def test_callers_without_a_tenant_count_by_address_and_share_places(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_callers_without_a_tenant_count_by_address_and_share_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_HELD", 8)
 
-    async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
-        assert await refuse(held, None, BURST) == 0
-        assert await refuse(held, None, 1, peer="ipv4:10.0.0.1:6000") == 1
-        assert await refuse(held, None, BURST, peer="ipv4:10.0.0.2:5000") == 0
-        hosts = ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]
-        now = asyncio.get_running_loop().time()
-        tasks = [asyncio.create_task(held.hold(None, Context(host), full(), now)) for host in hosts for _ in range(4)]
-        await settle()
-        assert sum(not task.done() for task in tasks) == 4
-        assert await refuse(held, "polite", BURST) == 0
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    in_virtual_time(scenario())
+    held = HeldRefusals(is_shared=True)
+    assert await refuse(held, None, BURST) == 0
+    assert await refuse(held, None, 1, peer="ipv4:10.0.0.1:6000") == 1
+    assert await refuse(held, None, BURST, peer="ipv4:10.0.0.2:5000") == 0
+    hosts = ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]
+    now = asyncio.get_running_loop().time()
+    tasks = [asyncio.create_task(held.hold(None, Context(host), full(), now)) for host in hosts for _ in range(4)]
+    await settle()
+    assert sum(not task.done() for task in tasks) == 4
+    assert await refuse(held, "polite", BURST) == 0
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -180,19 +170,18 @@ def test_a_host_has_one_name(one: str, other: str, is_same: bool) -> None:
     assert address_of(one).startswith("\n")
 
 
-def test_callers_beyond_the_known_ones_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_callers_beyond_the_known_ones_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_KEYS", 3)
 
-    async def scenario() -> None:
-        held = HeldRefusals(is_shared=True)
-        refused = [await refuse(held, None, 1, peer=f"ipv4:10.0.{host}.1:1") for host in range(BURST + 5)]
-        assert len(held._whole_at) == 4
-        assert sum(refused) == 2
-
-    in_virtual_time(scenario())
+    held = HeldRefusals(is_shared=True)
+    refused = [await refuse(held, None, 1, peer=f"ipv4:10.0.{host}.1:1") for host in range(BURST + 5)]
+    assert len(held._whole_at) == 4
+    assert sum(refused) == 2
 
 
-def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     class Message(bytearray):
         pass
 
@@ -206,26 +195,23 @@ def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatc
         except ValueError:
             raise status.invalid("priority", "it is too high") from None
 
-    async def scenario() -> None:
-        calls = Calls(CallLimits(), is_shared=True)
-        method = Method(
-            request=type("Request", (), {"DESCRIPTOR": None, "ParseFromString": None}),
-            enter=lambda context: "greedy",
-            admit=lambda: 1000,
-            scan=lambda data: None,
-            answer=answer,
-            serialize=bytes,
-        )
-        monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.parse", lambda kind, data: Message(data))
-        handler, contexts = calls.handler(method).stream_stream, [Context() for _ in range(BURST + 5)]
-        tasks = [asyncio.create_task(handler(None, context)) for context in contexts]
-        while len(messages) < len(tasks):
-            await asyncio.sleep(0)
-        await settle()
-        gc.collect()
-        assert [context.code for context in contexts].count(None) == 5
-        assert [message() for message in messages] == [None] * len(messages)
-        await asyncio.gather(*tasks)
-        assert {context.code for context in contexts} == {grpc.StatusCode.INVALID_ARGUMENT}
-
-    in_virtual_time(scenario())
+    calls = Calls(CallLimits(), is_shared=True)
+    method = Method(
+        request=type("Request", (), {"DESCRIPTOR": None, "ParseFromString": None}),
+        enter=lambda context: "greedy",
+        admit=lambda: 1000,
+        scan=lambda data: None,
+        answer=answer,
+        serialize=bytes,
+    )
+    monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.parse", lambda kind, data: Message(data))
+    handler, contexts = calls.handler(method).stream_stream, [Context() for _ in range(BURST + 5)]
+    tasks = [asyncio.create_task(handler(None, context)) for context in contexts]
+    while len(messages) < len(tasks):
+        await asyncio.sleep(0)
+    await settle()
+    gc.collect()
+    assert [context.code for context in contexts].count(None) == 5
+    assert [message() for message in messages] == [None] * len(messages)
+    await asyncio.gather(*tasks)
+    assert {context.code for context in contexts} == {grpc.StatusCode.INVALID_ARGUMENT}

@@ -1,8 +1,9 @@
-"""The limits in the protos: each field of a request has one, and what is beyond it is refused by all who check."""
+"""The limits in the protos: each field of a request has one, and every check refuses what is beyond it."""
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -19,9 +20,8 @@ from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Check, Rule, Rules, Sizes, rules_of
 from tandem_contract.limits import limit_at
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.fake_core import Service, model_state
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, service
 
-Run = Callable[..., None]
 METHODS = [method for service in (methods.INFERENCE, methods.CONTROL, methods.HEALTH) for method in service.methods]
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512, top_k=274, samples=4, logprobs=5)
 """Of the front end under test; max_length 512 and at most 5 characters a token."""
@@ -93,7 +93,7 @@ def test_no_limit_is_one_of_another_type() -> None:
             assert field.enum_type is None or [each.number for each in field.enum_type.values] == [
                 *range(len(field.enum_type.values))
             ], rule.path
-            # 0 stands for an unset number, which nobody refuses.
+            # 0 stands for an unset number, which is never refused.
             assert field.has_presence or rule.is_list or (not rule.is_above and rule.least <= 0), rule.path
 
 
@@ -231,10 +231,9 @@ def test_the_scan_refuses_what_a_limit_cannot_hold() -> None:
             assert caught.value.message.startswith(rule.path if not bound else "constraint has")
 
 
-def test_a_front_end_refuses_what_is_beyond_each_limit(run: Run) -> None:
+async def test_a_front_end_refuses_what_is_beyond_each_limit(tmp_path: Path) -> None:
     """Requests of all methods with one field just beyond its limit; the core gets none of them."""
-
-    async def scenario(s: Service) -> None:
+    async with service(tmp_path, state=STATE) as s:
         for case in CASES:
             method, rule, _, beyond, words = cast(Any, case.values)
             full = f"/{method.containing_service.full_name}/{method.name}"
@@ -251,53 +250,48 @@ def test_a_front_end_refuses_what_is_beyond_each_limit(run: Run) -> None:
             shown = details.replace(",", "")
             assert shown.endswith(limit.replace(",", "")) or f"between 1 and {rule.entries}" in shown, (full, details)
         assert await s.core.is_silent()
-
-    run(scenario, state=STATE)
     assert len(CASES) > 90
 
 
-def test_the_model_info_tells_the_limits(run: Run) -> None:
-    async def scenario(s: Service) -> None:
-        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-        told = info.limits
-        every = {field.name: field.GetOptions().Extensions[limits_pb2.tells] for field in told.DESCRIPTOR.fields}
-        # Those of the server's settings, and the caller's own.
-        assert {name for name, tells in every.items() if not tells} == {
-            *("max_message_bytes", "max_metadata_bytes", "max_new_tokens"),
-        }
-        assert {field.name for field, value in told.ListFields() if value} == every.keys() - {"max_new_tokens"}
-        assert told.max_message_bytes == 1 << 20
-        assert (told.max_prompt_tokens, told.max_text_chars) == (SIZES.prompt_tokens, SIZES.text_chars)
-        assert (told.min_priority, told.max_priority) == (-1000, 1000)
-        assert (told.max_stop_strings, told.max_stop_string_chars, told.max_stop_token_ids) == (16, 256, 256)
-        assert (told.max_salt_chars, told.max_request_id_chars, told.max_listed_tokens) == (256, 128, 4096)
-        assert (told.max_time_seconds, told.max_linger_seconds, told.max_queue_seconds) == (604_800, 600, 86_400)
-        assert (told.max_chat_messages, told.max_chat_tools, told.max_abort_ids) == (1024, 128, 1024)
-        # A request at these limits is admitted.
-        stop = pb.StopParams(
-            stop_strings=[f"{i:02}".ljust(told.max_stop_string_chars, "x") for i in range(told.max_stop_strings)],
-            stop_token_ids=[7] * told.max_stop_token_ids,
-            max_time_seconds=told.max_time_seconds,
-        )
-        sampling = pb.SamplingParams(
-            allowed_token_ids=pb.TokenIds(ids=[1] * told.max_listed_tokens),
-            banned_token_ids=[2] * told.max_listed_tokens,
-            logit_bias=dict.fromkeys(range(274), 1.0),
-        )
-        call = s.generate(
-            token_ids=pb.TokenIds(ids=[273] * told.max_prompt_tokens),
-            stop=stop,
-            sampling=sampling,
-            priority=told.max_priority,
-            request_id="x" * told.max_request_id_chars,
-            cache=pb.CacheParams(salt="é" * told.max_salt_chars),
-            resume=pb.ResumeParams(linger_seconds=told.max_linger_seconds),
-        )
-        waiting = asyncio.ensure_future(s.core.admit())
-        await asyncio.wait([waiting, asyncio.ensure_future(call.read())], return_when=asyncio.FIRST_COMPLETED)
-        assert waiting.done(), await call.details()
-        submit = waiting.result()
-        assert len(submit.prompt) == 4 * told.max_prompt_tokens
-        call.cancel()
-
-    run(scenario)
+async def test_the_model_info_tells_the_limits(s: Service) -> None:
+    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    told = info.limits
+    every = {field.name: field.GetOptions().Extensions[limits_pb2.tells] for field in told.DESCRIPTOR.fields}
+    # Those of the server's settings, and the caller's own.
+    assert {name for name, tells in every.items() if not tells} == {
+        *("max_message_bytes", "max_metadata_bytes", "max_new_tokens"),
+    }
+    assert {field.name for field, value in told.ListFields() if value} == every.keys() - {"max_new_tokens"}
+    assert told.max_message_bytes == 1 << 20
+    assert (told.max_prompt_tokens, told.max_text_chars) == (SIZES.prompt_tokens, SIZES.text_chars)
+    assert (told.min_priority, told.max_priority) == (-1000, 1000)
+    assert (told.max_stop_strings, told.max_stop_string_chars, told.max_stop_token_ids) == (16, 256, 256)
+    assert (told.max_salt_chars, told.max_request_id_chars, told.max_listed_tokens) == (256, 128, 4096)
+    assert (told.max_time_seconds, told.max_linger_seconds, told.max_queue_seconds) == (604_800, 600, 86_400)
+    assert (told.max_chat_messages, told.max_chat_tools, told.max_abort_ids) == (1024, 128, 1024)
+    # A request at these limits is admitted.
+    stop = pb.StopParams(
+        stop_strings=[f"{i:02}".ljust(told.max_stop_string_chars, "x") for i in range(told.max_stop_strings)],
+        stop_token_ids=[7] * told.max_stop_token_ids,
+        max_time_seconds=told.max_time_seconds,
+    )
+    sampling = pb.SamplingParams(
+        allowed_token_ids=pb.TokenIds(ids=[1] * told.max_listed_tokens),
+        banned_token_ids=[2] * told.max_listed_tokens,
+        logit_bias=dict.fromkeys(range(274), 1.0),
+    )
+    call = s.generate(
+        token_ids=pb.TokenIds(ids=[273] * told.max_prompt_tokens),
+        stop=stop,
+        sampling=sampling,
+        priority=told.max_priority,
+        request_id="x" * told.max_request_id_chars,
+        cache=pb.CacheParams(salt="é" * told.max_salt_chars),
+        resume=pb.ResumeParams(linger_seconds=told.max_linger_seconds),
+    )
+    waiting = asyncio.ensure_future(s.core.admit())
+    await asyncio.wait([waiting, asyncio.ensure_future(call.read())], return_when=asyncio.FIRST_COMPLETED)
+    assert waiting.done(), await call.details()
+    submit = waiting.result()
+    assert len(submit.prompt) == 4 * told.max_prompt_tokens
+    call.cancel()

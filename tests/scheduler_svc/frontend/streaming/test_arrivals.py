@@ -25,10 +25,10 @@ def output(rows: Sequence[tuple[int, int, int]]) -> frontend_pb2.StepOutput:
 
 
 ids = st.integers(0, 2**64 - 1) | st.integers(1, 4)
-rows = st.lists(st.tuples(ids, st.integers(1, 6), st.integers(0, 9)), min_size=1)
+rows = st.lists(st.tuples(ids, st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=8)
 
 
-@given(st.lists(rows, min_size=1))
+@given(st.lists(rows, min_size=1, max_size=5))
 def test_tokens_come_out_by_sample_in_order_of_arrival(steps: list[list[tuple[int, int, int]]]):
     arrivals = Arrivals()
     for step in steps:

@@ -15,9 +15,9 @@ from scheduler_svc.frontend.streaming.samples import make_outputs
 from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tandem_contract.grammars import constraint_tokenizer
-from tests.bundled_recipe.evaluate import MODEL_DIR
+from tests.architecture.source import ROOT
 
-TOKENIZER_JSON = (MODEL_DIR / "tokenizer.json").read_bytes()
+TOKENIZER_JSON = (ROOT / "gpu_worker/bundled/model/tokenizer.json").read_bytes()
 CONTROLS = {each["content"]: each["id"] for each in json.loads(TOKENIZER_JSON)["added_tokens"]}
 VOCAB, EOS = 4112, 4095
 LITERALS = [place.format(text) for text in CONTROLS for place in ("{}", "a{}", "{}b", "a{0}{0}b")]

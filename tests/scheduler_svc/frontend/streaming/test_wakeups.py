@@ -1,4 +1,4 @@
-"""When handlers see new tokens, on an event loop whose clock stands still until nothing is ready."""
+"""When handlers see new tokens, on an event loop with a clock that stands still until nothing is ready."""
 
 import asyncio
 from collections.abc import Callable
@@ -84,125 +84,111 @@ async def _busy(table: Table, ids: list[int], num_steps: int, each: Callable[[in
     await asyncio.sleep(0.05)
 
 
-def test_under_load_every_token_is_passed_on_in_order_within_20_ms():
-    async def test() -> None:
-        table = Table(64)
-        ids = list(table.taken)
-        await _busy(table, ids, 300)
-        table.end()
-        for stream in ids:
-            assert table.tokens(stream) == list(range(300))
-        assert max(table.waits()) <= 0.02
-        # The load is known after a tenth of a second.
-        late = [len(tokens) for takes in table.taken.values() for at, tokens in takes if 0.15 < at < 0.3]
-        assert sum(late) / len(late) > 10
-
-    in_virtual_time(test())
+@in_virtual_time
+async def test_under_load_every_token_is_passed_on_in_order_within_20_ms() -> None:
+    table = Table(64)
+    ids = list(table.taken)
+    await _busy(table, ids, 300)
+    table.end()
+    for stream in ids:
+        assert table.tokens(stream) == list(range(300))
+    assert max(table.waits()) <= 0.02
+    # The load is known after a tenth of a second.
+    late = [len(tokens) for takes in table.taken.values() for at, tokens in takes if 0.15 < at < 0.3]
+    assert sum(late) / len(late) > 10
 
 
-def test_under_load_first_tokens_do_not_wait():
-    async def test() -> None:
-        table = Table(65)
-        *ids, new = table.taken
+@in_virtual_time
+async def test_under_load_first_tokens_do_not_wait() -> None:
+    table = Table(65)
+    *ids, new = table.taken
 
-        def begin(offset: int) -> None:
-            if offset == 200:
-                table.step([new], 0)
+    def begin(offset: int) -> None:
+        if offset == 200:
+            table.step([new], 0)
 
-        await _busy(table, ids, 300, begin)
-        table.end()
-        assert [at - table.arrived[new, 0] for at, _ in table.taken[new]] == [0.0]
-
-    in_virtual_time(test())
+    await _busy(table, ids, 300, begin)
+    table.end()
+    assert [at - table.arrived[new, 0] for at, _ in table.taken[new]] == [0.0]
 
 
-def test_under_load_an_end_brings_all_tokens_at_once():
-    async def test() -> None:
-        table = Table(64)
-        ids = list(table.taken)
+@in_virtual_time
+async def test_under_load_an_end_brings_all_tokens_at_once() -> None:
+    table = Table(64)
+    ids = list(table.taken)
 
-        def end(offset: int) -> None:
-            if offset == 200:
-                table.step([ids[0]], 201, ids[0])
+    def end(offset: int) -> None:
+        if offset == 200:
+            table.step([ids[0]], 201, ids[0])
 
-        async def steps() -> None:
-            for offset in range(300):
-                table.step(ids if offset <= 200 else ids[1:], offset)
-                end(offset)
-                await asyncio.sleep(STEP_SECONDS)
-
-        await steps()
-        table.end()
-        assert table.tokens(ids[0]) == list(range(202))
-        at, _ = table.taken[ids[0]][-1]
-        assert at == table.arrived[ids[0], 201]
-
-    in_virtual_time(test())
-
-
-def test_tokens_that_are_kept_reach_their_stream_before_the_core_is_lost():
-    async def test() -> None:
-        table = Table(64)
-        ids = list(table.taken)
-        for offset in range(200):
-            table.step(ids, offset)
-            await asyncio.sleep(STEP_SECONDS)
-        table.step(ids, 200)
-        table.table.fail_all(lambda: status.not_ready("gone"))
-        await asyncio.gather(*table.tasks)
-        for stream in ids:
-            assert table.tokens(stream) == list(range(201))
-
-    in_virtual_time(test())
-
-
-def test_a_closed_stream_gets_no_kept_tokens():
-    async def test() -> None:
-        table = Table(64)
-        ids = list(table.taken)
-
-        def close(offset: int) -> None:
-            if offset == 200:
-                table.table.close(table.streams[0])
-
-        await _busy(table, ids, 300, close)
-        table.end()
-        assert len(table.tokens(ids[0])) <= 201
-        assert table.tokens(ids[1]) == list(range(300))
-
-    in_virtual_time(test())
-
-
-def test_a_gap_in_kept_tokens_fails_only_its_stream():
-    async def test() -> None:
-        table = Table(64)
-        ids = list(table.taken)
+    async def steps() -> None:
         for offset in range(300):
-            table.step(ids if offset != 250 else ids[1:], offset)
+            table.step(ids if offset <= 200 else ids[1:], offset)
+            end(offset)
             await asyncio.sleep(STEP_SECONDS)
-        await asyncio.sleep(0.05)
-        table.end()
-        broken = table.streams[0]
-        assert broken.failure is not None
-        assert "from 25" in broken.failure.message
-        tokens = table.tokens(ids[0])
-        assert tokens == list(range(len(tokens)))
-        assert 200 < len(tokens) <= 250
-        assert all(stream.failure is None for stream in table.streams[1:])
-        assert table.tokens(ids[1]) == list(range(300))
 
-    in_virtual_time(test())
+    await steps()
+    table.end()
+    assert table.tokens(ids[0]) == list(range(202))
+    at, _ = table.taken[ids[0]][-1]
+    assert at == table.arrived[ids[0], 201]
 
 
-def test_without_load_no_token_waits():
-    async def test() -> None:
-        table = Table(4)
-        ids = list(table.taken)
-        for offset in range(40):
-            table.step(ids, offset)
-            await asyncio.sleep(0.01)
-        table.end()
-        assert max(table.waits()) == 0.0
-        assert {len(tokens) for takes in table.taken.values() for _, tokens in takes} == {1}
+@in_virtual_time
+async def test_tokens_that_are_kept_reach_their_stream_before_the_core_is_lost() -> None:
+    table = Table(64)
+    ids = list(table.taken)
+    for offset in range(200):
+        table.step(ids, offset)
+        await asyncio.sleep(STEP_SECONDS)
+    table.step(ids, 200)
+    table.table.fail_all(lambda: status.not_ready("gone"))
+    await asyncio.gather(*table.tasks)
+    for stream in ids:
+        assert table.tokens(stream) == list(range(201))
 
-    in_virtual_time(test())
+
+@in_virtual_time
+async def test_a_closed_stream_gets_no_kept_tokens() -> None:
+    table = Table(64)
+    ids = list(table.taken)
+
+    def close(offset: int) -> None:
+        if offset == 200:
+            table.table.close(table.streams[0])
+
+    await _busy(table, ids, 300, close)
+    table.end()
+    assert len(table.tokens(ids[0])) <= 201
+    assert table.tokens(ids[1]) == list(range(300))
+
+
+@in_virtual_time
+async def test_a_gap_in_kept_tokens_fails_only_its_stream() -> None:
+    table = Table(64)
+    ids = list(table.taken)
+    for offset in range(300):
+        table.step(ids if offset != 250 else ids[1:], offset)
+        await asyncio.sleep(STEP_SECONDS)
+    await asyncio.sleep(0.05)
+    table.end()
+    broken = table.streams[0]
+    assert broken.failure is not None
+    assert "from 25" in broken.failure.message
+    tokens = table.tokens(ids[0])
+    assert tokens == list(range(len(tokens)))
+    assert 200 < len(tokens) <= 250
+    assert all(stream.failure is None for stream in table.streams[1:])
+    assert table.tokens(ids[1]) == list(range(300))
+
+
+@in_virtual_time
+async def test_without_load_no_token_waits() -> None:
+    table = Table(4)
+    ids = list(table.taken)
+    for offset in range(40):
+        table.step(ids, offset)
+        await asyncio.sleep(0.01)
+    table.end()
+    assert max(table.waits()) == 0.0
+    assert {len(tokens) for takes in table.taken.values() for _, tokens in takes} == {1}

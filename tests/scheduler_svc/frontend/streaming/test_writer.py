@@ -1,7 +1,6 @@
 """Writes of one stream run without a task: one at a time, with their errors raised in the stream's own task."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import grpc.aio
 import pytest
@@ -11,7 +10,7 @@ from scheduler_svc.frontend.streaming.stream import RequestStream
 
 
 class Call:
-    """A call whose writes wait for two futures each; `finish` ends the oldest one that waits."""
+    """A call; each of its writes waits for two futures. `finish` ends the oldest one that waits."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -37,77 +36,59 @@ class Call:
             await asyncio.sleep(0)
 
 
-def run(test: Callable[[Call], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(Call())
-
-    asyncio.run(main())
-
-
-def test_a_write_begins_at_once_and_needs_no_task():
-    async def test(call: Call) -> None:
-        call.writer.begin("a")
-        assert call.held == ["held"] and not call.writer.is_idle and call.stream.blocked_since
-        await call.finish()
-        assert call.written == ["a"] and call.writer.is_idle and not call.stream.blocked_since
-
-    run(test)
+async def test_a_write_begins_at_once_and_needs_no_task() -> None:
+    call = Call()
+    call.writer.begin("a")
+    assert call.held == ["held"] and not call.writer.is_idle and call.stream.blocked_since
+    await call.finish()
+    assert call.written == ["a"] and call.writer.is_idle and not call.stream.blocked_since
 
 
-def test_a_write_waits_for_the_one_before():
-    async def test(call: Call) -> None:
-        call.writer.begin("a")
-        later = asyncio.create_task(call.writer.write("b"))
-        await asyncio.sleep(0)
-        assert call.held == ["held"]
-        await call.finish()
-        await asyncio.sleep(0)
-        assert call.written == ["a"] and not later.done()
-        await call.finish()
-        await later
-        assert call.written == ["a", "b"]
-
-    run(test)
+async def test_a_write_waits_for_the_one_before() -> None:
+    call = Call()
+    call.writer.begin("a")
+    later = asyncio.create_task(call.writer.write("b"))
+    await asyncio.sleep(0)
+    assert call.held == ["held"]
+    await call.finish()
+    await asyncio.sleep(0)
+    assert call.written == ["a"] and not later.done()
+    await call.finish()
+    await later
+    assert call.written == ["a", "b"]
 
 
 @pytest.mark.parametrize("error", [grpc.aio.InternalError("gone"), asyncio.CancelledError()])
-def test_the_error_of_a_write_wakes_the_streams_task_and_is_raised_there_once(error):
-    async def test(call: Call) -> None:
-        changed = asyncio.create_task(call.stream.changed())
-        await asyncio.sleep(0)
-        call.writer.begin("a")
-        await call.finish(error)
-        await changed
-        assert not call.writer.is_idle and not call.stream.blocked_since
-        with pytest.raises(type(error)):
-            await call.writer.wait()
+async def test_the_error_of_a_write_wakes_the_streams_task_and_is_raised_there_once(error) -> None:
+    call = Call()
+    changed = asyncio.create_task(call.stream.changed())
+    await asyncio.sleep(0)
+    call.writer.begin("a")
+    await call.finish(error)
+    await changed
+    assert not call.writer.is_idle and not call.stream.blocked_since
+    with pytest.raises(type(error)):
         await call.writer.wait()
-        assert call.writer.is_idle and not call.written
-
-    run(test)
-
-
-def test_a_cancelled_task_leaves_the_write_to_end_by_itself():
-    async def test(call: Call) -> None:
-        waiting = asyncio.create_task(call.writer.write("a"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert waiting.cancelled() and not call.writer.is_idle
-        await call.finish()
-        assert call.written == ["a"] and call.writer.is_idle
-
-    run(test)
+    await call.writer.wait()
+    assert call.writer.is_idle and not call.written
 
 
-def test_a_write_that_fails_at_once_is_raised_by_wait():
+async def test_a_cancelled_task_leaves_the_write_to_end_by_itself() -> None:
+    call = Call()
+    waiting = asyncio.create_task(call.writer.write("a"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() and not call.writer.is_idle
+    await call.finish()
+    assert call.written == ["a"] and call.writer.is_idle
+
+
+async def test_a_write_that_fails_at_once_is_raised_by_wait() -> None:
     async def refuse(_: object) -> None:
         raise grpc.aio.UsageError("the call is over")
 
-    async def test(call: Call) -> None:
-        writer = StreamWriter(call.stream, refuse, lambda: None)
-        writer.begin("a")
-        with pytest.raises(grpc.aio.UsageError):
-            await writer.wait()
-
-    run(test)
+    writer = StreamWriter(Call().stream, refuse, lambda: None)
+    writer.begin("a")
+    with pytest.raises(grpc.aio.UsageError):
+        await writer.wait()

@@ -27,55 +27,12 @@ def make(
     )
 
 
-def test_pieces_follow_the_tokens():
-    output = make()
-    pieces = [output.push(spell(b"ab")), output.push(spell(b"c")), output.finish(spell(b"de"), stop_token_id=None)]
-    assert [(piece.token_ids, piece.text) for piece in pieces] == [
-        (spell(b"ab"), "ab"),
-        (spell(b"c"), "c"),
-        (spell(b"de"), "de"),
-    ]
-    assert output.num_tokens == 5
-
-
-def test_a_stop_in_the_middle_of_a_batch_cuts_the_tokens_after_it():
-    output = make("stop")
-    piece = output.push(spell(b"a stop here"))
-    assert (piece.text, piece.stop_string, piece.token_ids) == ("a ", "stop", spell(b"a stop"))
-
-
-def test_a_stop_across_token_borders_ends_the_output_at_its_last_token():
-    output = make("stop")
-    output.push(spell(b"x st"))
-    piece = output.push(spell(b"op!"))
-    assert (len(piece.token_ids), piece.text) == (2, "")
-    assert output.num_tokens == 6
-
-
-def test_a_stop_inside_a_token_cuts_the_text_and_keeps_the_token():
-    output = make("th")
-    piece = output.push([ord("a"), token("the"), ord("b")])
-    assert (piece.text, piece.token_ids) == ("a", [ord("a"), token("the")])
-
-
 def test_a_stop_is_found_in_a_token_that_also_begins_a_character():
     half = token(" 😀") - 1  # a space and three of the four bytes
     assert decode([half]) == " \ufffd"
     output = make("a ")
     piece = output.push([ord("a"), half, 0x80])
     assert (piece.stop_string, piece.token_ids) == ("a ", [ord("a"), half])
-
-
-def test_a_stop_may_end_with_a_character_of_several_tokens():
-    output = make("é")
-    piece = output.push([ord("a"), 0xC3, 0xA9, ord("b")])
-    assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("a", "é", 3)
-
-
-def test_stops_before_min_new_tokens_are_ignored():
-    output = make("b", min_new_tokens=4)
-    piece = output.push(spell(b"abcabc"))
-    assert (piece.text, piece.stop_string, len(piece.token_ids)) == ("abca", "b", 5)
 
 
 def test_a_stop_may_end_with_the_last_of_min_new_tokens():
@@ -110,18 +67,6 @@ def test_a_token_that_may_be_the_stop_token_is_delivered_when_the_output_ends():
 def test_an_end_by_length_keeps_the_text_of_the_last_token():
     piece = make(stop_ids=(ord("."),)).finish(spell(b"ab."), stop_token_id=None)
     assert piece.text == "ab."
-
-
-def test_the_beginning_of_a_stop_string_is_returned_when_the_output_ends():
-    output = make("stop")
-    assert output.push(spell(b"a sto")).text == "a "
-    assert output.finish([], stop_token_id=None).text == "sto"
-
-
-def test_an_incomplete_character_is_returned_when_the_output_ends():
-    output = make("stop")
-    assert output.push([ord("a"), 0xC3]).text == "a"
-    assert output.finish([], stop_token_id=None).text == "\ufffd"
 
 
 def test_the_last_text_is_searched_for_stop_strings_only_after_min_new_tokens():

@@ -1,6 +1,5 @@
-"""Pieces of text and bytes: joined they are the text, whatever the decoder; a token's bytes are its own."""
+"""Pieces of text and bytes: joined they are the text with every decoder; a token's bytes are its own."""
 
-import asyncio
 import re
 
 import pytest
@@ -109,12 +108,12 @@ def test_a_word_with_its_space_and_one_without_differ(name: str) -> None:
     ]  # fmt: skip
 
 
-def test_detokenize_gives_the_same_pieces() -> None:
+async def test_detokenize_gives_the_same_pieces() -> None:
     for name, served in SERVED.items():
         ids = [i for word in whole_words(name) for i in word]
         for skip in (True, False):
-            texts = asyncio.run(served.decode_each(ids, "", skip_special_tokens=skip))
+            texts = await served.decode_each(ids, "", skip_special_tokens=skip)
             assert len(texts) == len(ids)
-            assert "".join(texts) == asyncio.run(served.decode(ids, "", skip_special_tokens=skip))
+            assert "".join(texts) == await served.decode(ids, "", skip_special_tokens=skip)
     bos, eos = (KINDS["llama"].token_to_id(each) or 0 for each in (BOS, EOS))
-    assert asyncio.run(SERVED["llama"].decode_each([bos, eos], "", skip_special_tokens=False)) == [BOS, EOS]
+    assert await SERVED["llama"].decode_each([bos, eos], "", skip_special_tokens=False) == [BOS, EOS]

@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: list[float]) -> None:
+async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: list[float]) -> None:
     order: list[str] = []
     held = threading.Event()
 
@@ -34,90 +34,78 @@ def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: list[f
 
         return done
 
-    async def test() -> None:
-        threads = TextThreads(1, 100)
-        greedy = [asyncio.create_task(threads.run("a", work("a", 3.0))) for _ in range(6)]
-        await asyncio.sleep(0)
-        polite = [asyncio.create_task(threads.run("b", work("b", 1.0))) for _ in range(5)]
-        await asyncio.sleep(0)
-        held.set()
-        assert await asyncio.gather(*greedy, *polite) == ["a"] * 6 + ["b"] * 5
-        # Both begin equal; then three of one second for one of three.
-        assert "".join(order) == "abbbabbaaaa"
-        assert threads.gate.used == {"a": 18.0, "b": 5.0}
-        # Who comes later has no credit for idle time: it starts where the others are.
-        await threads.run("c", work("c", 1.0))
-        assert threads.gate.used["c"] == 16.0
-        threads.close()
-
-    asyncio.run(test())
+    threads = TextThreads(1, 100)
+    greedy = [asyncio.create_task(threads.run("a", work("a", 3.0))) for _ in range(6)]
+    await asyncio.sleep(0)
+    polite = [asyncio.create_task(threads.run("b", work("b", 1.0))) for _ in range(5)]
+    await asyncio.sleep(0)
+    held.set()
+    assert await asyncio.gather(*greedy, *polite) == ["a"] * 6 + ["b"] * 5
+    # Both begin equal; then three of one second for one of three.
+    assert "".join(order) == "abbbabbaaaa"
+    assert threads.gate.used == {"a": 18.0, "b": 5.0}
+    # Who comes later has no credit for idle time: it starts where the others are.
+    await threads.run("c", work("c", 1.0))
+    assert threads.gate.used["c"] == 16.0
+    threads.close()
 
 
-def test_what_waits_is_bounded_and_one_tenant_leaves_room_for_another() -> None:
+async def test_what_waits_is_bounded_and_one_tenant_leaves_room_for_another() -> None:
     held = threading.Event()
 
-    async def test() -> None:
-        threads = TextThreads(1, 4)
-        running = [asyncio.create_task(threads.run("a", held.wait)) for _ in range(3)]
-        await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="2 long texts of the caller wait; the limit is 2"):
-            await threads.run("a", held.wait)
-        running.append(asyncio.create_task(threads.run("b", held.wait)))
-        await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="1 long text of the caller waits; the limit is 1"):
-            await threads.run("b", held.wait)
-        held.set()
-        assert await asyncio.gather(*running) == [True] * 4
-        threads.close()
-
-    asyncio.run(test())
+    threads = TextThreads(1, 4)
+    running = [asyncio.create_task(threads.run("a", held.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="2 long texts of the caller wait; the limit is 2"):
+        await threads.run("a", held.wait)
+    running.append(asyncio.create_task(threads.run("b", held.wait)))
+    await asyncio.sleep(0)
+    with pytest.raises(Refusal, match="1 long text of the caller waits; the limit is 1"):
+        await threads.run("b", held.wait)
+    held.set()
+    assert await asyncio.gather(*running) == [True] * 4
+    threads.close()
 
 
-def test_a_cancelled_caller_takes_no_thread_and_errors_reach_the_caller() -> None:
+async def test_a_cancelled_caller_takes_no_thread_and_errors_reach_the_caller() -> None:
     held, ran = threading.Event(), list[int]()
 
-    async def test() -> None:
-        threads = TextThreads(1, 10)
-        first = asyncio.create_task(threads.run("", held.wait))
-        await asyncio.sleep(0)
-        gone = asyncio.create_task(threads.run("", lambda: ran.append(1)))
-        wrong = asyncio.create_task(threads.run("", lambda: 1 // 0))
-        last = asyncio.create_task(threads.run("", lambda: ran.append(2)))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.sleep(0)
-        held.set()
-        found = await asyncio.gather(first, gone, wrong, last, return_exceptions=True)
-        assert [type(each) for each in found] == [bool, asyncio.CancelledError, ZeroDivisionError, type(None)]
-        assert ran == [2]
-        threads.close()
-
-    asyncio.run(test())
+    threads = TextThreads(1, 10)
+    first = asyncio.create_task(threads.run("", held.wait))
+    await asyncio.sleep(0)
+    gone = asyncio.create_task(threads.run("", lambda: ran.append(1)))
+    wrong = asyncio.create_task(threads.run("", lambda: 1 // 0))
+    last = asyncio.create_task(threads.run("", lambda: ran.append(2)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    held.set()
+    found = await asyncio.gather(first, gone, wrong, last, return_exceptions=True)
+    assert [type(each) for each in found] == [bool, asyncio.CancelledError, ZeroDivisionError, type(None)]
+    assert ran == [2]
+    threads.close()
 
 
 @pytest.mark.parametrize("runs_first", [True, False])
-def test_what_waits_at_the_close_and_what_comes_later_is_refused(runs_first: bool) -> None:
+async def test_what_waits_at_the_close_and_what_comes_later_is_refused(runs_first: bool) -> None:
     """A text in several pieces asks for a thread again after the model has gone."""
     held = threading.Event()
 
-    async def test() -> None:
-        threads = TextThreads(1, 10)
-        tasks = [asyncio.create_task(threads.run("", held.wait)) for _ in range(2 * runs_first)]
-        await asyncio.sleep(0)
-        threads.close()
-        tasks.append(asyncio.create_task(threads.run("", held.wait)))
-        await asyncio.sleep(0)
-        held.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert found[:runs_first] == [True] * runs_first
-        assert [each.code for each in found[runs_first:] if isinstance(each, Refusal)] == [
-            grpc.StatusCode.UNAVAILABLE
-        ] * (1 + runs_first)
-
-    asyncio.run(test())
+    threads = TextThreads(1, 10)
+    tasks = [asyncio.create_task(threads.run("", held.wait)) for _ in range(2 * runs_first)]
+    await asyncio.sleep(0)
+    threads.close()
+    tasks.append(asyncio.create_task(threads.run("", held.wait)))
+    await asyncio.sleep(0)
+    held.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert found[:runs_first] == [True] * runs_first
+    assert [each.code for each in found[runs_first:] if isinstance(each, Refusal)] == [grpc.StatusCode.UNAVAILABLE] * (
+        1 + runs_first
+    )
 
 
-def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_for(clock: list[float]) -> None:
+async def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_for(clock: list[float]) -> None:
     held = threading.Event()
 
     def fail() -> None:
@@ -125,35 +113,29 @@ def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_for(cloc
         clock[0] += 2.0
         raise ValueError
 
-    async def test() -> None:
-        threads = TextThreads(1, 10)
-        tasks = [asyncio.create_task(threads.run("a", fail)) for _ in range(2)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        await asyncio.sleep(0)
-        # Its thread is not free before the work has ended.
-        assert (threads.gate.inside.of("a"), threads.gate.waiting.of("a")) == (1, 1)
-        held.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(each) for each in found] == [asyncio.CancelledError, ValueError]
-        assert threads.gate.used == {"a": 4.0}
-        threads.close()
-
-    asyncio.run(test())
+    threads = TextThreads(1, 10)
+    tasks = [asyncio.create_task(threads.run("a", fail)) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    # Its thread is not free before the work has ended.
+    assert (threads.gate.inside.of("a"), threads.gate.waiting.of("a")) == (1, 1)
+    held.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in found] == [asyncio.CancelledError, ValueError]
+    assert threads.gate.used == {"a": 4.0}
+    threads.close()
 
 
-def test_the_time_is_that_of_the_thread() -> None:
+async def test_the_time_is_that_of_the_thread() -> None:
     def work() -> None:
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
             pass
 
-    async def test() -> None:
-        threads = TextThreads(2, 10)
-        await threads.run("a", work)
-        await threads.run("b", lambda: time.sleep(0.05))
-        assert threads.gate.used["a"] >= 0.02
-        assert threads.gate.used["b"] < 0.02
-        threads.close()
-
-    asyncio.run(test())
+    threads = TextThreads(2, 10)
+    await threads.run("a", work)
+    await threads.run("b", lambda: time.sleep(0.05))
+    assert threads.gate.used["a"] >= 0.02
+    assert threads.gate.used["b"] < 0.02
+    threads.close()

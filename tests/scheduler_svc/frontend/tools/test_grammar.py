@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
@@ -113,9 +114,9 @@ def _random_answer(grammar: str, seed: int) -> str | None:
     ends = {EOS, *IDS.values()}
     assert not matcher.get_error()
     for _ in range(400):
-        mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        allowed = [token for token in range(mask.bit_length()) if mask >> token & 1]
-        marks = [token for token in allowed if token in ends]
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.flatnonzero(mask).tolist()
+        marks = sorted(ends.intersection(allowed))
         token = draw.choice(marks if marks and draw.random() < 0.5 else allowed)
         if token == EOS:
             return TOKENIZER.decode(ids, skip_special_tokens=False)

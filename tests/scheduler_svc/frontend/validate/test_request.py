@@ -231,16 +231,6 @@ def params_of(made: frontend_pb2.Submit) -> pb.SamplingParams:
     return pb.SamplingParams.FromString(made.sampling)
 
 
-def test_biases_except_zero_and_banned_tokens_are_sent_to_the_core():
-    made = params_of(submit(**sampling(logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}, banned_token_ids=[7, 8, 7])))
-    assert dict(made.logit_bias) == {9: -2.5, 4: 1.5, 7: 3.0}
-    assert list(made.banned_token_ids) == [7, 8, 7]
-
-
-def test_allowed_token_ids_are_sent_to_the_core():
-    assert list(params_of(submit(**sampling(**allowed(9, 4, 9)))).allowed_token_ids.ids) == [9, 4, 9]
-
-
 def test_sampling_parameters_are_complete_if_a_request_sets_none():
     made = submit()
     params = params_of(made)
@@ -251,12 +241,16 @@ def test_sampling_parameters_are_complete_if_a_request_sets_none():
     assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
 
 
-def test_penalties_and_num_samples_are_sent_to_the_core():
-    asked = sampling(presence_penalty=-0.5, frequency_penalty=1.5, repetition_penalty=1.75, num_samples=3)
-    made = submit(**asked)
+def test_what_a_request_sets_is_sent_to_the_core_except_biases_of_zero():
+    asked = {
+        "presence_penalty": -0.5, "frequency_penalty": 1.5, "repetition_penalty": 1.75, "num_samples": 3,
+        "banned_token_ids": [7, 8, 7], **allowed(9, 4, 9),
+    }  # fmt: skip
+    made = submit(**sampling(**asked, logit_bias={9: -2.5, 4: 1.5, 7: 3.0, 5: 0.0}))
     params = params_of(made)
-    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (-0.5, 1.5, 1.75)
-    assert made.num_samples == params.num_samples == 3
+    assert dict(params.logit_bias) == {9: -2.5, 4: 1.5, 7: 3.0}
+    assert {name: getattr(params, name) for name in asked} == asked | allowed(9, 4, 9)
+    assert made.num_samples == 3
 
 
 def test_equal_requests_are_encoded_to_equal_bytes():
@@ -479,23 +473,6 @@ def test_token_ids_need_no_tokenizer():
 UNKNOWN = b"\xc0\x3e\x05"
 
 
-def test_an_unknown_field_of_the_request_is_named():
-    with pytest.raises(Refusal) as caught:
-        submit_bytes(pb.GenerateRequest(text="a").SerializeToString() + UNKNOWN)
-    assert field_of(caught.value) == "GenerateRequest.1000"
-    assert "field number 1000" in caught.value.message
-
-
-@pytest.mark.parametrize("inner", ["token_ids", "sampling", "stop", "output", "cache"])
-def test_an_unknown_field_of_an_inner_message_is_named(inner: str):
-    number = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].number
-    data = bytes([number << 3 | 2, len(UNKNOWN)]) + UNKNOWN
-    with pytest.raises(Refusal) as caught:
-        submit_bytes(data)
-    name = pb.GenerateRequest.DESCRIPTOR.fields_by_name[inner].message_type.name
-    assert field_of(caught.value) == f"{name}.1000"
-
-
 def field(number: int, data: bytes) -> bytes:
     """The encoding of a field with this number and this data."""
     size = bytearray()
@@ -507,15 +484,25 @@ def field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2]) + bytes(size) + data
 
 
-SAMPLING = pb.GenerateRequest.DESCRIPTOR.fields_by_name["sampling"].number
+FIELDS = pb.GenerateRequest.DESCRIPTOR.fields_by_name
+SAMPLING = FIELDS["sampling"].number
 LOGIT_BIAS = pb.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"].number
+WITH_UNKNOWN = {
+    "GenerateRequest.1000": pb.GenerateRequest(text="a").SerializeToString() + UNKNOWN,
+    # The entry of a map is named by its map.
+    f"SamplingParams.{LOGIT_BIAS}": field(SAMPLING, field(LOGIT_BIAS, b"\x08\x05" + UNKNOWN)),
+} | {
+    f"{FIELDS[inner].message_type.name}.1000": field(FIELDS[inner].number, UNKNOWN)
+    for inner in ("token_ids", "sampling", "stop", "output", "cache")
+}
 
 
-def test_a_map_entry_with_an_unknown_field_is_named_by_its_map():
-    entry = pb.SamplingParams(logit_bias={5: 1.0}).SerializeToString()[2:]
+@pytest.mark.parametrize("named", WITH_UNKNOWN)
+def test_an_unknown_field_is_named(named: str):
     with pytest.raises(Refusal) as caught:
-        submit_bytes(field(SAMPLING, field(LOGIT_BIAS, entry + UNKNOWN)))
-    assert field_of(caught.value) == f"SamplingParams.{LOGIT_BIAS}"
+        submit_bytes(WITH_UNKNOWN[named])
+    assert field_of(caught.value) == named
+    assert f"field number {named.split('.')[1]}" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -602,15 +589,18 @@ def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
     assert 0 <= params.min_p <= 1
 
 
-class TestDetokenize:
-    def refusal(self, ids: list[int], model: Model = MODEL) -> str:
-        with pytest.raises(Refusal) as caught:
-            wire.check_detokenize(pb.DetokenizeRequest(token_ids=ids), model)
-        return field_of(caught.value)
-
-    def test_ids_out_of_bounds_are_refused(self):
-        assert self.refusal([]) == "token_ids"
-        assert self.refusal([1, VOCAB]) == "token_ids[1]"
-        assert self.refusal([1] * (MAX_LENGTH + 1)) == "token_ids"
-        assert self.refusal([1], BARE) == "token_ids"
-        assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer
+@pytest.mark.parametrize(
+    ("ids", "model", "field"),
+    [
+        ([], MODEL, "token_ids"),
+        ([1, VOCAB], MODEL, "token_ids[1]"),
+        ([1] * (MAX_LENGTH + 1), MODEL, "token_ids"),
+        ([1], BARE, "token_ids"),
+    ],
+    ids=["none", "id", "length", "tokenizer"],
+)
+def test_ids_out_of_bounds_are_refused(ids: list[int], model: Model, field: str):
+    with pytest.raises(Refusal) as caught:
+        wire.check_detokenize(pb.DetokenizeRequest(token_ids=ids), model)
+    assert field_of(caught.value) == field
+    assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer

@@ -1,4 +1,4 @@
-"""When the flight recorder writes a file, who may read it, how many there are, and that it harms nothing."""
+"""When the flight recorder writes a file, its permissions, how many there are, and that it harms nothing."""
 
 import logging
 import os
@@ -155,33 +155,40 @@ def test_a_recorder_that_fails_is_off(
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM, 0])
-def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of processes that one forks, each with a folder of its own."""
+    numbers = [int(number) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)] + [0]
     code = f"""
-import os, pathlib, sys
+import os, pathlib
 from scheduler_svc.recording import flight_files
-def fatal():
-    if {int(number)}:
-        os.kill(os.getpid(), {int(number)})
-flight_files.catch_fatal_signals(pathlib.Path({str(tmp_path)!r}), "core")
-fatal()
+def fatal(number):
+    if number:
+        os.kill(os.getpid(), number)
+for number in {numbers}:
+    if not os.fork():
+        flight_files.catch_fatal_signals(pathlib.Path({str(tmp_path)!r}) / str(number), "core")
+        fatal(number)
+        raise SystemExit
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], env=child_environment(), cwd=REPOSITORY, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (-number, "")
-    # A file of a running process is not touched.
-    mine = tmp_path / f"crash-core-{os.getpid()}.open"
-    mine.write_text("mine")
-    flight_files.collect_crashes(tmp_path)
-    mine.unlink()
-    if number not in (signal.SIGSEGV, signal.SIGABRT):
-        assert files(tmp_path) == []
-        return
-    [file] = files(tmp_path)
-    assert f"its stacks are in {file}" in caplog.text
-    assert file.suffix == ".txt" and "in fatal" in file.read_text()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (done.stdout.split(), done.stderr) == ([str(-number) for number in numbers], "")
+    for number in numbers:
+        # A file of a running process is not touched.
+        folder = tmp_path / str(number)
+        mine = folder / f"crash-core-{os.getpid()}.open"
+        mine.write_text("mine")
+        flight_files.collect_crashes(folder)
+        mine.unlink()
+        if number not in (signal.SIGSEGV, signal.SIGABRT):
+            assert files(folder) == []
+            continue
+        [file] = files(folder)
+        assert f"its stacks are in {file}" in caplog.text
+        assert file.suffix == ".txt" and "in fatal" in file.read_text()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
@@ -196,9 +203,9 @@ def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
 
     done = command(file)
     assert done.returncode == 0 and r"reason \x1b[2J\n" in done.stdout and len(done.stdout.splitlines()) == 2
+    other = tmp_path / "other"
     for content in ("", "{}\n", "nonsense\n"):
-        other = tmp_path / "other"
         other.write_text(content)
-        assert command(other).returncode == 1
         with pytest.raises(FlightFileError):
             list(lines(other))
+    assert command(other).returncode == 1
