@@ -40,11 +40,14 @@ class Mutation:
         """Returns the changed module: its path from the checkout's folder, and its text. Raises MisplacedEdit."""
         fitting: list[tuple[str, str]] = []
         errors: list[str] = []
-        for path in sorted((ROOT / self.root).rglob("*.py")):
+        for path, text in _texts(self.root).items():
+            # Most modules do not even have its name, and need not be parsed.
+            if self.edits[0].definition.split(".")[-1] not in text:
+                continue
             if not defines(_parsed(path), self.edits[0].definition):
                 continue
             try:
-                fitting.append((str(path.relative_to(ROOT)), edited(path.read_text(), self.edits)))
+                fitting.append((str(path.relative_to(ROOT)), edited(text, self.edits)))
             except MisplacedEdit as error:
                 errors.append(f"{path.relative_to(ROOT)}: {error}")
         if len(fitting) == 1:
@@ -76,6 +79,11 @@ def _group(file: Path) -> list[Mutation]:
         )
         for name, fault in faults.items()
     ]
+
+
+@cache
+def _texts(root: str) -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted((ROOT / root).rglob("*.py"))}
 
 
 @cache
