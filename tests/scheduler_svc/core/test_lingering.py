@@ -7,13 +7,9 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.names import meant
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy
+from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy, prompt
 
 OTHER = "f-2"
-
-
-def prompt(length: int, salt: int = 0) -> list[int]:
-    return [(7 * i + 13 * salt) % 250 for i in range(length)]
 
 
 def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | None = None) -> World:
@@ -23,12 +19,11 @@ def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | No
 
 
 def steps(world: World, count: int) -> None:
-    for _ in range(count):
-        world.step()
+    world.steps(count)
 
 
 def of_kind(world: World, kind: type) -> list:
-    return [effect for effect in world.effects if isinstance(effect, kind)]
+    return world.told(kind)
 
 
 @pytest.mark.parametrize("by", ["front end", "connection"])
@@ -107,8 +102,7 @@ def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
     assert world.streams[world.resume(stream)].end is not None
     world.tick(60.0)
     assert len(world.core.kept) == 0
-    rejected = world.streams[world.resume(stream)].rejected
-    assert rejected is not None
+    rejected = world.refusal(world.resume(stream))
     assert rejected.code is fx.RejectCode.NOT_FOUND
     assert [effect.request_id for effect in of_kind(world, fx.Forgotten)] == ["r1"]
 
@@ -166,8 +160,7 @@ def test_the_loss_of_the_first_reader_does_not_touch_the_second() -> None:
 def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> None:
     world = World()
     stream = world.submit(prompt(5), linger_seconds=60.0 if known else 0.0)
-    rejected = world.streams[world.resume(stream, secret_hash=bytes(32) if known else SECRET)].rejected
-    assert rejected is not None
+    rejected = world.refusal(world.resume(stream, secret_hash=bytes(32) if known else SECRET))
     assert rejected.code is fx.RejectCode.NOT_FOUND
     assert "it was given up" in rejected.message
     assert not of_kind(world, fx.Replaced)
@@ -259,8 +252,7 @@ def test_detached_requests_count_in_the_queue_and_in_the_load() -> None:
     world.join()
     for salt in range(2):
         world.cancel(world.submit(prompt(3, salt), linger_seconds=60.0), detach=True)
-    refused = world.streams[world.submit(prompt(3, 2))].rejected
-    assert refused is not None
+    refused = world.refusal(world.submit(prompt(3, 2)))
     assert refused.code is fx.RejectCode.QUEUE_FULL
     [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
     assert isinstance(reply, fx.LoadReply)
@@ -271,8 +263,7 @@ def test_the_id_of_a_live_request_is_taken_and_that_of_a_kept_answer_is_not() ->
     world = World()
     first = world.submit(prompt(5), max_new_tokens=3, request_id="mine", linger_seconds=60.0)
     world.cancel(first, detach=True)
-    refused = world.streams[world.submit(prompt(5), request_id="mine")].rejected
-    assert refused is not None
+    refused = world.refusal(world.submit(prompt(5), request_id="mine"))
     assert refused.code is fx.RejectCode.DUPLICATE
     world.run()
     assert len(world.core.kept) == 1
@@ -324,8 +315,7 @@ def test_a_restored_request_continues_where_the_journal_ends() -> None:
         after.streams |= {n: s for n, s in before.streams.items() if n in before.streams[stream].submit.streams}
         after.restore(stream, before)
     assert len(after.core.kept) == 2
-    not_yet = after.streams[after.resume(streams[0])].rejected
-    assert not_yet is not None
+    not_yet = after.refusal(after.resume(streams[0]))
     assert not_yet.code is fx.RejectCode.NOT_READY
     after.join()
     steps(after, 3)
@@ -368,8 +358,7 @@ def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
     after.tick(CoreConfig().max_worker_wait_seconds - 1.0)
     assert after.streams[again].end is None
     after.tick(1.0)
-    failure = after.end(again).failure
-    assert failure is not None
+    failure = after.failure(again)
     assert failure.code is fx.FailureCode.NO_WORKER
 
 

@@ -39,8 +39,7 @@ def test_an_entry_has_what_is_known_of_a_request_and_none_of_its_content() -> No
     world = World(ONE_ROW)
     world.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True, priority=2, max_time_seconds=60.0, deadline_seconds=9.0)
     world.submit([4] * 5, max_new_tokens=7, tenant="acme", request_id="acme/b")
-    for _ in range(3):
-        world.step(0.5)
+    world.steps(3, 0.5)
     running, waiting = ask(world).requests
     tokens = len(world.streams[1].tokens)
     assert 0 < tokens < 20
@@ -156,8 +155,7 @@ def test_kept_answers_and_detached_requests_are_listed_until_they_are_dropped() 
 def test_requests_of_a_journal_are_listed_before_and_after_a_worker_joins() -> None:
     before = World()
     stream = before.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True, linger_seconds=60.0, max_time_seconds=50.0)
-    for _ in range(4):
-        before.step()
+    before.steps(4)
     mark = ask(before, page_size=1).next or RequestsMark(number=1, epoch=before.core.accepted.epoch)
     tokens = len(before.streams[stream].tokens)
     after = World(before.shape, join=False)

@@ -51,13 +51,11 @@ def load(world: World, seed: int) -> None:
             priority=rng.choice((0, 1)),
             **deadline,
         )
-        for _ in range(rng.randrange(3)):
-            world.step(0.001)
+        world.steps(rng.randrange(3), 0.001)
         if number == 20:
             world.kill()
             world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def decided(effects: list[fx.Effect]) -> list[str]:

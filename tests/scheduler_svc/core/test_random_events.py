@@ -155,7 +155,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(faults=st.sets(st.integers(1, 20), max_size=2))
     def worker_dies_and_another_joins(self, faults: set[int]) -> None:
         self.check_content()
-        if self.world.lane is not None:
+        if not self.world.is_lost:
             self.world.kill()
         self.world.join(Faults(fail_steps=frozenset(faults), nonfinite_token=_POISON))
 
@@ -173,7 +173,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.run()
-        if world.lane is None:
+        if world.is_lost:
             # The clock ran on without the worker, and the core gave it up.
             world.join()
             world.run()

@@ -8,7 +8,7 @@ terminal answer.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
@@ -25,12 +25,14 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import ORGANS, CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.core_events import submit
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.resources import WithAdapters, are_known, resources_of, source_of
 from tests.rigs.sampling import Logprob, Settings
 
+Kind = TypeVar("Kind")
 FRONTEND = "f-1"
 # The ends that follow from the tokens alone.
 OWN_ENDS = (
@@ -40,6 +42,16 @@ OWN_ENDS = (
 SECRET, DESCRIPTION = bytes(range(100, 132)), b"how to build the stream"
 # A service draws this at random when it starts.
 CACHE_ROOT = bytes(range(32))
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    """Returns a prompt that shares no beginning with those of another `first`."""
+    return [(first + i) % 250 for i in range(length)]
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    """Returns a prompt in which tokens far from each other differ, too."""
+    return [(7 * i + 13 * salt) % 250 for i in range(length)]
 
 
 def greedy(**settings: Any) -> CoreConfig:
@@ -125,6 +137,17 @@ class Stream:
             ignore_eos=self.submit.ignore_eos,
             constraint=source_of(self.submit),
         )
+
+    def versions(self) -> list[str]:
+        """Returns the version of the weights of each token, as the end names it."""
+        assert self.end is not None
+        spans = self.end.stats.weights
+        starts = [span.from_token for span in spans]
+        assert not spans or (starts[0] == 0 and starts == sorted(set(starts)))
+        return [
+            next((span.version for span in reversed(spans) if span.from_token <= n), "")
+            for n in range(len(self.tokens))
+        ]
 
     def take(self, output: fx.StepOutput, number: int) -> None:
         """Appends what an effect contains for this stream. Raises AssertionError if it is out of order."""
@@ -275,9 +298,18 @@ class World:
             stream.end = end
 
     @property
-    def lane(self) -> Lane | None:
-        """The lane of the newest worker, or None if the worker is not present."""
-        return self.core.lanes.get(self.worker)
+    def lane(self) -> Lane:
+        """The lane of the newest worker, which is present."""
+        return self.core.lanes[self.worker]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the newest worker is not present."""
+        return self.worker not in self.core.lanes
+
+    def told(self, kind: type[Kind]) -> list[Kind]:
+        """Returns the effects of this kind so far."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
 
     @property
     def worker(self) -> str:
@@ -316,62 +348,30 @@ class World:
         prompt: list[int],
         *,
         max_new_tokens: int | None = 4,
-        min_new_tokens: int = 0,
-        stop_token_ids: tuple[int, ...] = (),
-        ignore_eos: bool = False,
-        priority: int = 0,
-        max_time_seconds: float = 0.0,
-        deadline_seconds: float = 0.0,
-        max_queue_seconds: float = 0.0,
-        request_id: str | None = None,
-        num_samples: int = 1,
-        num_logprobs: int = 0,
-        prompt_logprobs_from: int = 0,
         salt: str | None = "",
         tenant: str = "",
-        page_hashes: bytes | None = None,
-        cache_read: bool = True,
-        cache_write: bool = True,
         linger_seconds: float = 0.0,
-        frontend: str = FRONTEND,
         constraint: bytes = b"",
         adapter: bytes = b"",
-        **sampling: Any,
+        **options: Any,
     ) -> int:
-        """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent.
+        """Submits a request and returns its first stream. `options` are other fields of the Submit, or of `Settings`.
 
-        Without `max_new_tokens` (None) the maximum is unset.
+        Without `max_new_tokens` (None) the maximum is unset. The page hashes are the prompt's own by default.
         """
-        hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
-        if page_hashes is not None:
-            hashes["page_hashes"] = page_hashes
         stream = len(self.streams) + 1
-        event = ev.Submit(
-            frontend=frontend,
-            stream=stream,
-            request_id=request_id or f"r{stream}",
-            prompt=np.array(prompt, np.int32),
-            sampling=Settings(**sampling).encoded(),
+        fields = {name: options.pop(name) for name in list(options) if name in ev.Submit.__slots__}
+        hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
+        lingering = {"linger_seconds": linger_seconds, "secret_hash": SECRET, "description": DESCRIPTION}
+        event = submit(
+            stream,
+            prompt,
+            sampling=Settings(**options).encoded(),
             max_new_tokens=self.room(prompt) if max_new_tokens is None else max_new_tokens,
             is_max_unset=max_new_tokens is None,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            priority=priority,
-            max_time_seconds=max_time_seconds,
-            deadline_seconds=deadline_seconds,
-            max_queue_seconds=max_queue_seconds,
-            num_samples=num_samples,
-            num_logprobs=num_logprobs,
-            prompt_logprobs_from=prompt_logprobs_from,
-            cache_read=cache_read,
-            cache_write=cache_write,
-            linger_seconds=linger_seconds,
-            secret_hash=SECRET if linger_seconds else b"",
-            description=DESCRIPTION if linger_seconds else b"",
             tenant=tenant,
             resources=resources_of(constraint, adapter),
-            **hashes,
+            **{"ignore_eos": False, **hashes, **(lingering if linger_seconds else {}), **fields},
         )
         for sample_idx, number in enumerate(event.streams):
             self.streams[number] = Stream(event, sample_idx)
@@ -424,6 +424,11 @@ class World:
         if not self.holds_answers:
             self.answer()
 
+    def steps(self, count: int, *seconds: float) -> None:
+        """Steps so often."""
+        for _ in range(count):
+            self.step(*seconds)
+
     # The worker's side -------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
@@ -466,6 +471,24 @@ class World:
         assert end is not None, f"stream {stream} has not ended"
         return end
 
+    def failure(self, stream: int) -> fx.Failure:
+        """Returns why the stream failed. Raises AssertionError if it did not."""
+        failure = self.end(stream).failure
+        assert failure is not None, f"stream {stream} has not failed"
+        return failure
+
+    def fault(self, stream: int) -> str:
+        """Returns the words with which the stream failed by a fault of its own, its worker's or the service's."""
+        failure = self.failure(stream)
+        assert failure.code is fx.FailureCode.INTERNAL, failure
+        return failure.message
+
+    def refusal(self, stream: int) -> fx.Rejected:
+        """Returns why the stream's request was refused. Raises AssertionError if it was not."""
+        rejected = self.streams[stream].rejected
+        assert rejected is not None, f"stream {stream} was not refused"
+        return rejected
+
     def end_of(self, stream: int) -> fx.End | None:
         """Returns the stream's terminal answer, None if it has not ended."""
         return self.streams[stream].end
@@ -492,6 +515,11 @@ class World:
             assert stream.rejected or stream.end, f"stream {number} got no terminal answer"
         self.check_content()
         self.check_empty()
+
+    def finish(self) -> None:
+        """Runs until nothing is left to do; then every stream has ended, as the oracle says, and nothing is in use."""
+        self.run()
+        self.check_all_ended()
 
     def check_empty(self) -> None:
         """Checks that no request, row or page is in use."""

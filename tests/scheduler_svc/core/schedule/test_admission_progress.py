@@ -22,8 +22,7 @@ def test_a_request_that_does_not_fit_does_not_block_the_head_that_it_would_pass(
     world.step()
     assert prompts_started(world)[-1] == [7, 7]
     assert world.streams[head].admitted
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_sample_forks_at_once_although_a_later_request_does_not_fit() -> None:
@@ -34,12 +33,10 @@ def test_a_sample_forks_at_once_although_a_later_request_does_not_fit() -> None:
     prompt = list(range(20))
     world.submit(prompt, num_samples=2, max_new_tokens=4, ignore_eos=True)
     world.submit([5] * 70, max_new_tokens=2, ignore_eos=True)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     assert prompts_started(world) == [[1] * 4, prompt, prompt]
     assert first_positions(world) == [0, 0, 19]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> None:
@@ -49,8 +46,7 @@ def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> N
     world.submit([2, 2], max_new_tokens=1, ignore_eos=True, salt="batch", priority=1)
     world.step()
     other = world.submit([3, 3], max_new_tokens=1, ignore_eos=True, salt="other")
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert AGEING_TOKENS > 50 * 12
     order = prompts_started(world)
     assert order.index([3, 3]) < 4, f"place {order.index([3, 3])} of {len(order)}"

@@ -4,17 +4,12 @@ import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts
-from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy, text
 
 SHAPE = Shape(page_size=4, num_pages=32)
-
-
-def text(length: int, first: int = 0) -> list[int]:
-    return [first + i for i in range(length)]
 
 
 def ask(world: World, prompt: list[int], **options: object) -> int:
@@ -27,11 +22,6 @@ def found(world: World, prompt: list[int]) -> int:
     world.run()
     world.check_content()
     return world.end(stream).stats.cached_prompt_tokens
-
-
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
 
 
 # After the end of their request -----------------------------------------------------------------------------------
@@ -84,7 +74,7 @@ def test_the_end_of_a_sequence_is_evicted_before_its_start() -> None:
     world = World(Shape(page_size=4, num_pages=6))
     assert found(world, text(9)) == 0
     # Page 3 is not full and so not cached; pages 4 and 5 were never used. The cached pages follow, last page first.
-    assert lane(world).pool.free_pages() == [3, 4, 5, 2, 1]
+    assert world.lane.pool.free_pages() == [3, 4, 5, 2, 1]
     found(world, text(13, 100))
     assert starts(world)[1] == (0, [3, 4, 5, 2])
     assert found(world, text(9)) == 4
@@ -112,8 +102,7 @@ def test_used_pages_are_not_allocated() -> None:
     world.step()
     # The first request still runs. The two other pages are allocated in turn, the last page of a sequence first.
     assert starts(world) == [(0, [1, 2]), (0, [3, 4]), (0, [4, 3]), (4, [1, 3])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_released_page_is_matched_again_at_once() -> None:
@@ -145,13 +134,11 @@ def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tok
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     first = ask(world, text(7), max_new_tokens=max_new_tokens)
     victim = ask(world, text(7, 50), max_new_tokens=9)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     # Eight of its positions were confirmed, so two pages are cached.
     [waiting] = world.core.queue.by_request_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.end(victim).stats.recomputed_tokens == recomputed
     assert world.end(victim).stats.preemptions == 1
     assert world.end(first).stats.preemptions == 0
@@ -164,8 +151,7 @@ def test_a_preempted_request_without_cached_pages_recomputes_everything() -> Non
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     ask(world, text(7), max_new_tokens=5)
     victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     stats = world.end(victim).stats
     assert (stats.preemptions, stats.recomputed_tokens) == (1, 8)
 
@@ -207,7 +193,7 @@ def test_pages_of_confirmed_steps_survive_a_failed_step(status: int, cached: lis
 
 def cached_pages(world: World) -> list[int]:
     """Returns the pages in the prefix cache index."""
-    return [page for page in range(1, world.shape.num_pages) if lane(world).pool.hash_of(page)]
+    return [page for page in range(1, world.shape.num_pages) if world.lane.pool.hash_of(page)]
 
 
 def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
@@ -254,8 +240,7 @@ def test_a_flush_evicts_everything_and_rows_run_on() -> None:
     assert flush(world) == 0
     assert found(world, text(9)) == 0
     ask(world, text(9, 50))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world) == [0, 0, 0, 0]
     assert len(world.streams[stream].tokens) == 12
 

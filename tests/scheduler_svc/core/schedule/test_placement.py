@@ -93,15 +93,6 @@ def test_many_lanes_serve_all_requests(reference: bool) -> None:
         fleet.check_all_ended()
 
 
-def test_one_tick_gives_a_burst_to_all_lanes_evenly() -> None:
-    fleet = Fleet(*[Shape(page_size=4, num_pages=200, max_rows=8, max_length=40, token_budget=64)] * 6)
-    streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=9, ignore_eos=True) for n in range(24)]
-    fleet.tick()
-    seated = [fleet.running(name) for name in fleet.workers]
-    assert sorted(stream for row in seated for stream in row) == streams
-    assert {len(row) for row in seated} == {4}
-
-
 def test_a_request_starts_in_one_tick_beside_a_lane_that_gets_room_in_it() -> None:
     """Found by the simulation: a leaves the request to c, because b has no room; b gets room; c leaves it to b."""
     fleet = Fleet(*[Shape(page_size=4, num_pages=200, max_rows=8, max_length=40, token_budget=64)] * 3)

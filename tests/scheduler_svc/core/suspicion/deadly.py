@@ -57,7 +57,12 @@ class DeadlyFleet(Fleet):
         return super().join_as(shape, faults or self._faults)
 
     def step(self, seconds: float = 0.005) -> None:
-        """Ticks, applies all plans and delivers all results; workers that were poisoned die and are replaced later."""
+        """Ticks, applies all plans and delivers all results; workers that were poisoned die and are replaced later.
+
+        Without a worker the clock goes on to the next restart.
+        """
+        if self._restarts and not self.workers:
+            seconds = max(seconds, self._restarts[0] - self.now)
         self.tick(seconds)
         while self._restarts and self._restarts[0] <= self.now:
             self._restarts.pop(0)

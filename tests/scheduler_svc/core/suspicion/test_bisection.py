@@ -48,8 +48,7 @@ def test_one_culprit_among_64_causes_at_most_8_deaths(poisoned: int, restart_sec
     sizes = [len(death.streams) for death in fleet.deaths]
     assert sizes[0] == ROWS and all(after <= max(1, before // 2) for before, after in pairwise(sizes))
     assert [death.streams for death in fleet.deaths[-2:]] == [(streams[poisoned],)] * 2
-    failure = fleet.end(streams[poisoned]).failure
-    assert failure is not None
+    failure = fleet.failure(streams[poisoned])
     assert "its worker died or hung 2 times while it ran alone at token 3" in failure.message
     assert fleet.core.lanes.crash_loop.cause(fleet.now) == ""
 
@@ -226,8 +225,8 @@ def test_a_request_whose_step_fails_is_found_while_the_worker_lives() -> None:
     check(fleet, streams[50])
     assert fleet.deaths == [] and list(fleet.workers) == ["a"]
     assert fleet.core.counters.resets <= 8
-    failure = fleet.end(streams[50]).failure
-    assert failure is not None and "its step failed 2 times while it ran alone" in failure.message
+    failure = fleet.failure(streams[50])
+    assert "its step failed 2 times while it ran alone" in failure.message
 
 
 @pytest.mark.parametrize("culprits", [1, 3])

@@ -44,8 +44,7 @@ def test_pending_tokens_are_delivered_and_the_first_sets_the_first_token_time() 
     deliver(world, 4.0)
     assert world.streams[2].tokens == list(TOKENS[:2])
     assert world.core.queue.waiting_tokens == 5
-    world.run()
-    world.check_all_ended()
+    world.finish()
     stats = world.end(2).stats
     assert (stats.queue_seconds, stats.prefill_seconds, stats.first_token_seconds) == (1.0, 2.0, 3.0)
     assert (stats.output_tokens, stats.recomputed_tokens, stats.preemptions) == (4, 0, 1)
@@ -66,8 +65,7 @@ def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
     end = world.end(2)
     assert (end.reason, end.stop_token_id) == (reason, TOKENS[0])
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (1, 1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_pending_token_can_end_the_request_by_length() -> None:
@@ -111,7 +109,7 @@ def test_offsets_continue_after_a_second_preemption() -> None:
     world.cancel(1)
     deliver(world, 4.0)
     world.tick()
-    assert world.lane is not None
+    assert not world.is_lost
     # The request resumes with five tokens on two of three pages. The next request takes the third, then one of the two.
     world.leave()
     world.shape = replace(SHAPE, num_pages=4)

@@ -6,7 +6,9 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
+from tests.rigs.core_events import step_done
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -20,7 +22,7 @@ def world(shape: Shape = SHAPE, **config: float) -> World:
 
 
 def reports(world: World) -> list[StepReport]:
-    return [effect for effect in world.effects if isinstance(effect, StepReport)]
+    return world.told(StepReport)
 
 
 def prompt(length: int) -> list[int]:
@@ -128,10 +130,7 @@ def test_a_failed_step_reports_its_status_as_the_cause(status: ev.StepStatus, ca
 
 
 def _answer(at: World, **fields: object) -> None:
-    plan, empty = at.sent[-2], at.streams[1].submit.prompt[:0]
-    values = {"step": plan.step, "status": ev.StepStatus.OK, "tokens": empty, "nonfinite": empty, "compute_us": 0}
-    event = ev.StepDone(worker=at.worker, generation=plan.generation, detail="", **{**values, **fields})  # type: ignore[arg-type]
-    at.handle(event)
+    at.handle(step_done(at.worker, at.sent[-2], NO_IDS, **fields))
 
 
 def test_results_that_match_no_plan_report_their_cause() -> None:
