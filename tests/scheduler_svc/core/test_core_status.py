@@ -6,6 +6,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import WaitReason
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import World, greedy
 
 TWO_ROWS = Shape(max_rows=2, max_length=64)
@@ -141,11 +142,7 @@ def test_workers_lost_at_long_intervals_do_not_make_a_crash_loop() -> None:
 
 def test_the_load_reports_the_last_lost_worker() -> None:
     world = World(TWO_ROWS)
-    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=1))
-    assert isinstance(reply, fx.LoadReply)
-    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (None, "")
+    assert (load(world).worker_lost_seconds, load(world).worker_lost_reason) == (None, "")
     world.kill()
     world.tick(12.5)
-    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=2))
-    assert isinstance(reply, fx.LoadReply)
-    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (12.5, "killed")
+    assert (load(world).worker_lost_seconds, load(world).worker_lost_reason) == (12.5, "killed")

@@ -148,9 +148,7 @@ def test_requests_ended_from_outside_in_any_phase_free_everything(steps: int, ho
                 world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
             case _:
                 world.handle(ev.FrontendLost(frontend=FRONTEND))
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     if how in ("cancel", "abort", "finish"):
         assert all(len(world.streams[stream].tokens) == 6 for stream in (streams[0], streams[3]))
 
@@ -280,9 +278,7 @@ def test_nonfinite_logits_end_only_their_request() -> None:
     world.join(Faults(nonfinite_token=poison[-1]))
     victim = world.submit(poison, max_new_tokens=6)
     others = [world.submit([1, 2, 3 + i], max_new_tokens=6, ignore_eos=True) for i in range(3)]
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     failure = world.fault(victim)
     assert "r1" in failure
     assert all(len(world.streams[stream].tokens) == 6 for stream in others)

@@ -169,9 +169,7 @@ def test_cancel_and_finish_end_one_sample_and_leave_the_others() -> None:
     world.steps(3)
     world.cancel(2)
     world.handle(ev.Finish(frontend=FRONTEND, stream=3, output_tokens=1))
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     assert world.streams[2].end is None
     assert (world.end(3).reason, world.end(3).stats.output_tokens) == (fx.EndReason.STOP_STRING, 1)
     assert len(world.streams[1].tokens) == 6

@@ -521,6 +521,12 @@ class World:
         self.run()
         self.check_all_ended()
 
+    def settle(self) -> None:
+        """As `finish`, if callers have cancelled some streams, which get no answer."""
+        self.run()
+        self.check_content()
+        self.check_empty()
+
     def check_empty(self) -> None:
         """Checks that no request, row or page is in use."""
         assert len(self.core.queue) == 0

@@ -199,9 +199,7 @@ def test_nonfinite_logits_end_all_samples_of_the_prompt() -> None:
     world.join(Faults(nonfinite_token=280))
     ask(world, [*TEN[:8], 280, 9])
     world.submit(TEN, max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     assert [world.end(stream).failure is None for stream in (1, 2, 3, 4)] == [False, False, False, True]
     # The last request shares the two pages before the bad token, and its own finite sample has verified them.
     assert world.end(4).stats.cached_prompt_tokens == 8

@@ -221,9 +221,7 @@ def test_nonfinite_prompt_logprobs_end_the_request_before_its_first_token() -> N
     world.join(Faults(nonfinite_token=280))
     doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
     other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     world.fault(doomed)
     assert pieces_of(world, doomed) == [(1, 6)], "the first chunk is finite, the second is not"
     assert len(world.streams[other].tokens) == 4

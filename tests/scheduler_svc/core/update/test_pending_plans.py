@@ -84,9 +84,7 @@ def test_nonfinite_logits_of_a_pending_plan_end_the_request() -> None:
     assert end.failure is not None
     assert end.failure.code is fx.FailureCode.INTERNAL
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (0, 1)
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
 
 
 def test_a_request_with_pending_plans_is_not_admitted() -> None:
