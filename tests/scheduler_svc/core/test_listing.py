@@ -108,6 +108,7 @@ def test_a_page_looks_at_a_bounded_number_of_requests(monkeypatch: pytest.Monkey
 
 def test_what_comes_and_goes_between_pages_is_neither_repeated_nor_missed() -> None:
     world = World(Shape(max_rows=1), greedy(max_waiting=1000))
+    world.audit_every = 64
     streams = [world.submit([1], max_new_tokens=9) for _ in range(300)]
     first = ask(world, page_size=50)
     # So many are gone that the order of the list is made anew, with the last one of the page and the next ones.

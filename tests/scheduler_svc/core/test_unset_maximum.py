@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages import effects as fx
@@ -272,6 +272,7 @@ MOVES = st.lists(st.sampled_from(["ask", "set", "step", "step", "kill", "cancel"
 
 
 @pytest.mark.usefixtures("full_minute")
+@settings(max_examples=50)
 @given(MOVES)
 def test_what_was_made_is_charged_once_whatever_happens(moves: list[str]) -> None:
     world = World(replace(LARGE, num_pages=12, max_rows=3), greedy(max_waiting=100))

@@ -36,6 +36,7 @@ def bound(world: World, shape: Shape = SHAPE) -> float:
 def test_a_worker_of_any_memory_serves_everything_after_few_resets(seed: int) -> None:
     rng = random.Random(seed)
     world = world_with(memory_tokens=rng.randint(8, 128), memory_rows=rng.randint(1, 32))
+    world.audit_every = 8
     for _ in range(60):
         prompt = [rng.randrange(5) for _ in range(rng.choice([1, 5, 20, 50]))]
         world.submit(prompt, max_new_tokens=rng.randint(1, 13), ignore_eos=True)

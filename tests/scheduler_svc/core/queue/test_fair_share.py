@@ -193,6 +193,7 @@ def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[t
 def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
     """Callers choose their salts, so each request may have a new one. It either runs or is cancelled while it waits."""
     world = World(ONE_AT_A_TIME)
+    world.audit_every = 16
     for _ in range(300):
         stream = ask(world, f"salt {len(world.streams)}", max_new_tokens=2)
         if run:
