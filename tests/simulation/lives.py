@@ -33,7 +33,8 @@ from tests.rigs.oracle import complete
 from tests.rigs.resources import resources_of, source_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
-from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
+from tests.scheduler_svc.core.stream import settings_of
+from tests.scheduler_svc.core.world import hashes_of, info_of
 from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"

@@ -87,6 +87,10 @@ class Fleet(World):
         self.handle(worker.event_of(worker.results.popleft()) if worker.results else worker.answer())
         return True
 
+    def serve(self, name: str) -> bool:
+        """Lets the worker apply all messages, and delivers its oldest result. Returns False if there was neither."""
+        return self.apply_plans(name) | self.deliver_from(name)
+
     def answer_from(self, name: str) -> bool:
         """Delivers the worker's oldest answer for a constraint, unless `holds_answers`. Returns False if it did not."""
         worker = self.workers[name]
@@ -99,18 +103,14 @@ class Fleet(World):
         """Ticks, then delivers one result of each worker."""
         self.tick(seconds)
         for name in list(self.workers):
-            self.apply_plans(name)
-            self.deliver_from(name)
+            self.serve(name)
             self.answer_from(name)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            busy = [
-                self.apply_plans(name) | self.deliver_from(name) | self.answer_from(name) for name in list(self.workers)
-            ]
-            if not any(busy):
+            if not sum(self.serve(name) | self.answer_from(name) for name in list(self.workers)):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 

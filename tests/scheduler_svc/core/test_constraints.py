@@ -164,8 +164,7 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
 
 
 def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({4})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({4})))
     world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.run()
     assert world.core.counters.resets >= 1
@@ -179,8 +178,7 @@ def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
     world.steps(6)
     begun = len(world.streams[stream].tokens)
     assert begun
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     assert len(sent(world, fx.PrepareResource)) == 2
     assert len(world.streams[stream].tokens) > begun

@@ -65,7 +65,6 @@ def test_a_request_ends_at_the_last_position_after_the_loss_of_its_worker() -> N
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=1000, ignore_eos=True)
     world.steps(4)
-    world.kill()
-    world.join()
+    world.restart()
     world.finish()
     assert (world.end(stream).reason, world.end(stream).stats.output_tokens) == (fx.EndReason.CONTEXT_FULL, 6)

@@ -55,7 +55,8 @@ def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
     world.submit([2] * 250, max_new_tokens=1)
     # The worker takes some 2.5 s for the prompt; two steps are in flight.
     world.tick()
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     assert remaining(world) >= 8 * 2.5 + 1
 
 
@@ -115,7 +116,8 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -
     assert remaining(world) == pytest.approx(before)
     if working:
         # The time of the pause is not the time of the step.
-        world.apply(), world.deliver()
+        world.apply()
+        world.deliver()
         world.tick()
         assert remaining(world) == pytest.approx(3.0)
 
@@ -126,7 +128,8 @@ def test_void_plans_that_the_worker_may_still_compute_have_their_time() -> None:
     busy(world, seconds=0.01)
     world.submit([2] * 250, max_new_tokens=1)
     world.tick()
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     world.tick()
     world.apply()
     world.results[0].step += 1
@@ -143,13 +146,13 @@ def test_a_hung_worker_does_not_shorten_the_time_of_another() -> None:
         fleet.submit([number] * 3, max_new_tokens=100, ignore_eos=True)
     for _ in range(400):
         fleet.tick(0.02)
-        fleet.apply_plans("b"), fleet.deliver_from("b")
+        fleet.serve("b")
         if "a" not in fleet.core.lanes:
             break
     assert list(fleet.core.lanes) == ["b"] and fleet.core.counters.hung_workers == 1
     for _ in range(2000):
         fleet.tick(0.02)
-        fleet.apply_plans("b"), fleet.deliver_from("b")
+        fleet.serve("b")
         if not len(fleet.core.queue):
             break
     fleet.check_all_ended()

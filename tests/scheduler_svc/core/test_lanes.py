@@ -55,8 +55,7 @@ def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
     # The first lane has 136 tokens left to compute, a little more than four rows, so its next plan admits no request.
     later = [ask(fleet, [2, i]) for i in range(4)]
     for name in "ab":
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([long], [short, *later])
     fleet.finish()
@@ -127,8 +126,7 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
     first = ask(fleet, text(10, 50), num_samples=3, temperature=1.0, seed=3)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([*fillers, first + 1], [first])
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     fleet.lose("b", is_orderly=True)
     for filler in fillers:
         fleet.cancel(filler)
@@ -220,8 +218,7 @@ def test_the_result_of_a_lane_is_compared_with_a_plan_of_that_lane() -> None:
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
     fleet.tick()
     fleet.apply_plans("a")
-    fleet.apply_plans("b")
-    fleet.deliver_from("b")
+    fleet.serve("b")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [0, 1]
     fleet.deliver_from("a")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [1, 1]
@@ -261,8 +258,7 @@ def preempted_with_pending_plans() -> Fleet:
 def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
     fleet = preempted_with_pending_plans()
     fleet.apply_plans("b")
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     fleet.deliver_from("a")
     assert len(fleet.streams[2].tokens) == 2
     fleet.tick()
@@ -288,11 +284,9 @@ def test_suspects_run_on_one_lane_at_a_time(requests: int, elsewhere: list[int])
     fleet.join_as(SHAPE)
     streams = [ask(fleet, [i, 7], max_new_tokens=8) for i in range(requests)]
     fleet.tick()
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     assert len(fleet.core.suspects) == requests // 2
-    fleet.apply_plans("b")
-    fleet.deliver_from("b")
+    fleet.serve("b")
     fleet.tick()
     records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
     # The handles are equal to the streams here.

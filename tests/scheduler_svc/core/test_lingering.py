@@ -70,8 +70,7 @@ def test_a_detached_request_keeps_its_tokens_over_the_loss_of_its_worker_and_pre
     world.steps(5)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
     world.steps(5)
-    world.kill()
-    world.join()
+    world.restart()
     again = {stream: world.resume(stream, frontend=OTHER) for stream in streams[:2]}
     world.steps(3)
     again |= {stream: world.resume(stream, frontend=OTHER) for stream in streams[2:]}

@@ -53,8 +53,7 @@ def load(world: World, seed: int) -> None:
         )
         world.steps(rng.randrange(3), 0.001)
         if number == 20:
-            world.kill()
-            world.join()
+            world.restart()
     world.finish()
 
 

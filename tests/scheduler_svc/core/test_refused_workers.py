@@ -83,8 +83,7 @@ def test_an_invalid_result_loses_no_tokens(wrong: str) -> None:
     if world.is_lost:
         world.join()
     elif wrong == "wrong generation":
-        world.kill()
-        world.join()
+        world.restart()
     else:
         world.plans.clear()
     world.finish()

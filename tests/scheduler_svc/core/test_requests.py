@@ -189,8 +189,7 @@ def test_finish_counts_discarded_tokens() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_a_step_that_fails_once_loses_no_tokens(step: int) -> None:
-    world = World(join=False)
-    world.join(Faults(fail_steps=frozenset({step})))
+    world = World(faults=Faults(fail_steps=frozenset({step})))
     for salt in range(4):
         world.submit(prompt(4, salt), max_new_tokens=6, ignore_eos=True)
     world.finish()
@@ -200,8 +199,7 @@ def test_a_step_that_fails_once_loses_no_tokens(step: int) -> None:
 
 @pytest.mark.parametrize("position", [0, 2, 3])
 def test_a_request_that_makes_every_step_fail_ends_alone(position: int) -> None:
-    world = World(join=False)
-    world.join(Faults(fail_token=251))
+    world = World(faults=Faults(fail_token=251))
     for i in range(4):
         world.submit([*prompt(4, i), 251] if i == position else prompt(5, i), max_new_tokens=6, ignore_eos=True)
     world.finish()
@@ -351,8 +349,7 @@ def test_two_front_ends_get_only_their_own_output() -> None:
 
 def test_a_page_to_be_zeroed_by_a_failed_step_is_zeroed_by_a_later_one() -> None:
     shape = Shape(page_size=2, num_pages=7, max_rows=1, token_budget=4, max_length=24)
-    world = World(shape, join=False)
-    world.join(Faults(fail_steps=frozenset({3}), nonfinite_token=272))
+    world = World(shape, faults=Faults(fail_steps=frozenset({3}), nonfinite_token=272))
     poisoned = world.submit([0, 1, 0, 1, 0, 1, 272], max_new_tokens=1)
     world.submit([0], max_new_tokens=9, ignore_eos=True)
     world.finish()

@@ -201,8 +201,7 @@ def test_an_answer_for_one_kind_is_none_for_the_other() -> None:
 
 
 def test_after_a_reset_both_kinds_are_sent_again_before_their_requests_go_on() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({4})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({4})))
     world.submit([1, 2], max_new_tokens=20, constraint=GRAMMAR, adapter=SOURCE)
     world.run()
     assert world.core.counters.resets == 1
@@ -216,8 +215,7 @@ def test_a_new_worker_gets_both_kinds_and_the_output_goes_on() -> None:
     world.steps(8)
     begun = len(world.streams[stream].tokens)
     assert begun
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     assert len(orders(world, fx.PrepareResource)) == 4 and len(world.streams[stream].tokens) > begun
     world.check_all_ended()
@@ -245,8 +243,7 @@ def test_the_journal_brings_both_kinds_back_after_a_kill(tmp_path: Path) -> None
 
 
 def test_a_recorded_session_gives_the_same_effects_again() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({5})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({5})))
     for i in range(4):
         world.submit([1, i], max_new_tokens=12, adapter=SOURCE if i % 2 else b"another", constraint=GRAMMAR)
     world.run()

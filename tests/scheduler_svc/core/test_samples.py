@@ -204,8 +204,7 @@ def test_samples_survive_preemption_and_a_lost_worker() -> None:
     world = World(Shape(page_size=2, num_pages=7, max_rows=3))
     world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
     world.steps(4)
-    world.kill()
-    world.join()
+    world.restart()
     world.finish()
     assert world.core.counters.preemptions > 0
     assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]

@@ -177,8 +177,7 @@ def test_a_standby_worker_of_another_model_is_refused_when_it_would_be_seated() 
         fleet.join_as(ROOMY, is_standby=is_standby)
     fleet.tick()
     for name in "acb":
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     effects = lost(fleet, "b")
     assert seated_by(effects) == ["c"]
     assert [effect.worker for effect in effects if isinstance(effect, fx.WorkerRefused)] == ["a"]

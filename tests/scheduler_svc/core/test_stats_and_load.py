@@ -23,8 +23,7 @@ from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 
 def test_tokens_in_flight_after_nonfinite_logits_count_as_discarded() -> None:
-    world = World(config=greedy(plans_in_flight=3), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(config=greedy(plans_in_flight=3), faults=Faults(nonfinite_token=280))
     stream = world.submit([1, 280], max_new_tokens=9)
     world.step()
     stats = world.end(stream).stats
@@ -38,8 +37,7 @@ def test_only_recomputed_positions_count_as_recomputed() -> None:
     stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
     for steps in (3, 1):
         world.steps(steps)
-        world.kill()
-        world.join()
+        world.restart()
     world.run()
     assert world.end(stream).stats.recomputed_tokens == 8 + 24
 
@@ -50,8 +48,7 @@ def test_counts_stay_at_what_an_answer_can_hold() -> None:
     world.steps(3)
     [request] = world.core.queue
     request.recomputed_tokens = request.preemptions = request.worker_changes = MAX_COUNT
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     end = world.end(stream)
     assert (end.stats.recomputed_tokens, end.stats.preemptions, end.stats.worker_changes) == (MAX_COUNT,) * 3

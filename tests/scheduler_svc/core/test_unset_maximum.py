@@ -16,7 +16,8 @@ from scheduler_svc.core.messages.reports import DrainReport
 from scheduler_svc.core.queue.quotas import Bucket
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.world import FRONTEND, Stream, World, greedy
+from tests.scheduler_svc.core.stream import Stream
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 # Of 40 tokens, the pages hold 17.
 SMALL = Shape(page_size=4, num_pages=5, max_length=40)
@@ -284,8 +285,7 @@ def test_what_was_made_is_charged_once_whatever_happens(moves: list[str]) -> Non
                 most = None if move == "ask" else 20
                 asked.append(ask(world, [number, 1, 2], tenant="acme", max_new_tokens=most, num_samples=1 + number % 2))
             case "kill":
-                world.kill()
-                world.join()
+                world.restart()
             case "cancel" if asked:
                 world.cancel(asked[number % len(asked)])
             case "finish" if asked:

@@ -36,8 +36,7 @@ def test_pages_of_a_normal_end_are_not_zeroed() -> None:
 
 
 def test_the_page_of_a_request_cancelled_before_its_result_is_zeroed() -> None:
-    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(nonfinite_token=POISON))
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), faults=Faults(nonfinite_token=POISON))
     poisoned = world.submit([1, POISON], max_new_tokens=3)
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -52,8 +51,7 @@ def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
     second = World()
     second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
     second.run()
-    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(nonfinite_token=second.streams[1].tokens[1]))
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), faults=Faults(nonfinite_token=second.streams[1].tokens[1]))
     poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
     world.step()
@@ -69,8 +67,7 @@ def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
 
 
 def test_only_pages_that_are_allocated_again_are_zeroed_after_a_reset() -> None:
-    world = World(Shape(page_size=4, num_pages=9), join=False)
-    world.join(Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
+    world = World(Shape(page_size=4, num_pages=9), faults=Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
     world.submit([1, POISON], max_new_tokens=6)
     other = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -93,8 +90,7 @@ def test_the_loss_of_a_worker_counts_recomputed_tokens() -> None:
     world.step()
     world.tick()
     # Five positions are confirmed and three more are planned. Only the confirmed ones count as recomputed.
-    world.kill()
-    world.join()
+    world.restart()
     world.finish()
     stats = world.end(stream).stats
     assert (stats.recomputed_tokens, stats.worker_changes, stats.preemptions) == (5, 1, 0)
@@ -176,8 +172,7 @@ def test_suspects_run_alone_until_they_have_sampled_and_others_every_second_step
 
 
 def test_no_request_shares_a_plan_with_a_suspect() -> None:
-    world = World(config=greedy(plans_in_flight=2), join=False)
-    world.join(Faults(fail_steps=frozenset({1})))
+    world = World(config=greedy(plans_in_flight=2), faults=Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
     world.step()
     world.sent.clear()

@@ -10,7 +10,8 @@ from scheduler_svc.core.messages.reports import WeightsReport
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import next_token
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.world import FRONTEND, Stream, settings_of
+from tests.scheduler_svc.core.stream import Stream, settings_of
+from tests.scheduler_svc.core.world import FRONTEND
 
 ROOT = "/weights"
 

@@ -16,9 +16,7 @@ SHAPE = Shape(num_pages=160, max_rows=32, token_budget=128, chunk_align=8, max_l
 
 
 def world_with(*, shape: Shape = SHAPE, **faults: int) -> World:
-    world = World(shape, greedy(), join=False)
-    world.join(Faults(**faults))
-    return world
+    return World(shape, greedy(), faults=Faults(**faults))
 
 
 def reductions(world: World) -> dict[Reduction, int]:

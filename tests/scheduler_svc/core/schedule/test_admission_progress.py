@@ -65,8 +65,7 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(5):
         fleet.tick(OVERDUE_SECONDS / 2)
-        fleet.apply_plans("a")
-        fleet.deliver_from("a")
+        fleet.serve("a")
     assert fleet.end(new).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
     fleet.run()
@@ -82,8 +81,7 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> N
     pending: list[Request] = []
     while not pending:
         for name in fleet.workers:
-            fleet.apply_plans(name)
-            fleet.deliver_from(name)
+            fleet.serve(name)
         fleet.tick()
         pending = [request for request in fleet.core.queue.waiting() if request.pending_plans]
     silent = "a" if fleet.lane_of("a").awaits(pending[0]) else "b"
@@ -93,8 +91,7 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> N
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(40):
         fleet.tick(1.0)
-        fleet.apply_plans(other)
-        fleet.deliver_from(other)
+        fleet.serve(other)
     assert pending[0].pending_plans
     assert fleet.end(new).stats.output_tokens == 2
     fleet.run()

@@ -162,8 +162,7 @@ def test_a_preempted_request_without_cached_pages_recomputes_everything() -> Non
 def test_the_loss_of_a_worker_evicts_its_pages() -> None:
     world = World(SHAPE)
     found(world, text(9))
-    world.kill()
-    world.join()
+    world.restart()
     assert load(world).pages_cached == 0
     assert found(world, text(9)) == 0
 
@@ -197,8 +196,11 @@ def cached_pages(world: World) -> list[int]:
 
 
 def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
-    world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=3), join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(
+        Shape(page_size=4, num_pages=32, token_budget=8),
+        greedy(plans_in_flight=3),
+        faults=Faults(fail_steps=frozenset({2})),
+    )
     ask(world, text(25), max_new_tokens=4)
     world.tick()
     assert cached_pages(world) == [1, 2, 3, 4, 5, 6]
@@ -215,8 +217,7 @@ def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
 
 
 def test_another_request_uses_pages_that_survived_the_failure() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({2})))
     assert found(world, text(9)) == 0
     ask(world, text(9, 50), max_new_tokens=4)
     world.run()
@@ -246,8 +247,7 @@ def test_a_flush_evicts_everything_and_rows_run_on() -> None:
 
 
 def test_a_flush_between_a_plan_and_its_failure_is_harmless() -> None:
-    world = World(SHAPE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(fail_steps=frozenset({1})))
+    world = World(SHAPE, greedy(plans_in_flight=1), faults=Faults(fail_steps=frozenset({1})))
     ask(world, text(9), max_new_tokens=3)
     world.tick()
     assert flush(world) == 2

@@ -186,8 +186,7 @@ def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_siblings_survive_a_failed_step(step: int) -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({step})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({step})))
     ask(world)
     finish(world)
     assert world.core.counters.resets == 1
@@ -195,8 +194,7 @@ def test_siblings_survive_a_failed_step(step: int) -> None:
 
 
 def test_nonfinite_logits_end_all_samples_of_the_prompt() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(SHAPE, faults=Faults(nonfinite_token=280))
     ask(world, [*TEN[:8], 280, 9])
     world.submit(TEN, max_new_tokens=3, ignore_eos=True)
     world.settle()

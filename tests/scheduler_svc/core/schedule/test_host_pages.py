@@ -32,8 +32,7 @@ def scene(
     **options: object,
 ) -> World:
     """Returns a world before the third plan."""
-    world = World(shape, greedy(plans_in_flight=in_flight), join=False)
-    world.join(faults)
+    world = World(shape, greedy(plans_in_flight=in_flight), faults=faults)
     world.submit(OLDER, max_new_tokens=9, ignore_eos=True)
     world.submit(newer, **({"max_new_tokens": 9, "ignore_eos": True} | options))
     world.steps(2)

@@ -73,8 +73,7 @@ def play(kind: type[QuietFleet], seed: int, num_lanes: int, *, has_window: bool,
         fleet.tick(0.001)
         for name in list(fleet.workers):
             if draw.random() < 0.8:
-                fleet.apply_plans(name)
-                fleet.deliver_from(name)
+                fleet.serve(name)
     fleet.run()
     return [seat_of(name, plan) for name, plans in fleet.plans_of.items() for plan in plans], fleet
 

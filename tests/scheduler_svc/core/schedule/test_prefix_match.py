@@ -239,9 +239,7 @@ def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
 
 
 def poisoned() -> World:
-    world = World(SHORT, join=False)
-    world.join(Faults(nonfinite_token=POISON))
-    return world
+    return World(SHORT, faults=Faults(nonfinite_token=POISON))
 
 
 def failed(world: World, prompt: list[int]) -> fx.Failure:
@@ -297,8 +295,7 @@ def test_the_load_counts_the_prompt_of_a_resumed_request_once() -> None:
     world = World(SHORT)
     stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
     world.step()
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     report = load(world)
     assert (report.prompt_tokens, report.cached_prompt_tokens) == (9, 0)

@@ -53,13 +53,11 @@ def test_a_worker_that_only_joins_makes_no_request_wait_for_it() -> None:
     proven = fleet.join_as(SHAPE)
     for _ in range(2):
         fleet.tick()
-        fleet.apply_plans(proven)
-        fleet.deliver_from(proven)
+        fleet.serve(proven)
     stream = fleet.submit([1, 2], max_new_tokens=3)
     for _ in range(20):
         fleet.tick(0.001)
-        fleet.apply_plans(proven)
-        fleet.deliver_from(proven)
+        fleet.serve(proven)
     assert fleet.streams[stream].end is not None
     refused = fleet.refusal(fleet.submit([1] * 200))
     assert refused.code is fx.RejectCode.INVALID
@@ -89,8 +87,7 @@ def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
     streams = [fleet.submit([i] * 5, max_new_tokens=3) for i in range(30)]
     for _ in range(200):
         fleet.tick(0.001)
-        fleet.apply_plans("a")
-        fleet.deliver_from("a")
+        fleet.serve("a")
     assert all(fleet.streams[stream].end for stream in streams)
     assert len(fleet.plans_of[unproven]) == 1
     invalid = fleet.refusal(fleet.submit([1] * 200))
@@ -104,19 +101,16 @@ def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet.tick()
     name = fleet.join_as(SHAPE)
     fleet.tick()
-    fleet.apply_plans(name)
-    fleet.deliver_from(name)
+    fleet.serve(name)
     assert models(fleet) == [100]
     # Its result comes too late, because a core serves one identity.
-    fleet.apply_plans("unproven")
-    fleet.deliver_from("unproven")
+    fleet.serve("unproven")
     assert [effect.retry for effect in fleet.effects if isinstance(effect, fx.WorkerRefused)] == [False]
     assert list(fleet.core.lanes) == [name]
 
 
 def test_a_worker_that_fails_its_first_step_is_retried_then_refused() -> None:
-    world = World(SHAPE, config=STRICT, join=False)
-    world.join(Faults(fail_steps=frozenset(range(1, 9))))
+    world = World(SHAPE, config=STRICT, faults=Faults(fail_steps=frozenset(range(1, 9))))
     world.steps(5)
     assert [effect.retry for effect in world.effects if isinstance(effect, fx.WorkerRefused)] == [True]
     assert world.core.lanes == {} and world.core.info is None
@@ -160,8 +154,7 @@ def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
         fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="unproven")))
     fleet.tick()
     for name in ("a", *(f"unproven-{i}" for i in range(DEATHS))):
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
     assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.refuses]

@@ -73,8 +73,7 @@ def test_without_a_window_no_page_is_released() -> None:
 def test_a_request_does_not_verify_a_page_that_it_released() -> None:
     """There is one page and a window of one token, so the page is unused once the first request's plan is made. The
     next request writes values that are not finite to it before the first one ends."""
-    world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), faults=Faults(nonfinite_token=280))
     world.submit(text(4), max_new_tokens=1, ignore_eos=True)
     world.submit([1, 280], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
@@ -88,8 +87,11 @@ def test_a_request_does_not_verify_a_page_that_it_released() -> None:
 def test_a_row_that_leaves_does_not_verify_a_page_that_it_released() -> None:
     """Pages and window have one token, so the first row's page is unused once its plan is made. The second row gets the
     page and writes values that are not finite, and the first row ends in between. The third row must zero the page."""
-    world = World(shape(num_pages=6, page_size=1, window=1, max_rows=3), greedy(plans_in_flight=2), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(
+        shape(num_pages=6, page_size=1, window=1, max_rows=3),
+        greedy(plans_in_flight=2),
+        faults=Faults(nonfinite_token=280),
+    )
     for prompt in ([7], [280]):
         world.submit(prompt, max_new_tokens=1, ignore_eos=True, salt=None)
         world.tick()

@@ -112,8 +112,9 @@ def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass
 
 
 def test_a_suspect_with_prompt_logprobs_runs_alone_and_finishes() -> None:
-    world = World(Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(
+        Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, faults=Faults(fail_steps=frozenset({2}))
+    )
     world.submit(prompt(10), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.submit(prompt(10, 1), max_new_tokens=2, ignore_eos=True)
     world.finish()
@@ -132,8 +133,7 @@ def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: in
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, num_logprobs=TWO_BEST)
     world.steps(confirmed)
     world.tick()
-    world.kill()
-    world.join()
+    world.restart()
     world.finish()
     # Each step computes six positions. Logprobs from confirmed steps are not wanted again.
     following = max(wanted_from, 6 * confirmed + 1)
@@ -142,8 +142,7 @@ def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: in
 
 
 def test_prompt_logprobs_are_sent_once_although_a_step_fails() -> None:
-    world = World(CHUNKED, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(CHUNKED, faults=Faults(fail_steps=frozenset({2})))
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
     world.finish()
     assert starts_of(world) == [(1, 1), (1, 7)]
@@ -217,8 +216,7 @@ def test_each_piece_has_the_number_of_alternatives_of_its_request() -> None:
 
 
 def test_nonfinite_prompt_logprobs_end_the_request_before_its_first_token() -> None:
-    world = World(CHUNKED, join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(CHUNKED, faults=Faults(nonfinite_token=280))
     doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
     other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
     world.settle()
@@ -312,7 +310,8 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
     world.tick()
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     assert len(world.streams[2].logprobs) == 1
     world.check_content()
     world.cancel(2)

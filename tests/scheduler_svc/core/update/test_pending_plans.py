@@ -20,8 +20,7 @@ def preempted(
 ) -> World:
     """Returns a world with three plans in flight. In the third, request 1 took the page of request 2, which has two
     pending tokens."""
-    world = World(shape, greedy(plans_in_flight=3), join=False)
-    world.join(faults)
+    world = World(shape, greedy(plans_in_flight=3), faults=faults)
     world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **options)
     world.tick(1.0)

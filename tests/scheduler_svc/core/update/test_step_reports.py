@@ -40,8 +40,7 @@ def test_nothing_is_reported_by_default() -> None:
     silent = World(SHAPE)
     silent.submit(prompt(3))
     silent.run()
-    silent.kill()
-    silent.join()
+    silent.restart()
     assert reports(silent) == []
 
 
