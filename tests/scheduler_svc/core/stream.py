@@ -60,10 +60,15 @@ class Stream:
             constraint=source_of(self.submit),
         )
 
+    @property
+    def ended(self) -> fx.End:
+        """The end. Raises AssertionError if there is none."""
+        assert self.end is not None, f"{self.submit.request_id} has not ended"
+        return self.end
+
     def versions(self) -> list[str]:
         """Returns the version of the weights of each token, as the end names it."""
-        assert self.end is not None
-        spans = self.end.stats.weights
+        spans = self.ended.stats.weights
         starts = [span.from_token for span in spans]
         assert not spans or (starts[0] == 0 and starts == sorted(set(starts)))
         return [

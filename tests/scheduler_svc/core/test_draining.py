@@ -1,5 +1,8 @@
 """Drains: workers are emptied without an end of a stream, and the service stops in order."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
@@ -21,6 +24,15 @@ def drain(
     fleet: Fleet, worker: str, query: int = 1, max_seconds: float = 0.0, *, force: bool = False
 ) -> list[fx.Effect]:
     return fleet.handle(ev.Drain(frontend=FRONTEND, query=query, worker=worker, max_seconds=max_seconds, force=force))
+
+
+def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options: Any) -> Fleet:
+    """A fleet whose first worker is drained after a step of some requests."""
+    fleet = proven_fleet(*standbys)
+    ask(fleet, requests, tokens)
+    fleet.step(0.01)
+    drain(fleet, "a", **options)
+    return fleet
 
 
 def reports(fleet: Fleet, query: int = 1) -> list[DrainReport]:
@@ -108,10 +120,7 @@ def test_the_last_worker_is_refused_unless_it_is_forced() -> None:
 
 
 def test_two_drains_at_once_leave_one_worker() -> None:
-    fleet = proven_fleet(False, False, False)
-    ask(fleet, 6)
-    fleet.step(0.01)
-    drain(fleet, "a", query=1)
+    fleet = drained([False, False, False], 6, query=1)
     drain(fleet, "b", query=2)
     (refused,) = drain(fleet, "c", query=3)
     assert isinstance(refused, fx.DrainRefused)
@@ -127,10 +136,7 @@ def test_an_unknown_worker_is_refused_with_the_names_of_all() -> None:
 
 
 def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
-    fleet = proven_fleet(False, True, True)
-    ask(fleet, 8, tokens=40)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, True, True], 8, tokens=40)
     run_until_dismissed(fleet, "a")
     fleet.lose("a", is_orderly=True)
     fleet.finish()
@@ -138,10 +144,7 @@ def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
 
 
 def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost() -> None:
-    fleet = proven_fleet(False, True)
-    ask(fleet, 1)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, True], 1)
     for _ in range(20):
         fleet.step(0.01)
         if fleet.core.lanes["b"].phases.counts:
@@ -167,10 +170,7 @@ def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
 
 
 def test_the_death_of_a_drained_worker_ends_no_stream() -> None:
-    fleet = proven_fleet(False, False)
-    ask(fleet, 16, tokens=30)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, False], 16, tokens=30)
     fleet.step(0.01)
     fleet.lose("a")
     fleet.finish()
@@ -178,20 +178,14 @@ def test_the_death_of_a_drained_worker_ends_no_stream() -> None:
 
 
 def test_reports_tell_how_many_tokens_are_left() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 1, tokens=90)
-    fleet.step(0.01)
-    drain(fleet, "a", force=True)
+    fleet = drained([False], 1, tokens=90, force=True)
     fleet.steps(30, REPORT_SECONDS / 10)
     left = [one.tokens_left for one in reports(fleet)]
     assert left == sorted(left, reverse=True) and left[0] > 80
 
 
 def test_when_the_time_is_over_the_requests_wait_for_another_worker() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 4, tokens=60)
-    fleet.step(0.01)
-    drain(fleet, "a", max_seconds=0.5, force=True)
+    fleet = drained([False], 4, tokens=60, max_seconds=0.5, force=True)
     fleet.step(0.1)
     fleet.step(0.5)
     assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and dismissed(fleet) == ["a"]

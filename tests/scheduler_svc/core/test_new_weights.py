@@ -1,6 +1,7 @@
 """New weights under traffic: every token is that of the version that its stream's end names; lanes, modes, faults."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,26 @@ from scheduler_svc.core.messages.operators import Running, Weights, WeightsResto
 from scheduler_svc.core.messages.reports import UpdateState
 from scheduler_svc.core.operations.weights import LOAD_SECONDS, RETRY_SECONDS
 from scheduler_svc.core.recovery.held_pools import fits
+from tests.scheduler_svc.core.stream import Stream
 from tests.scheduler_svc.core.updated import ROOT, UpdatedFleet
 from tests.scheduler_svc.core.world import info_of
 
 EXACT = (Running.FINISH, Running.RECOMPUTE, Running.ABORT)
+
+
+def proven(**options: Any) -> UpdatedFleet:
+    """A fleet whose workers have all computed a step."""
+    fleet = UpdatedFleet(**options)
+    fleet.run()
+    return fleet
+
+
+def busy(tokens: int = 20, steps: int = 8, **options: Any) -> tuple[UpdatedFleet, Stream]:
+    """A fleet after some steps of one request."""
+    fleet = proven(**options)
+    stream = fleet.ask([1, 2, 3], max_new_tokens=tokens)
+    fleet.steps(steps)
+    return fleet, stream
 
 
 def last_state(fleet: UpdatedFleet) -> UpdateState:
@@ -54,7 +71,6 @@ def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(n
     assert set(fleet.versions().values()) == {f"v{num_updates}"}
     crossed = 0
     for stream in fleet.streams.values():
-        assert stream.end is not None
         fleet.check(stream)
         crossed += len(set(stream.versions())) > 1
     assert crossed > 20
@@ -62,14 +78,13 @@ def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(n
 
 
 def test_requests_are_recomputed_by_default_and_their_spans_tell_where() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     stream = fleet.ask([1, 2, 3], max_new_tokens=20)
     while len(stream.tokens) < 5:
         fleet.step()
     fleet.update("v1")
     fleet.run()
-    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+    assert stream.ended.reason is fx.EndReason.LENGTH
     old, new = stream.end.stats.weights
     assert (old, new.version) == (WeightsSpan(from_token=0, version=""), "v1") and 5 <= new.from_token <= 8
     assert stream.end.stats.recomputed_tokens > 0
@@ -80,10 +95,7 @@ def test_requests_are_recomputed_by_default_and_their_spans_tell_where() -> None
 
 
 def test_requests_finish_with_the_old_weights() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    first = fleet.ask([1, 2, 3], max_new_tokens=20)
-    fleet.steps(6)
+    fleet, first = busy(steps=6)
     fleet.update("v1", Running.FINISH)
     fleet.step()
     second = fleet.ask([1, 2, 3], max_new_tokens=4)
@@ -94,8 +106,7 @@ def test_requests_finish_with_the_old_weights() -> None:
 
 
 def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3]
     stream = fleet.ask(prompt, max_new_tokens=20)
     while len(stream.tokens) < 5:
@@ -106,15 +117,14 @@ def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None
     later = fleet.ask([*prompt, *stream.tokens[:5]], max_new_tokens=4)
     fleet.run()
     assert fleet.core.lanes["a"].generation == generation
-    assert stream.end is not None and stream.end.stats.recomputed_tokens == 0
+    assert stream.ended.stats.recomputed_tokens == 0
     assert [span.version for span in stream.end.stats.weights] == ["", "v1"]
-    assert later.end is not None and later.end.stats.cached_prompt_tokens == 0
+    assert later.ended.stats.cached_prompt_tokens == 0
     fleet.check(later)
 
 
 def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibling() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     blockers = [fleet.ask([n, n, n], max_new_tokens=10) for n in range(1, 8)]
     fleet.step()
     fleet.ask([1, 2, 3, 1, 2, 3, 1, 2, 3, 2], max_new_tokens=30, num_samples=2)
@@ -125,21 +135,17 @@ def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibl
 
 
 def test_requests_are_aborted() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.ask([1, 2, 3], max_new_tokens=20)
-    fleet.steps(8)
+    fleet, stream = busy()
     fleet.update("v1", Running.ABORT)
     fleet.run()
-    assert stream.end is not None and stream.end.reason is fx.EndReason.ABORTED
+    assert stream.ended.reason is fx.EndReason.ABORTED
     assert set(stream.versions()) == {""}
     fleet.check(stream)
 
 
 @pytest.mark.parametrize("running", list(Running))
 def test_a_refused_folder_changes_nothing(running: Running) -> None:
-    fleet = UpdatedFleet(num_workers=2)
-    fleet.run()
+    fleet = proven(num_workers=2)
     streams = [fleet.ask([1, 2, n], max_new_tokens=20) for n in range(4)]
     fleet.steps(8)
     for worker in fleet.workers.values():
@@ -149,7 +155,7 @@ def test_a_refused_folder_changes_nothing(running: Running) -> None:
     assert last_state(fleet) is UpdateState.REFUSED and "model.norm.weight" in fleet.reports[-1].detail
     assert len(fleet.told(fx.LoadWeights)) == 1
     for stream in streams:
-        assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+        assert stream.ended.reason is fx.EndReason.LENGTH
         assert stream.end.stats.recomputed_tokens == 0
         fleet.check(stream)
     assert fleet.told(fx.WeightsChanged) == []
@@ -162,8 +168,7 @@ def test_a_refused_folder_changes_nothing(running: Running) -> None:
 
 
 def test_an_update_is_refused_with_the_reason() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.update("v2")
     assert [(each.code, each.query) for each in fleet.told(fx.UpdateRefused)] == [(fx.RejectCode.DUPLICATE, 2)]
@@ -186,23 +191,18 @@ def test_an_update_is_refused_with_the_reason() -> None:
 
 
 def test_a_worker_killed_while_it_loads_comes_back_with_the_new_weights() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.ask([1, 2, 3], max_new_tokens=20)
-    fleet.steps(8)
+    fleet, stream = busy()
     fleet.update("v1")
     fleet.run_until_loading()
     fleet.lose("a")
     fleet.start()
     fleet.run()
     assert fleet.versions() == {"b": "v1"} and last_state(fleet) is UpdateState.DONE
-    assert stream.end is not None
     fleet.check(stream)
 
 
 def test_weights_that_kill_two_workers_are_given_up() -> None:
-    fleet = UpdatedFleet(num_workers=3)
-    fleet.run()
+    fleet = proven(num_workers=3)
     fleet.update("v1")
     for _ in range(2):
         fleet.lose(fleet.run_until_loading())
@@ -212,8 +212,7 @@ def test_weights_that_kill_two_workers_are_given_up() -> None:
 
 
 def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_if_it_cannot() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.run()
     fleet.lose("a")
@@ -235,8 +234,7 @@ def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_i
 
 
 def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     behind, updated = fleet.start(is_standby=True), fleet.start(is_standby=True)
     fleet.run()
     fleet.workers[behind].refusal = "no space"
@@ -252,8 +250,7 @@ def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -
 
 
 def test_workers_load_in_turn_and_one_always_serves() -> None:
-    fleet = UpdatedFleet(num_workers=3)
-    fleet.run()
+    fleet = proven(num_workers=3)
     streams = [fleet.ask([1, 2, n % 4], max_new_tokens=30) for n in range(12)]
     fleet.steps(8)
     fleet.update("v1", in_turn=True)
@@ -268,22 +265,18 @@ def test_workers_load_in_turn_and_one_always_serves() -> None:
 
 
 def test_time_that_is_over_leaves_the_lanes_as_they_were() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.ask([1, 2, 3], max_new_tokens=30)
-    fleet.steps(8)
+    fleet, stream = busy(tokens=30)
     fleet.update("v1", Running.FINISH, max_seconds=0.005)
     fleet.run()
     assert last_state(fleet) is UpdateState.TIME_LIMIT and fleet.versions() == {"a": ""}
-    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+    assert stream.ended.reason is fx.EndReason.LENGTH
     later = fleet.ask([1, 2, 3], max_new_tokens=3)
     fleet.run()
     assert set(later.versions()) == {""}
 
 
 def test_a_worker_that_does_not_answer_is_given_up() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.tick()
     fleet.tick(LOAD_SECONDS - 1)
@@ -300,10 +293,7 @@ def test_the_rows_of_a_worker_that_is_drained_when_it_is_to_load_go_on(
     running: Running, refusal: str, is_told: bool
 ) -> None:
     """It is the only worker, so its rows end there."""
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.ask([1, 2, 3], max_new_tokens=30)
-    fleet.steps(6)
+    fleet, stream = busy(tokens=30, steps=6)
     fleet.workers["a"].refusal = refusal
     fleet.update("v1", running)
     fleet.tick()
@@ -328,10 +318,7 @@ def test_the_rows_of_a_worker_that_is_drained_when_it_is_to_load_go_on(
 def test_requests_start_on_a_worker_that_was_asked_to_stop_while_it_loaded_and_stays(
     running: Running, refusal: str
 ) -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    first = fleet.ask([1, 2, 3], max_new_tokens=30)
-    fleet.steps(6)
+    fleet, first = busy(tokens=30, steps=6)
     fleet.workers["a"].refusal = refusal
     fleet.update("v1", running)
     fleet.run_until_loading()
@@ -348,8 +335,7 @@ def test_requests_start_on_a_worker_that_was_asked_to_stop_while_it_loaded_and_s
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_no_tick_is_due_at_once_while_a_worker_that_refused_weights_has_requests(is_drained: bool) -> None:
     """Its requests end before it is asked again, so the time to ask it may be long past."""
-    fleet = UpdatedFleet(num_workers=2)
-    fleet.run()
+    fleet = proven(num_workers=2)
     streams = [fleet.ask([1, 2, n % 4], max_new_tokens=100) for n in range(10)]
     fleet.steps(6)
     fleet.workers["b"].refusal = "no space"
@@ -373,8 +359,7 @@ def test_no_tick_is_due_at_once_while_a_worker_that_refused_weights_has_requests
 
 
 def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.run()
     executor = fleet.lose("a").executor
@@ -400,8 +385,7 @@ def test_the_pool_of_a_worker_with_old_weights_is_not_taken_over() -> None:
 
 def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
     """Suspects run on one lane at a time, which the audit after each event checks."""
-    fleet = UpdatedFleet(num_workers=1)
-    fleet.run()
+    fleet = proven(num_workers=1)
     streams = [fleet.ask([1, 2, n], max_new_tokens=12) for n in range(6)]
     fleet.steps(6)
     fleet.tick()
@@ -435,8 +419,7 @@ def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
 
 
 def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried() -> None:
-    fleet = UpdatedFleet(num_workers=1)
-    fleet.run()
+    fleet = proven(num_workers=1)
     large = fleet.shape
     busy = [fleet.ask([1, 1, n], max_new_tokens=120) for n in range(4)]
     fleet.step()
@@ -465,5 +448,4 @@ def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried()
     fleet.now += RETRY_SECONDS
     fleet.run()
     for stream in (*busy, long, short):
-        assert stream.end is not None
         fleet.check(stream)
