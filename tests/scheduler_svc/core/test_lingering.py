@@ -1,7 +1,5 @@
 """Requests that outlive their reader: detaching, resuming, second readers, linger time, bounds, and the journal."""
 
-from typing import Any
-
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
@@ -19,14 +17,6 @@ def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | No
     world = World(shape, config)
     world.handle(ev.FrontendJoined(frontend=OTHER))
     return world
-
-
-def restored(before: World, stream: int, *, shape: Shape | None = None, **fields: Any) -> World:
-    """A world without a worker, to which a journal has brought the request."""
-    after = World(shape, join=False)
-    after.streams |= before.streams
-    after.restore(stream, before, **fields)
-    return after
 
 
 @pytest.mark.parametrize("by", ["front end", "connection"])
@@ -337,7 +327,9 @@ def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
     before.run()
     # The journal lost the end.
     before.streams[stream].end = None
-    after = restored(before, stream)
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before)
     after.join()
     end = after.end(after.resume(stream))
     assert end.reason is fx.EndReason.LENGTH
@@ -348,7 +340,9 @@ def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
 def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
     before = World()
     stream = before.submit(prompt(20), max_new_tokens=4, linger_seconds=60.0)
-    after = restored(before, stream, shape=Shape(max_length=16))
+    after = World(Shape(max_length=16), join=False)
+    after.streams |= before.streams
+    after.restore(stream, before)
     after.join()
     again = after.resume(stream)
     after.tick(CoreConfig().max_worker_wait_seconds - 1.0)
@@ -361,7 +355,9 @@ def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
 def test_a_restored_request_expires_also_before_a_worker_joins() -> None:
     before = World()
     stream = before.submit(prompt(5), linger_seconds=60.0)
-    after = restored(before, stream, linger_seconds=2.0)
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before, linger_seconds=2.0)
     after.tick(2.0)
     after.join()
     assert len(after.core.queue) == len(after.core.kept) == 0
@@ -370,7 +366,9 @@ def test_a_restored_request_expires_also_before_a_worker_joins() -> None:
 def test_the_time_before_the_restart_counts() -> None:
     before = World()
     stream = before.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, max_time_seconds=10.0)
-    after = restored(before, stream, age_seconds=8.0)
+    after = World(join=False)
+    after.streams |= before.streams
+    after.restore(stream, before, age_seconds=8.0)
     after.join()
     after.tick(2.0)
     assert after.end(after.resume(stream)).reason is fx.EndReason.TIME_LIMIT
