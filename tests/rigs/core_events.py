@@ -7,8 +7,10 @@ import numpy as np
 
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
 from scheduler_svc.core.messages.plan import Plan
 
+WEIGHTS_ROOT = "/weights"
 _PLAIN: dict[str, Any] = {
     "frontend": "f-1",
     "sampling": b"",
@@ -26,6 +28,12 @@ def submit(stream: int, prompt: Sequence[int] | Int32Array, **fields: Any) -> ev
     """Returns a request that is named after its stream, without options but these."""
     plain = {**_PLAIN, "request_id": f"r{stream}"}
     return ev.Submit(stream=stream, prompt=np.asarray(prompt, np.int32), **(plain | fields))
+
+
+def update_weights(number: int, running: Running, **fields: Any) -> UpdateWeights:
+    """Returns an operator's wish, in query `number`, that all workers load version "v<number>"."""
+    weights = Weights(version=f"v{number}", folder=f"{WEIGHTS_ROOT}/v{number}")
+    return UpdateWeights(query=number, weights=weights, running=running, **({"frontend": _PLAIN["frontend"]} | fields))
 
 
 def num_sampled(plan: Plan) -> int:
