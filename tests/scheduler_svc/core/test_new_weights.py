@@ -47,7 +47,7 @@ def is_over(fleet: UpdatedFleet, version: str) -> bool:
 def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(num_workers: int) -> None:
     """Prompts share beginnings, so a page of an old version that is found again changes tokens and is noticed."""
     fleet = UpdatedFleet(num_workers=num_workers, seed=num_workers, max_waiting=2000)
-    rng, num_updates = fleet.rng, 0
+    rng, num_updates, fleet.audit_every = fleet.rng, 0, 8
     stems = [[rng.randrange(4) for _ in range(12)] for _ in range(3)]
     fleet.run()
     num_streams = 1000 // (1 if num_workers == 1 else 2)

@@ -46,6 +46,12 @@ def grow(world: World, stream: int, tokens: int) -> None:
     raise AssertionError(f"{len(world.streams[stream].tokens)} of {tokens} tokens")
 
 
+def large_world() -> World:
+    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world.audit_every = 64
+    return world
+
+
 # Room -----------------------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +219,7 @@ def test_headroom_turns_and_drains_count_an_unset_maximum_as_the_named_estimate(
 
 
 def test_the_estimate_stays_when_the_output_is_longer() -> None:
-    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world = large_world()
     stream = ask(world)
     grow(world, stream, 2 * EXPECTED_TOKENS)
     lane = world.lane
@@ -257,7 +263,7 @@ def test_a_tenant_is_charged_for_the_prompt_first_and_for_each_token_as_it_comes
 
 @pytest.mark.usefixtures("full_minute")
 def test_a_request_is_accepted_if_the_expected_output_is_free_and_not_the_rest_of_the_context() -> None:
-    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world = large_world()
     limited(world, 2 * EXPECTED_TOKENS)
     first = ask(world, tenant="acme")
     assert world.streams[first].admitted
