@@ -5,7 +5,6 @@ source and comments do not count. An edit is an error if its code does not occur
 """
 
 import ast
-import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +57,12 @@ def _edited(text: str, edit: Edit) -> str:
     found = _definitions(_parsed(text), edit.definition)
     if len(found) != 1:
         raise MisplacedEdit(f"the module defines {edit.definition} {len(found)} times, not once")
-    within = ast.Module(body=[copy.deepcopy(found[0])], type_ignores=[])
+    first = min(node.lineno for node in (found[0], *getattr(found[0], "decorator_list", ())))
+    lines, last = text.splitlines(keepends=True), found[0].end_lineno
+    source, margin = "".join(lines[first - 1 : last]), " " * found[0].col_offset
+    # Parsed again, because the tree of the module is kept.
+    body: Any = ast.parse(f"if True:\n{source}").body[0] if margin else ast.parse(source)
+    within = ast.Module(body=body.body, type_ignores=[])
     (old,), new = ast.parse(edit.old).body, ast.parse(edit.new).body
     is_expression = isinstance(old, ast.Expr) and len(new) == 1 and isinstance(new[0], ast.Expr)
     pattern = old.value if is_expression and isinstance(old, ast.Expr) else old
@@ -68,9 +72,7 @@ def _edited(text: str, edit: Edit) -> str:
     if len(new) == 1 and ast.dump(old) == ast.dump(new[0]):
         raise MisplacedEdit(f"the edit of {edit.definition} changes nothing")
     swapped = _Swap(places[0], new[0].value if is_expression and isinstance(new[0], ast.Expr) else new).visit(within)
-    first = min(node.lineno for node in (found[0], *getattr(found[0], "decorator_list", ())))
-    lines = text.splitlines(keepends=True)
-    lines[first - 1 : found[0].end_lineno] = indent(ast.unparse(swapped), " " * found[0].col_offset) + "\n"
+    lines[first - 1 : last] = indent(ast.unparse(swapped), margin) + "\n"
     return "".join(lines)
 
 
