@@ -11,7 +11,7 @@ from tests.fuzz.run import fuzz_door, fuzz_frames, fuzz_methods
 
 
 def test_internal_frames_of_any_content_harm_neither_core_nor_worker_nor_front_end() -> None:
-    assert fuzz_frames(20_000, 8, print) >= 20_000
+    assert fuzz_frames(30_000, 8, print) >= 30_000
 
 
 def test_no_message_to_any_method_ends_the_service_or_a_handler() -> None:
