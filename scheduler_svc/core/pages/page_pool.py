@@ -239,7 +239,7 @@ class PagePool:
         return pages
 
     def audit(self, held: Mapping[int, int]) -> None:
-        """Raises AssertionError unless `held` are the references of all used pages, and free list and index are right."""
+        """Raises AssertionError unless `held` are the references of all used pages, free list and index being right."""
         unused, references = self.free_pages(), [0] * self.num_pages
         assert len(unused) == len(set(unused)) == self.num_unused, "the list of unused pages and its count differ"
         assert 0 not in held and 0 not in unused, "page 0 is in use"
