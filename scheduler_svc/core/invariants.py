@@ -36,8 +36,8 @@ def audit(core: Scheduler) -> None:
     audit_lane_pages([lane.pages for lane in core.lanes.values()])
     for request in core.queue:
         if not request.row:
-            plans = sum(records.plans[request.handle] for records in in_flight.values())
-            samples = sum(records.samples[request.handle] for records in in_flight.values())
+            plans = sum(records.plans.get(request.handle, 0) for records in in_flight.values())
+            samples = sum(records.samples.get(request.handle, 0) for records in in_flight.values())
             assert (request.pending_plans, request.pending_tokens) == (plans, samples), (
                 f"{request.submit.request_id}: plans and tokens in flight are counted as "
                 f"{(request.pending_plans, request.pending_tokens)}, but the sent plans have {(plans, samples)}"
@@ -99,34 +99,20 @@ def _audit_phases(lane: Lane) -> None:
 
 
 def _audit_pages(lane: Lane) -> None:
-    pool, rows = lane.pool, lane.rows
-    held = Counter(page for row in rows.seated().tolist() for page in lane.held_pages(row))
-    unused = pool.free_pages()
-    assert len(unused) == len(set(unused)) == pool.num_unused, "the list of unused pages and its count differ"
-    assert 0 not in held and 0 not in unused, "page 0 is in use"
-    assert not set(unused) & set(held), "an unused page is held"
-    assert pool.num_unused + pool.num_used == pool.num_pages - 1
-    for page in range(1, pool.num_pages):
-        assert pool.references(page) == held[page], (
-            f"page {page}: {pool.references(page)} references, {held[page]} holders"
-        )
-    hashes = {page: pool.hash_of(page) for page in range(pool.num_pages)}
-    cached = {page: page_hash for page, page_hash in hashes.items() if page_hash is not None}
-    assert len(cached) == pool.num_cached and len(set(cached.values())) == len(cached), "the prefix cache lost a page"
-    assert all(pool.page_with_hash(page_hash) == page for page, page_hash in cached.items()), "a hash has another page"
-    assert pool.num_evictable == sum(page in cached for page in unused), "evictable pages are miscounted"
+    lane.pool.audit(Counter(page for row in lane.rows.seated().tolist() for page in lane.held_pages(row)))
     lane.host.audit()
 
 
 def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None:
     rows, page_size = lane.rows, lane.info.page_size
-    seated: list[int] = rows.seated().tolist()
+    at = rows.seated()
+    seated: list[int] = at.tolist()
     assert rows.num_seated == len(seated) and rows.num_free + len(seated) == rows.max_rows
     assert rows.handle[0] == 0, "row 0 is seated"
-    expected = rows.expected(rows.seated(), rows.known[rows.seated()])
+    expected = rows.expected(at, rows.known[at])
     assert rows.remaining_bound >= expected.sum(), "the bound on remaining positions is too low"
     metered = [row for row in seated if rows.request_at(row).meter]
-    assert rows.num_metered == len(metered) and rows.meter[seated].nonzero()[0].size == len(metered)
+    assert rows.num_metered == len(metered) == np.count_nonzero(rows.meter[at])
     # Lists, because reading an element of an array takes ten times as long.
     confirmed, planned, known, tokens, last, verified, num_pages, plans, handles, num_logprobs, wanted_from = (
         array.tolist()
@@ -155,7 +141,7 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
         )
         assert verified[row] <= confirmed[row]
         counted = plans[row], tokens[row]
-        sent = in_flight.plans[handles[row]], in_flight.samples[handles[row]]
+        sent = in_flight.plans.get(handles[row], 0), in_flight.samples.get(handles[row], 0)
         assert counted == sent, f"row {row}: plans and tokens in flight are counted as {counted}, but {sent} were sent"
         total = (
             min(request.total_length, lane.info.longest_sequence)

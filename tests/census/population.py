@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 
@@ -17,10 +17,13 @@ class Member:
     declares: bool
 
 
-def population() -> list[Member]:
-    """Every pair of config and class once, by name of the model type."""
+def population(*names: str) -> list[Member]:
+    """Every pair of config and class once, by name of the model type.
+
+    With names, of these types alone; then no other class is imported, which takes seconds.
+    """
     members: dict[tuple[str, str], Member] = {}
-    for config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
+    for config_class in map(CONFIG_MAPPING.__getitem__, names) if names else MODEL_FOR_CAUSAL_LM_MAPPING:
         found = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
         for model_class in found if isinstance(found, (tuple, list)) else (found,):
             member = Member(

@@ -127,11 +127,10 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    for member in population():
-        if member.model_type in names:
-            shared = run_shared(member, ranks, Path(folder), int(kv_heads))
-            if ranks.is_leader:
-                print(json.dumps(asdict(shared)), flush=True)
+    for member in population(*names):
+        shared = run_shared(member, ranks, Path(folder), int(kv_heads))
+        if ranks.is_leader:
+            print(json.dumps(asdict(shared)), flush=True)
 
 
 if __name__ == "__main__":

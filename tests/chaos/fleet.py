@@ -21,7 +21,7 @@ from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 _SHAPE = (
     *("--page-size", "8", "--num-pages", "420", "--max-rows", "28", "--max-length", str(MAX_LENGTH)),
-    *("--token-budget", "96", "--chunk-align", "4", "--step-ms", "2"),
+    *("--token-budget", "96", "--chunk-align", "4"),
 )
 _FAULTS = tuple(word for name, token in POISONS.items() for word in (f"--{name}", str(token)))
 # Workers that commit a step fault of their own, which resets their lane.
@@ -46,12 +46,12 @@ class Fleet:
     """Keeps `size` workers; `counts` gets what happened to them."""
 
     def __init__(
-        self, rig: Rig, rng: random.Random, size: int, counts: Counter[str], clock: Callable[[], float]
+        self, rig: Rig, rng: random.Random, size: int, step_ms: int, counts: Counter[str], clock: Callable[[], float]
     ) -> None:
         self._clock = clock
         self._rig = rig
         self._rng = rng
-        self._size = size
+        self._size, self._step_ms = size, step_ms
         self._counts = counts
         self._num_started = 0
         self.workers: list[Worker] = []
@@ -171,7 +171,7 @@ class Fleet:
 
     def _start(self) -> Worker:
         self._num_started += 1
-        flags = [*_SHAPE, *_FAULTS]
+        flags = [*_SHAPE, *_FAULTS, "--step-ms", str(self._step_ms)]
         if self._rng.random() < _STEP_FAULT_SHARE:
             fault = self._rng.choice(["--oom-steps", "--out-of-sync-steps", "--fail-steps"])
             flags += [fault, str(self._rng.randrange(20, 200))]

@@ -40,13 +40,14 @@ _REPLAY_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`pace` is the mean number of seconds between faults."""
+    """`pace` is the mean number of seconds between faults, `step_ms` the least time of a worker's step."""
 
     seed: int = 0
     kills: int = 500
     streams: int = 64
     workers: int = 3
     pace: float = 0.5
+    step_ms: int = 2
     replay: bool = False
     """Whether the last scheduler's events are recorded and replayed with every invariant audited."""
 
@@ -63,7 +64,7 @@ class Chaos:
         # Each part draws from a generator of its own, so that it makes the same choices whatever the others do.
         self._rng, loads, workers, script = (random.Random(f"{options.seed}-{part}") for part in range(4))
         self._script = script_of(script, options.kills)
-        self._fleet = Fleet(rig, workers, options.workers, self.counts, self._clock)
+        self._fleet = Fleet(rig, workers, options.workers, options.step_ms, self.counts, self._clock)
         self._fleet.keep_full()
         self._flags = (*_SCHEDULER_FLAGS, "--journal", str(rig.runtime_dir / "journal"))
         self._scheduler = rig.scheduler(*self._flags, *self._recording())

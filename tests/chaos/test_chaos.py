@@ -5,7 +5,7 @@ from tests.chaos.run import Options, chaos
 
 
 def test_no_stream_is_lost_repeated_or_changed_whoever_dies() -> None:
-    counts = chaos(Options(seed=13, kills=4, streams=10, pace=0.1), print)
+    counts = chaos(Options(seed=13, kills=4, streams=10, pace=0.1, step_ms=6), print)
     assert all(counts[fault.name] for fault in FAULTS), counts
     assert counts["kills of workers with a plan in flight"] >= 4
     assert counts["hangs"] == counts["workers stopped in a step"] + counts["workers hung in a step"]

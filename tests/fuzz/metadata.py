@@ -4,14 +4,13 @@ Owns the token, its file and the certificates, in a folder. Header names and val
 client refuses to send others.
 """
 
-import hashlib
 import random
 import string
 from pathlib import Path
 
 import grpc
 
-from tests.rigs.authorities import Authority
+from tests.rigs.door import Door
 
 _TOKEN = "tandem_" + "f" * 43
 _NAMES = string.ascii_lowercase + string.digits + "-_."
@@ -25,19 +24,12 @@ _CLOSED = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.DEADLINE_E
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
-class FuzzDoor:
+class FuzzDoor(Door):
     """TLS and one token with every right."""
 
     def __init__(self, folder: Path) -> None:
-        authority = Authority(folder)
-        pair = authority.issue("service", "IP:127.0.0.1")
-        tokens = folder / "tokens.toml"
-        digest = hashlib.sha256(_TOKEN.encode()).hexdigest()
-        rights = '["inference", "control", "metrics"]'
-        tokens.write_text(f'[[tenants.fuzz.tokens]]\nhash = "sha256:{digest}"\nrights = {rights}\n')
-        tokens.chmod(0o600)
-        self.service_flags = (f"--tls-cert={pair.certificate}", f"--tls-key={pair.key}", f"--tokens={tokens}")
-        self.credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
+        super().__init__(folder, _TOKEN, ("inference", "control", "metrics"))
+        self.credentials = grpc.ssl_channel_credentials(self.authority.read_bytes())
 
     def metadata(self, rng: random.Random) -> tuple[Metadata, frozenset[grpc.StatusCode]]:
         """Headers of one call, and the only statuses that it may have; none means that the message decides."""

@@ -25,5 +25,9 @@ def test_no_metadata_opens_a_method_without_the_token() -> None:
 @pytest.mark.parametrize("kind", [inference_pb2.GenerateRequest, worker_pb2.WorkerToCore, frontend_pb2.FrontendToCore])
 def test_a_seed_gives_the_same_frames_and_every_field_is_set(kind: type) -> None:
     first, second = (MessageMaker(kind, random.Random(1)) for _ in range(2))
-    assert [first.frame() for _ in range(4000)] == [second.frame() for _ in range(4000)]
-    assert first.fields() == first.covered
+    assert [first.frame() for _ in range(1000)] == [second.frame() for _ in range(1000)]
+    fields = first.fields()
+    for _ in range(3000):
+        if first.covered < fields:
+            first.frame()
+    assert first.covered == fields

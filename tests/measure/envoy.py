@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from tests.measure.harness import Measurement
+from tests.measure.machine import cpu_seconds
 from tests.rigs.envoy import HOW_TO_INSTALL, Envoy, find_envoy
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller
@@ -37,21 +36,16 @@ def _first_token_ms(caller: Caller, rng: random.Random) -> float:
     return 1e3 * elapsed
 
 
-def _cpu_seconds(pid: int) -> float:
-    used = psutil.Process(pid).cpu_times()
-    return used.user + used.system
-
-
 def _streaming(caller: Caller, pids: dict[str, int]) -> dict[str, float]:
     """All streams at once: tokens per second, and microseconds of CPU per token by process."""
-    before = {name: _cpu_seconds(pid) for name, pid in pids.items()}
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     began = time.perf_counter()
     asks = [Ask(prompt=(number, 1, 2), max_new_tokens=_NUM_TOKENS) for number in range(_NUM_STREAMS)]
     for stream in [caller.generate(ask.request()) for ask in asks]:
         stream.result()
     seconds = time.perf_counter() - began
     tokens = _NUM_STREAMS * _NUM_TOKENS
-    spent = {f"{name}_us": 1e6 * (_cpu_seconds(pid) - before[name]) / tokens for name, pid in pids.items()}
+    spent = {f"{name}_us": 1e6 * (cpu_seconds(pid) - before[name]) / tokens for name, pid in pids.items()}
     return {"tokens_per_second": tokens / seconds, **spent}
 
 

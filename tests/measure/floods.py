@@ -48,9 +48,7 @@ def run_part(rig: Rig, address: str, pid: int, attack: str, seconds: float) -> d
 
     def start(role: str) -> Child:
         flags = ["--address", address, "--seconds", str(seconds)]
-        child = Child(role, ["tests.measure.flood_client", role, *flags])
-        rig.children.append(child)
-        return child
+        return rig.start(role, "tests.measure.flood_client", role, *flags)
 
     before, begun = cpu_seconds(pid), time.time()
     with _peak_mb(pid) as peak:

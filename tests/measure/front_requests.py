@@ -6,10 +6,10 @@ Prints microseconds of the front end's CPU per request, its first and last messa
 
 import random
 
-import psutil
 from tandem.v1 import inference_pb2 as pb
 
 from tests.measure.harness import Measurement
+from tests.measure.machine import cpu_seconds
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
 from tests.system.asks import Ask
@@ -34,20 +34,15 @@ def _send(caller: Caller, requests: list[pb.GenerateRequest]) -> None:
             stream.result()
 
 
-def _cpu_us(pid: int) -> float:
-    used = psutil.Process(pid).cpu_times()
-    return 1e6 * (used.user + used.system)
-
-
 def measure(caller: Caller, pid: int, count: int) -> dict[str, float]:
     """Microseconds of CPU per request, by prompt."""
     rng, found = random.Random(1), dict[str, float]()
     for kind, length in _PROMPTS:
         requests = [_request(kind, length, rng) for _ in range(2 * _AT_ONCE + count)]
         _send(caller, requests[: 2 * _AT_ONCE])
-        before = _cpu_us(pid)
+        before = cpu_seconds(pid)
         _send(caller, requests[2 * _AT_ONCE :])
-        found[f"{length} {'token ids' if kind == 'ids' else 'characters'}"] = (_cpu_us(pid) - before) / count
+        found[f"{length} {'token ids' if kind == 'ids' else 'characters'}"] = 1e6 * (cpu_seconds(pid) - before) / count
     return found
 
 

@@ -10,12 +10,10 @@ The exit code is 1 if a bar is missed.
 """
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +23,7 @@ from scheduler_svc.frontend.constraints.trials import TrialProcess
 from tandem_contract.grammars import COMPILE_SECONDS
 from tests.measure.harness import Bar, Measurement, in_ms, percentiles
 from tests.rigs import byte_tokenizer
+from tests.rigs.door import token_file
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller, Stream
 
@@ -33,22 +32,11 @@ HOSTILE_PER_SECOND, STEP_MS = 10, 10
 MOST_ITL_RATIO, MOST_WAIT_SECONDS = 1.10, 3.0
 # Of the limit of CPU time, on a machine that has nothing else to do. A slower one has longer limits, and longer waits.
 MOST_VERDICT_RATIO = 1.25
-TENANTS = ("polite", "hostile")
+TOKENS = {tenant: f"secret-of-{tenant}" for tenant in ("polite", "hostile")}
 
 
 def metadata(tenant: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer secret-of-{tenant}"),)
-
-
-def token_file(folder: Path) -> Path:
-    """Writes the tokens of both tenants."""
-    path, lines = folder / "tokens.toml", list[str]()
-    for tenant in TENANTS:
-        digest = hashlib.sha256(f"secret-of-{tenant}".encode()).hexdigest()
-        lines += [f"[tenants.{tenant}]", f'tokens = [{{ hash = "sha256:{digest}" }}]']
-    path.write_text("\n".join(lines))
-    path.chmod(0o600)
-    return path
+    return (("authorization", f"Bearer {TOKENS[tenant]}"),)
 
 
 def request(number: int, *, tokens: int, lark: str = "") -> pb.GenerateRequest:
@@ -173,7 +161,7 @@ def measure(rounds: int) -> dict[str, Any]:
     with Rig() as rig:
         rig.worker("--step-ms", str(STEP_MS), "--max-rows", "64", "--num-pages", "8192", "--max-length", "8192",
                    "--token-budget", "256", late=False)  # fmt: skip
-        scheduler = rig.scheduler("--tokens", str(token_file(rig.runtime_dir)))
+        scheduler = rig.scheduler("--tokens", str(token_file(rig.runtime_dir, TOKENS)))
         load = Load(rig.caller(scheduler))
         load.wait_ready()
         gaps: dict[bool, list[float]] = {False: [], True: []}

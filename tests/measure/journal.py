@@ -25,6 +25,7 @@ from scheduler_svc.journal.records import record
 from scheduler_svc.wire.framing import frame
 from tandem_contract.codec import packed
 from tests.measure.harness import Measurement, percentiles
+from tests.rigs.core_events import submit
 
 _PROMPT_TOKENS = 512
 _WARM = 20
@@ -60,13 +61,11 @@ class Load:
         self._offset = num_tokens
 
     def _admit(self, stream: int) -> None:
-        submit = ev.Submit(
-            frontend="f", stream=stream, request_id=f"request {stream}",
-            prompt=np.arange(_PROMPT_TOKENS, dtype=np.int32), sampling=bytes(60), max_new_tokens=4096,
-            min_new_tokens=0, stop_token_ids=(), ignore_eos=True, priority=0, max_time_seconds=0.0,
-            deadline_seconds=0.0, linger_seconds=60.0, secret_hash=bytes(32), description=bytes(200),
+        event = submit(
+            stream, range(_PROMPT_TOKENS), frontend="f", sampling=bytes(60), max_new_tokens=4096,
+            linger_seconds=60.0, secret_hash=bytes(32), description=bytes(200), request_id=f"request {stream}",
         )  # fmt: skip
-        self.keeper.handled(0.0, submit, [fx.Admitted(frontend="f", stream=stream, requests_ahead=0)])
+        self.keeper.handled(0.0, event, [fx.Admitted(frontend="f", stream=stream, requests_ahead=0)])
 
     def step(self) -> fx.StepOutput:
         """The next step's output, one token per row."""

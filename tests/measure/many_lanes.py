@@ -17,16 +17,16 @@ from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from scheduler_svc.core.messages.plan import Plan
-from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
 from tests.measure.harness import Bar, Measurement
+from tests.measure.schedulers.loaded_core import EOS, VOCAB_SIZE, benchmark_info
+from tests.rigs.core_events import num_sampled, step_done, submit
 
 ROWS_PER_LANE, NUM_NEW, PROMPT_TOKENS, NUM_PREFIXES = 48, 200, 512, 64
 SEATING_MS, DECODE_MS = 60.0, 10.0
 """The bars, for 64 lanes."""
-_PAGE_SIZE, _VOCAB_SIZE, _EOS = 64, 32_000, 2
+_PAGE_SIZE = 64
 _ROOT = prefix_root(b"benchmark", "")
-_NONE = np.zeros(0, np.int32)
 
 
 class ManyLanes:
@@ -40,8 +40,9 @@ class ManyLanes:
         self._prefixes = [self._tokens(PROMPT_TOKENS // 2) for _ in range(num_prefixes)]
         self._core = Scheduler(CoreConfig(max_waiting=100_000, max_waiting_tokens=1 << 40, prove_workers=False))
         self._handle(ev.FrontendJoined(frontend="f-1"))
+        info = benchmark_info(2 * rows, 2 * rows * 16, page_size=_PAGE_SIZE, max_length=4096, token_budget=8192)
         for number in range(num_lanes):
-            self._handle(ev.WorkerJoined(worker=f"w-{number}", info=_info(2 * rows, num_pages=2 * rows * 16)))
+            self._handle(ev.WorkerJoined(worker=f"w-{number}", info=info))
         self.fill_ms, self.num_fill_ticks = self._fill(num_lanes * rows)
 
     def _fill(self, count: int) -> tuple[float, int]:
@@ -58,7 +59,7 @@ class ManyLanes:
         return sum(ticks), len(ticks)
 
     def _tokens(self, count: int) -> Int32Array:
-        return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
+        return self._rng.integers(EOS + 1, VOCAB_SIZE, count, np.int32)
 
     def _handle(self, event: ev.Event) -> None:
         self._now += 1e-6
@@ -74,19 +75,11 @@ class ManyLanes:
             prefix = self._prefixes[self._streams * 7 % len(self._prefixes)]
             prompt[: len(prefix)] = prefix
         self._handle(
-            ev.Submit(
-                frontend="f-1",
-                stream=self._streams,
-                request_id=f"r-{self._streams}",
-                prompt=prompt,
+            submit(
+                self._streams,
+                prompt,
                 sampling=bytes(56),
                 max_new_tokens=400,
-                min_new_tokens=0,
-                stop_token_ids=(),
-                ignore_eos=True,
-                priority=0,
-                max_time_seconds=0,
-                deadline_seconds=0,
                 prefix_root=_ROOT,
                 page_hashes=hash_pages(_ROOT, prompt, _PAGE_SIZE),
             )
@@ -108,20 +101,7 @@ class ManyLanes:
                 self._plans.append((worker, plan))
                 continue
             answered.add(worker)
-            count = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
-            tokens = self._tokens(count)
-            self._handle(
-                ev.StepDone(
-                    worker=worker,
-                    generation=plan.generation,
-                    step=plan.step,
-                    status=ev.StepStatus.OK,
-                    detail="",
-                    tokens=tokens,
-                    nonfinite=_NONE,
-                    compute_us=1,
-                )
-            )
+            self._handle(step_done(worker, plan, self._tokens(num_sampled(plan))))
 
     def arrive(self, count: int) -> tuple[list[float], int]:
         """Lets `count` requests arrive. Returns the ms of each tick until all have a row, and the first one's seats.
@@ -210,20 +190,3 @@ def run(measurement: Measurement, num_lanes: int) -> None:
         line = measure(num_lanes, ROWS_PER_LANE, NUM_NEW, num_prefixes=num_prefixes, repeats=5)
         measurement.line(line, text=table(line))
         measurement.bar(*judged(line))
-
-
-def _info(max_rows: int, num_pages: int) -> WorkerInfo:
-    return WorkerInfo(
-        identity="benchmark",
-        model="benchmark",
-        vocab_size=_VOCAB_SIZE,
-        page_size=_PAGE_SIZE,
-        num_pages=num_pages + 1,
-        max_rows=max_rows,
-        max_length=4096,
-        token_budget=8192,
-        chunk_align=64,
-        logit_rows=max_rows + 64,
-        eos_token_ids=(_EOS,),
-        pid=0,
-    )

@@ -31,9 +31,7 @@ TIMEOUT_SECONDS = 120.0
 
 def _client(rig: Rig, role: str, address: str, seconds: float, rate: float = 1.0) -> Child:
     flags = ["--address", address, "--seconds", str(seconds), "--rate", str(rate)]
-    child = Child(role, ["tests.measure.overload_client", role, *flags])
-    rig.children.append(child)
-    return child
+    return rig.start(role, "tests.measure.overload_client", role, *flags)
 
 
 def _pids(scheduler: SchedulerProcess, worker: Child) -> dict[str, list[int]]:

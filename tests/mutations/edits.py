@@ -5,8 +5,12 @@ source and comments do not count. An edit is an error if its code does not occur
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from textwrap import indent
+from typing import Any
 
 _ANY = "_"
 
@@ -28,33 +32,52 @@ class Edit:
 
 
 def edited(text: str, edits: tuple[Edit, ...]) -> str:
-    """Returns the source of the module with the edits applied, in order. Raises MisplacedEdit."""
-    module = ast.parse(text)
+    """Returns the source of the module with the edits applied, in order. Raises MisplacedEdit.
+
+    The definition of an edit loses its layout and its comments; the rest of the module keeps them.
+    """
     for edit in edits:
-        _apply(module, edit)
-    return ast.unparse(ast.fix_missing_locations(module))
+        text = _edited(text, edit)
+    return text
 
 
-def defines(module: ast.Module, qualified_name: str) -> bool:
-    """Whether the module defines the name exactly once."""
-    return len(_definitions(module, qualified_name)) == 1
+def defines(text: str, qualified_name: str) -> bool:
+    """Whether the module defines the name exactly once. Modules in which no line looks so are not parsed."""
+    name = qualified_name.split(".")[-1]
+    looks_so = name in text and re.search(rf"^ *(?:(?:async def|def|class) {name}\b|{name}\b.*=)", text, re.MULTILINE)
+    return bool(looks_so) and len(_definitions(_parsed(text), qualified_name)) == 1
 
 
-def _apply(module: ast.Module, edit: Edit) -> None:
-    found = _definitions(module, edit.definition)
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _edited(text: str, edit: Edit) -> str:
+    found = _definitions(_parsed(text), edit.definition)
     if len(found) != 1:
         raise MisplacedEdit(f"the module defines {edit.definition} {len(found)} times, not once")
+    first = min(node.lineno for node in (found[0], *getattr(found[0], "decorator_list", ())))
+    lines, last = text.splitlines(keepends=True), found[0].end_lineno
+    source, margin = "".join(lines[first - 1 : last]), " " * found[0].col_offset
+    # Parsed again, because the tree of the module is kept.
+    body: Any = ast.parse(f"if True:\n{source}").body[0] if margin else ast.parse(source)
+    within = ast.Module(body=body.body, type_ignores=[])
     (old,), new = ast.parse(edit.old).body, ast.parse(edit.new).body
     is_expression = isinstance(old, ast.Expr) and len(new) == 1 and isinstance(new[0], ast.Expr)
     pattern = old.value if is_expression and isinstance(old, ast.Expr) else old
-    places = [node for node in ast.walk(found[0]) if _fits(pattern, node)]
+    places = [node for node in ast.walk(within) if _fits(pattern, node)]
     if len(places) != 1:
         raise MisplacedEdit(f"{edit.old!r} occurs {len(places)} times in {edit.definition}, not once")
-    _Swap(places[0], new[0].value if is_expression and isinstance(new[0], ast.Expr) else new).visit(module)
+    if len(new) == 1 and ast.dump(old) == ast.dump(new[0]):
+        raise MisplacedEdit(f"the edit of {edit.definition} changes nothing")
+    swapped = _Swap(places[0], new[0].value if is_expression and isinstance(new[0], ast.Expr) else new).visit(within)
+    lines[first - 1 : last] = indent(ast.unparse(swapped), margin) + "\n"
+    return "".join(lines)
 
 
-def _definitions(module: ast.Module, qualified_name: str) -> list[ast.AST]:
-    found: list[ast.AST] = [module]
+def _definitions(module: ast.Module, qualified_name: str) -> list[Any]:
+    found: list[Any] = [module]
     for name in qualified_name.split("."):
         found = [node for parent in found for node in getattr(parent, "body", ()) if name in _names_defined(node)]
     return found

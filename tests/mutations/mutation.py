@@ -12,7 +12,6 @@ and the code that the fault changes, so it follows a module that moves. Each tab
     tests = ["tests/…/test_x.py::test_y"]  # they alone must detect it; without them, the simulation or the core's tests
 """
 
-import ast
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -40,11 +39,11 @@ class Mutation:
         """Returns the changed module: its path from the checkout's folder, and its text. Raises MisplacedEdit."""
         fitting: list[tuple[str, str]] = []
         errors: list[str] = []
-        for path in sorted((ROOT / self.root).rglob("*.py")):
-            if not defines(_parsed(path), self.edits[0].definition):
+        for path, text in _texts(self.root).items():
+            if not defines(text, self.edits[0].definition):
                 continue
             try:
-                fitting.append((str(path.relative_to(ROOT)), edited(path.read_text(), self.edits)))
+                fitting.append((str(path.relative_to(ROOT)), edited(text, self.edits)))
             except MisplacedEdit as error:
                 errors.append(f"{path.relative_to(ROOT)}: {error}")
         if len(fitting) == 1:
@@ -79,5 +78,5 @@ def _group(file: Path) -> list[Mutation]:
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def _texts(root: str) -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted((ROOT / root).rglob("*.py"))}

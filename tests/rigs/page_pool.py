@@ -24,7 +24,7 @@ class Slots:
         # Slots with nonfinite values; only overwriting clears them.
         self.nonfinite = np.zeros(shape, np.bool_)
 
-    def zero(self, page: int) -> None:
+    def zero(self, page: int | slice) -> None:
         for array in (self.tokens, self.marks, self.hashes, self.nonfinite):
             array[page] = 0
 
@@ -115,8 +115,7 @@ class PagePool:
 
     def reset(self) -> None:
         """Clears all pages, as at the start; host memory is empty."""
-        for page in range(1, self.num_pages):
-            self._device.zero(page)
+        self._device.zero(slice(1, None))
         self._saved[:] = False
         self._suspicious = False
 

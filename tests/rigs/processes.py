@@ -248,6 +248,11 @@ class Rig:
                 child.reap()
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
+    def start(self, name: str, *arguments: str) -> Child:
+        """Starts another program, `python -m` with these arguments."""
+        self.children.append(Child(name, list(arguments)))
+        return self.children[-1]
+
     def launch_scheduler(
         self,
         *flags: str,

@@ -13,7 +13,8 @@ from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.oracle import Reason
 from tests.rigs.resources import ADAPTER, source_of
-from tests.scheduler_svc.core.world import OWN_ENDS, Stream, streams_in
+from tests.scheduler_svc.core.stream import Stream, streams_in
+from tests.scheduler_svc.core.world import OWN_ENDS
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from tandem.internal.v1 import worker_pb2
 
@@ -28,6 +27,7 @@ from scheduler_svc.core.state.request import Phase, Request
 from scheduler_svc.core.waits import LOOK_SECONDS
 from scheduler_svc.recording.event_log import EffectsDigest
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.core_events import submit
 from tests.rigs.session_log import SessionLog
 from tests.simulation.death_log import DeathLog
 from tests.simulation.fleet import Fleet
@@ -41,21 +41,7 @@ _DRAIN_SHARE, _DRAINS_AFTER = 0.2, 0.9
 # A replay costs as much as the run, so only every fifth seed is replayed.
 _REPLAY_EVERY = 5
 # Stands for the owner of a row in a worker's probation step; no request may get its page before the page is rewritten.
-_PROBATION = ev.Submit(
-    frontend="",
-    stream=0,
-    request_id="probation",
-    prompt=np.zeros(1, np.int32),
-    sampling=b"",
-    max_new_tokens=1,
-    min_new_tokens=0,
-    stop_token_ids=(),
-    ignore_eos=True,
-    priority=0,
-    max_time_seconds=0.0,
-    deadline_seconds=0.0,
-    cache_write=False,
-)
+_PROBATION = submit(0, [0], frontend="", request_id="probation", max_new_tokens=1, cache_write=False)
 
 
 class Episode:

@@ -12,14 +12,15 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.operators import Running, Weights
+from scheduler_svc.core.messages.operators import Running
 from scheduler_svc.core.messages.plan import Plan, TakeOver
 from scheduler_svc.core.messages.resources import CONSTRAINT, takes
 from scheduler_svc.wire.worker import frame_of
+from tests.rigs.core_events import update_weights
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.simulation.faults import corrupt
-from tests.simulation.setting import WEIGHTS_ROOT, Setting, draw_faults, draw_worker_shape
+from tests.simulation.setting import Setting, draw_faults, draw_worker_shape
 from tests.simulation.worker import Joined, Worker
 
 # Share of workers that refuse an update of weights.
@@ -149,12 +150,10 @@ class Fleet:
         self._num_updates += 1
         for worker in self.workers.values():
             worker.refusal = "no space" if self._rng.random() < _REFUSAL_SHARE else ""
-        weights = Weights(version=f"v{self._num_updates}", folder=f"{WEIGHTS_ROOT}/v{self._num_updates}")
         self._handle(
-            ev.UpdateWeights(
+            update_weights(
+                self._num_updates,
                 frontend=self._rng.choice([*frontends, "gone"]),
-                query=self._num_updates,
-                weights=weights,
                 # With ABORT streams would end that nobody aborted.
                 running=self._rng.choice([Running.FINISH, Running.RECOMPUTE, Running.CONTINUE]),
                 in_turn=self._rng.random() < 0.5,

@@ -22,22 +22,24 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weights
+from scheduler_svc.core.messages.operators import Running
 from scheduler_svc.core.messages.page_hash import root_name
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal.file import Sync
 from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.core_events import WEIGHTS_ROOT, submit, update_weights
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.oracle import complete
 from tests.rigs.resources import resources_of, source_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
-from tests.scheduler_svc.core.world import hashes_of, info_of, settings_of
+from tests.scheduler_svc.core.stream import settings_of
+from tests.scheduler_svc.core.world import hashes_of, info_of
 from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"
-UNIX_TIME, WEIGHTS_ROOT = 1_700_000_000.0, "/weights"
+UNIX_TIME = 1_700_000_000.0
 
 
 class Died(Exception):
@@ -277,13 +279,11 @@ class Lives:
         **fields: Any,
     ) -> Caller:
         stream, self._next_stream = self._next_stream, self._next_stream + 64
-        event = ev.Submit(
-            frontend=FRONTEND, stream=stream, request_id=f"r-{stream}", prompt=np.array(prompt, np.int32),
-            sampling=Settings(temperature=1.0, seed=seed).encoded(), max_new_tokens=max_new_tokens, min_new_tokens=0,
-            stop_token_ids=(), ignore_eos=False, priority=0, max_time_seconds=0.0, deadline_seconds=0.0,
-            num_samples=num_samples, linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"",
-            description=b"text options", resources=resources_of(constraint, adapter),
-            **hashes_of(prompt, self.shape.page_size),
+        event = submit(
+            stream, prompt, frontend=FRONTEND, request_id=f"r-{stream}", max_new_tokens=max_new_tokens,
+            sampling=Settings(temperature=1.0, seed=seed).encoded(), ignore_eos=False, num_samples=num_samples,
+            linger_seconds=linger, secret_hash=bytes([7] * 32) if linger else b"", description=b"text options",
+            resources=resources_of(constraint, adapter), **hashes_of(prompt, self.shape.page_size),
         )  # fmt: skip
         event = over_the_wire(replace(event, **fields))
         caller = Caller(event, stream, [[] for _ in range(num_samples)], [None] * num_samples)
@@ -293,17 +293,8 @@ class Lives:
 
     def update_weights(self, running: Running) -> None:
         self.num_updates += 1
-        version = f"v{self.num_updates}"
-        self.turn(
-            UpdateWeights(
-                frontend=FRONTEND,
-                query=self.num_updates,
-                weights=Weights(version=version, folder=f"{WEIGHTS_ROOT}/{version}"),
-                running=running,
-                in_turn=self.random.random() < 0.5,
-                max_seconds=60.0,
-            )
-        )
+        in_turn = self.random.random() < 0.5
+        self.turn(update_weights(self.num_updates, running, frontend=FRONTEND, in_turn=in_turn, max_seconds=60.0))
 
     def resume(self, caller: Caller) -> None:
         caller.stream, self._next_stream = self._next_stream, self._next_stream + 64

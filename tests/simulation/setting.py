@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.messages.operators import TenantLimits
+from tests.rigs.core_events import WEIGHTS_ROOT
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 
@@ -15,7 +16,6 @@ from tests.rigs.faults import Faults
 # kills its worker.
 POISON, KILLER, LETHAL = 272, 273, 274
 _MAX_FAULTY_STEP = 400
-WEIGHTS_ROOT = "/weights"
 # Share of episodes with long outputs in a pool that fits few of them, with host memory: preempted requests must resume.
 _CROWDED_SHARE = 0.25
 _SHARED_POOL_SHARE = 0.5

@@ -39,7 +39,7 @@ def test_stalled_readers_delay_no_other_stream_and_lose_no_token(rig: Rig) -> No
     slow_asks = [Ask(prompt=(i, ord("a")), max_new_tokens=1500) for i in range(16)]
     stalled = [stalled_caller.generate(ask.request(), stalled=True) for ask in slow_asks]
     caller.wait_load(lambda load: load.running == 16)
-    # They would wait for ever for the stalled readers; `python -m tests.measure.stalled_readers` has the times.
+    # They would wait for ever for the stalled readers.
     run_all()
     # All tokens of the stalled streams are computed without being read.
     caller.wait_idle()

@@ -20,7 +20,7 @@ A request with NaN in its keys or values may leave NaN in the page. The next own
 it multiplies them by zero, and 0 * NaN is NaN. An unverified page must therefore be zeroed when it is allocated again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scheduler_svc.core.pages.page_index import Place
 
@@ -237,3 +237,22 @@ class PagePool:
             pages.append(page)
             page = self._next[page]
         return pages
+
+    def audit(self, held: Mapping[int, int]) -> None:
+        """Raises AssertionError unless `held` are the references of all used pages, free list and index being right."""
+        unused, references = self.free_pages(), [0] * self.num_pages
+        assert len(unused) == len(set(unused)) == self.num_unused, "the list of unused pages and its count differ"
+        assert 0 not in held and 0 not in unused, "page 0 is in use"
+        assert held.keys().isdisjoint(unused), "an unused page is held"
+        for page, count in held.items():
+            references[page] = count
+        for page in range(self.num_pages if self._references != references else 0):
+            assert self._references[page] == references[page], (
+                f"page {page}: {self._references[page]} references, {references[page]} holders"
+            )
+        cached = {page_hash: page for page, page_hash in enumerate(self._hashes) if page_hash is not None}
+        assert cached == self._page_by_hash, "the prefix cache lost a page, or a hash has another page"
+        num_hashes = self.num_pages - self._hashes.count(None)
+        assert num_hashes == len(cached), "two pages have one hash"
+        num_evictable = sum(self._hashes[page] is not None for page in unused)
+        assert num_evictable == self.num_evictable, "evictable pages are miscounted"

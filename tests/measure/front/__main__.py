@@ -25,10 +25,10 @@ import numpy as np
 import psutil
 
 from tests.measure.front import memory
-from tests.measure.front.door import Door
 from tests.measure.front.figures import delivery_ms, stream_figures, wait_figures
 from tests.measure.front.probed_service import waits
 from tests.measure.harness import Bar, Measurement, in_turns, spread
+from tests.rigs.door import Door
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 
 NUM_CORES = 2
@@ -106,8 +106,7 @@ def run(
         sizes = worker_flags(load.num_streams, load.num_tokens, load.step_ms)
         notes = ["--sent-at", f"{folder}/worker.npy", f"--streams={load.num_streams}", f"--tokens={load.num_tokens}"]
         where = ["--runtime-dir", str(rig.runtime_dir)]
-        worker = Child("worker", ["tests.rigs.instant_worker", *where, *sizes, *notes])
-        rig.children.append(worker)
+        worker = rig.start("worker", "tests.rigs.instant_worker", *where, *sizes, *notes)
         program = ("tests.measure.front.probed_service", name) if is_probed else ("scheduler_svc",)
         flags = ["--frontends", str(num_front_ends), "--log-level", "warning"]
         scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), *more_flags, program=program)
@@ -142,9 +141,7 @@ def run(
 
 def _client(rig: Rig, role: str, scheduler: SchedulerProcess, load: Load, more: list[str]) -> Child:
     flags = ["--address", scheduler.address, f"--streams={load.num_streams}", f"--tokens={load.num_tokens}", *more]
-    client = Child("client", ["tests.measure.front.client", role, *flags])
-    rig.children.append(client)
-    return client
+    return rig.start("client", "tests.measure.front.client", role, *flags)
 
 
 def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:

@@ -37,8 +37,7 @@ def resident_kb(pid: int) -> float:
 
 def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
     flags = ["--address", address, f"--streams={num_streams}", f"--tokens={_NUM_TOKENS}", f"--until={until}"]
-    client = Child("hold", ["tests.measure.front.client", "hold", *flags])
-    rig.children.append(client)
+    client = rig.start("hold", "tests.measure.front.client", "hold", *flags)
     client.wait_line("^holding$", TIMEOUT_SECONDS)
     return client
 
@@ -54,8 +53,7 @@ def _held_kb(rig: Rig, pids: dict[str, int], address: str, num_streams: int, unt
 def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:
     """Returns the figures and the bar."""
     with Rig() as rig:
-        empty = Child("empty server", ["tests.measure.front.memory"])
-        rig.children.append(empty)
+        empty = rig.start("empty server", "tests.measure.front.memory")
         address = empty.wait_line(r"^listening on (\S+)$").group(1)
         of_empty = _held_kb(rig, {"server": empty.pid}, address, num_streams, "metadata")["server"]
         for child in rig.children:
@@ -65,8 +63,7 @@ def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:
         sizes = ["--page-size=128", "--max-length=256", f"--num-pages={2 * num_rows + 2}", f"--max-rows={num_rows}"]
         pace = [f"--token-budget={16 * num_rows}", f"--step-ms={1e3 * STEP_SECONDS}"]
         where = ["--runtime-dir", str(rig.runtime_dir)]
-        worker = Child("worker", ["tests.rigs.instant_worker", *where, *sizes, *pace])
-        rig.children.append(worker)
+        rig.start("worker", "tests.rigs.instant_worker", *where, *sizes, *pace)
         flags = [f"--max-streams={num_rows}", f"--max-waiting={num_rows}", "--log-level=warning"]
         scheduler = rig.scheduler(*flags)
         rig.caller(scheduler).wait_serving()

@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-import psutil
-
 from tests.measure.gateway.attacker import ADDRESSES, BODIES, HANDSHAKES, SLOW_BODIES
 from tests.measure.harness import Bar, Measurement, in_ms
+from tests.measure.machine import cpu_seconds
 from tests.rigs.authorities import Authority
 from tests.rigs.processes import Child
 
@@ -79,12 +78,8 @@ class _Caller:
         await asyncio.gather(*works, return_exceptions=True)
 
 
-def _cpu(child: Child) -> float:
-    return sum(psutil.Process(child.pid).cpu_times()[:2])
-
-
 def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> dict[str, float]:
-    caller, attacker, before = _Caller(port, certificate), None, _cpu(gateway)
+    caller, attacker, before = _Caller(port, certificate), None, cpu_seconds(gateway.pid)
     if attacked:
         arguments = ["tests.measure.gateway.attacker", f"127.0.0.1:{port}", "--seconds", str(SECONDS + 2)]
         attacker = Child("attacker", arguments)
@@ -94,7 +89,7 @@ def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> d
     asyncio.run(caller.run())
     gaps, calls = map(in_ms, (caller.gaps, caller.calls))
     found = {"gap_p50": gaps["p50"], "gap_p99": gaps["p99"], "call_p50": calls["p50"], "call_p99": calls["p99"]}
-    found["gateway_cpu"] = (_cpu(gateway) - before) / SECONDS
+    found["gateway_cpu"] = (cpu_seconds(gateway.pid) - before) / SECONDS
     if attacker is not None:
         assert attacker.wait() == 0, attacker.output()
         said = attacker.wait_line(r"^\{.*\}$").group()

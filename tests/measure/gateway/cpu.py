@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-import psutil
-
 from tests.measure.gateway.http_stream import read_stream
 from tests.measure.harness import Bar, Measurement, spread
+from tests.measure.machine import cpu_seconds
 from tests.rigs.processes import Child
 
 NUM_STREAMS = 64
@@ -39,10 +38,9 @@ def start(rate: float, *flags: str) -> tuple[Child, Child, str]:
 
 async def _round(url: str, gateway: Child, tokens: int) -> Cost:
     body = json.dumps({"prompt": "a", "model": "benchmark", "max_tokens": tokens, "stream": True}).encode()
-    process = psutil.Process(gateway.pid)
-    before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+    before, began = cpu_seconds(gateway.pid), time.perf_counter()
     counts = await asyncio.gather(*(read_stream(url, body) for _ in range(NUM_STREAMS)))
-    seconds, cpu = time.perf_counter() - began, sum(process.cpu_times()[:2]) - before
+    seconds, cpu = time.perf_counter() - began, cpu_seconds(gateway.pid) - before
     messages = sum(counts)
     assert messages == NUM_STREAMS * tokens, f"{messages} messages with a token; {NUM_STREAMS * tokens} are due"
     return Cost(microseconds=1e6 * cpu / messages, messages_per_second=messages / seconds)

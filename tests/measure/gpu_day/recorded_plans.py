@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams
 
@@ -20,16 +19,15 @@ from gpu_worker.step.runner import Runner
 from gpu_worker.wire.frames import Outcome
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.wire.worker import plan_frame
 from tests.measure.gpu_day.workloads import Requests
+from tests.rigs.core_events import step_done, submit
 
 _FRONTEND, _WORKER = "f-1", "w-1"
-_MADE_UP_TOKEN = 5
 
 
 def record_plans(geometry: Geometry, requests: Requests) -> list[pb.StepPlan]:
@@ -58,7 +56,7 @@ def record_plans(geometry: Geometry, requests: Requests) -> list[pb.StepPlan]:
         in_flight += sent
         if not in_flight:
             return plans
-        core.handle(_done(in_flight.popleft()), now)
+        core.handle(step_done(_WORKER, in_flight.popleft()), now)
 
 
 def _submit(requests: Requests, number: int) -> ev.Submit:
@@ -74,33 +72,11 @@ def _submit(requests: Requests, number: int) -> ev.Submit:
         frequency_penalty=0,
         repetition_penalty=1,
     )
-    return ev.Submit(
-        frontend=_FRONTEND,
-        stream=number + 1,
-        request_id=f"r-{number}",
-        prompt=np.array(requests.prompts[number], np.int32),
+    return submit(
+        number + 1,
+        requests.prompts[number],
         sampling=sampling.SerializeToString(),
         max_new_tokens=requests.output_lengths[number],
-        min_new_tokens=0,
-        stop_token_ids=(),
-        ignore_eos=True,
-        priority=0,
-        max_time_seconds=0,
-        deadline_seconds=0,
-    )
-
-
-def _done(plan: Plan) -> ev.StepDone:
-    num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
-    return ev.StepDone(
-        worker=_WORKER,
-        generation=plan.generation,
-        step=plan.step,
-        status=ev.StepStatus.OK,
-        detail="",
-        tokens=np.full(num_samples, _MADE_UP_TOKEN, np.int32),
-        nonfinite=NO_IDS,
-        compute_us=1,
     )
 
 

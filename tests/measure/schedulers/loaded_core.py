@@ -26,6 +26,7 @@ from scheduler_svc.core.scheduler import CoreConfig, Scheduler
 from scheduler_svc.recording.steps_file import line_of
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.core_events import num_sampled, submit
 
 PAGE_SIZE = 128
 ADMITTED_TOKENS = 1024
@@ -34,7 +35,7 @@ NUM_WAITING = 10_000
 MOST_STEPS = 700
 
 _FRONTEND, _WORKER = "f-1", "w-1"
-_VOCAB_SIZE, _EOS = 32_000, 2
+VOCAB_SIZE, EOS = 32_000, 2
 # As long as a usual SamplingParams.
 _SAMPLING = bytes(56)
 _ROOT = prefix_root(b"benchmark", "")
@@ -86,7 +87,9 @@ class LoadedCore:
             CoreConfig(max_waiting=2 * NUM_WAITING, max_waiting_tokens=1 << 40, report_steps=report_steps)
         )
         self._handle(ev.FrontendJoined(frontend=_FRONTEND))
-        self._handle(ev.WorkerJoined(worker=_WORKER, info=_info(num_rows + spare_rows, num_pages)))
+        rows = num_rows + spare_rows
+        sizes = {"page_size": PAGE_SIZE, "max_length": 1 << 22, "token_budget": rows + _PREFILL_TOKENS}
+        self._handle(ev.WorkerJoined(worker=_WORKER, info=benchmark_info(rows, num_pages, **sizes)))
         self._fill_index(num_pages)
         for prompt in prompts:
             self.submit(prompt, max_new_tokens=num_steps + 4 * PAGE_SIZE)
@@ -95,7 +98,7 @@ class LoadedCore:
 
     def tokens(self, count: int) -> Int32Array:
         """Returns random tokens without the model's EOS."""
-        return self._rng.integers(_EOS + 1, _VOCAB_SIZE, count, np.int32)
+        return self._rng.integers(EOS + 1, VOCAB_SIZE, count, np.int32)
 
     def _fill_index(self, num_pages: int) -> None:
         """Turns every page of the pool into a cached page of an ended request."""
@@ -143,19 +146,13 @@ class LoadedCore:
         self._streams += 1
         if hashes is None:
             hashes = self._timed("hash_us", lambda: hash_pages(root, prompt, PAGE_SIZE))
-        event = ev.Submit(
-            frontend=_FRONTEND,
-            stream=self._streams,
-            request_id=f"r-{self._streams}",
-            prompt=prompt,
+        event = submit(
+            self._streams,
+            prompt,
             sampling=_SAMPLING,
             max_new_tokens=max_new_tokens,
-            min_new_tokens=0,
-            stop_token_ids=(),
             ignore_eos=False,
             priority=priority,
-            max_time_seconds=0,
-            deadline_seconds=0,
             prefix_root=root,
             page_hashes=hashes,
             num_logprobs=self._num_logprobs,
@@ -233,7 +230,7 @@ class LoadedCore:
         return plan.starts[0].first_position
 
     def _result(self, plan: Plan) -> bytes:
-        num_samples = int(plan.chunk_samples.sum()) + len(plan.decode_rows)
+        num_samples = num_sampled(plan)
         result = pb.StepResult(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK, compute_us=1)
         result.tokens = self.tokens(num_samples).astype("<i4").tobytes()
         if self._num_logprobs:
@@ -251,18 +248,17 @@ def _floats(rng: np.random.Generator, count: int) -> bytes:
     return values.tobytes()
 
 
-def _info(max_rows: int, num_pages: int) -> WorkerInfo:
+def benchmark_info(max_rows: int, num_pages: int, **sizes: int) -> WorkerInfo:
+    """Returns the info of a worker with so many pages besides page 0."""
     return WorkerInfo(
         identity="benchmark",
         model="benchmark",
-        vocab_size=_VOCAB_SIZE,
-        page_size=PAGE_SIZE,
+        vocab_size=VOCAB_SIZE,
         num_pages=num_pages + 1,
         max_rows=max_rows,
-        max_length=1 << 22,
-        token_budget=max_rows + _PREFILL_TOKENS,
         chunk_align=64,
         logit_rows=max_rows + 64,
-        eos_token_ids=(_EOS,),
+        eos_token_ids=(EOS,),
         pid=0,
+        **sizes,
     )

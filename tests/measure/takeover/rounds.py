@@ -7,8 +7,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,8 +17,8 @@ from pathlib import Path
 from tandem_client import AsyncClient, TlsSettings
 from tandem_client.errors import TandemError
 from tandem_client.types import DrainState, Load
-from tests.measure.front.door import Door
-from tests.rigs.processes import REPOSITORY, child_environment, free_address
+from tests.measure.served import served
+from tests.rigs.door import Door
 
 NUM_STREAMS = 32
 KNOWN_TOKENS = 200
@@ -88,28 +86,15 @@ def prompts() -> list[list[int]]:
 @asynccontextmanager
 async def service(standbys: int, worker_flags: str, *, has_door: bool = False) -> AsyncIterator[AsyncClient]:
     """Runs `tandem serve` with standby workers, ready, until the end of the block; with a door over TLS with tokens."""
-    address = free_address()
-    with tempfile.TemporaryDirectory(prefix="tandem-takeover-") as folder:
-        command = [sys.executable, "-m", "tandem_client.cli", "serve", "--listen", address, "--standby", str(standbys)]
-        command += ["--device", "cpu", "--runtime-dir", folder, "--worker", worker_flags]
-        door = Door(Path(folder)) if has_door else None
-        command += door.service_flags if door is not None else []
-        log = Path(folder) / "serve.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=REPOSITORY, env=child_environment(), stdin=subprocess.DEVNULL
-            )
-        try:
+    with tempfile.TemporaryDirectory(prefix="tandem-takeover-") as name:
+        folder = Path(name)
+        door = Door(folder) if has_door else None
+        flags = ["--standby", str(standbys), "--worker", worker_flags, *(door.service_flags if door else ())]
+        with served(folder, *flags) as address:
             tls = None if door is None else TlsSettings(ca=door.authority)
             async with AsyncClient(address, token=door and door.token, tls=tls) as client:
                 await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
                 yield client
-        except BaseException:
-            print(log.read_text(), file=sys.stderr)
-            raise
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
 
 
 async def takeover(client: AsyncClient, standbys: int, *, is_planned: bool = False) -> Takeover:

@@ -16,7 +16,7 @@ import psutil
 from tandem_client import AsyncClient
 from tests.measure.harness import Measurement, spread
 from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
-from tests.rigs.processes import Child, Rig, SchedulerProcess, free_address
+from tests.rigs.processes import Rig, SchedulerProcess, free_address
 
 _VOCABULARY = 250
 _SIZES = "--num-pages 1024 --max-rows 32 --max-length 512 --token-budget 512"
@@ -32,8 +32,8 @@ class Service:
     def __init__(self, rig: Rig, kind: str, *, forgets_pages: bool) -> None:
         self._rig, self._forgets_pages = rig, forgets_pages
         self.address = free_address()
-        flags = ["--runtime-dir", str(rig.runtime_dir), *_WORKERS[kind].split()[1:]]
-        rig.children.append(Child("worker", [_WORKERS[kind].split()[0], *flags]))
+        program, *flags = _WORKERS[kind].split()
+        rig.start("worker", program, "--runtime-dir", str(rig.runtime_dir), *flags)
         self.scheduler = self._start()
 
     def _start(self) -> SchedulerProcess:

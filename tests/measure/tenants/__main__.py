@@ -7,10 +7,7 @@ order and the report.
 """
 
 import asyncio
-import hashlib
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Generator
@@ -21,7 +18,9 @@ from typing import Any
 
 from tandem_client import AsyncClient
 from tests.measure.harness import Bar, Measurement, in_ms, in_turns, spread
-from tests.rigs.processes import REPOSITORY, Child, child_environment, free_address
+from tests.measure.served import served
+from tests.rigs.door import token_file
+from tests.rigs.processes import Child
 
 NUM_ROWS, MAX_WAITING = 16, 256
 BAR_RATIO = 2.0
@@ -45,37 +44,15 @@ WAYS = {
 TOKENS = {"polite": "tandem_benchmark_polite", "greedy": "tandem_benchmark_greedy"}
 
 
-def _token_file(folder: Path) -> Path:
-    path, lines = folder / "tokens.toml", list[str]()
-    for tenant, token in TOKENS.items():
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        lines += [f"[tenants.{tenant}]", f'tokens = [{{ hash = "sha256:{digest}" }}]', "priority = [0, 1000]"]
-    path.write_text("\n".join(lines) + "\n")
-    path.chmod(0o600)
-    return path
-
-
 @contextmanager
 def service() -> Generator[str]:
     """Runs the service until the end of the block. Yields its address."""
     with tempfile.TemporaryDirectory(prefix="tandem-tenants-") as folder:
-        address, log = free_address(), Path(folder) / "serve.log"
-        command = [sys.executable, "-m", "tandem_client.cli", "serve", "--listen", address, "--device", "cpu"]
-        command += ["--runtime-dir", folder, "--tokens", str(_token_file(Path(folder)))]
-        command += ["--scheduler", f"--max-waiting {MAX_WAITING}", "--worker", f"--max-rows {NUM_ROWS} --threads 1"]
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=REPOSITORY, env=child_environment(), stdin=subprocess.DEVNULL
-            )
-        try:
+        tokens = token_file(Path(folder), TOKENS, more="priority = [0, 1000]")
+        flags = ["--tokens", str(tokens), "--scheduler", f"--max-waiting {MAX_WAITING}"]
+        with served(Path(folder), *flags, "--worker", f"--max-rows {NUM_ROWS} --threads 1") as address:
             asyncio.run(_wait(address))
             yield address
-        except BaseException:
-            print(log.read_text(), file=sys.stderr)
-            raise
-        finally:
-            process.terminate()
-            process.wait()
 
 
 async def _wait(address: str) -> None:

@@ -3,14 +3,17 @@
 Each worker has its own queues of messages. The test decides when a worker applies a plan, answers or dies.
 """
 
+from tandem.internal.v1 import worker_pb2 as pb
+
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.core.state.lane import Lane
-from tests.rigs.executor import Shape
+from scheduler_svc.wire.worker import frame_of
+from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import World
+from tests.scheduler_svc.core.world import World, greedy
 from tests.simulation.worker import Joined, Worker
 
 
@@ -32,13 +35,14 @@ class Fleet(World):
         is_standby: bool = False,
         constraint_refusal: str = "",
         adapter_refusal: str = "",
+        executor: Executor | None = None,
     ) -> str:
         """Lets a new worker join and returns its name."""
         name = chr(ord("a") + len(self.plans_of))
-        self.workers[name] = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
-        self.workers[name].constraint_refusal = constraint_refusal
-        self.workers[name].adapter_refusal = adapter_refusal
-        self.plans_of[name] = []
+        worker = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
+        worker.constraint_refusal, worker.adapter_refusal = constraint_refusal, adapter_refusal
+        worker.executor = executor or worker.executor
+        self.workers[name], self.plans_of[name] = worker, []
         self.handle(self.workers[name].joining())
         return name
 
@@ -50,6 +54,9 @@ class Fleet(World):
                 self.workers[effect.worker].inbox.append(effect.plan)
             case fx.PrepareResource() | fx.DropResource():
                 self.workers[effect.worker].inbox.append(effect)
+            case fx.LoadWeights():
+                order = pb.CoreToWorker.FromString(frame_of(effect)).load_weights
+                self.workers[effect.worker].inbox.append(order)
             case fx.WorkerAccepted():
                 self.workers[effect.worker].inbox.append(Joined(effect=effect))
             case _:
@@ -73,12 +80,16 @@ class Fleet(World):
         return busy
 
     def deliver_from(self, name: str) -> bool:
-        """Delivers the worker's oldest result to the core. Returns False if there is none."""
+        """Delivers the worker's oldest result, or answer about weights, to the core. Returns False if there is none."""
         worker = self.workers[name]
-        if not worker.results:
+        if not worker.results and not worker.answers:
             return False
-        self.handle(worker.event_of(worker.results.popleft()))
+        self.handle(worker.event_of(worker.results.popleft()) if worker.results else worker.answer())
         return True
+
+    def serve(self, name: str) -> bool:
+        """Lets the worker apply all messages, and delivers its oldest result. Returns False if there was neither."""
+        return self.apply_plans(name) | self.deliver_from(name)
 
     def answer_from(self, name: str) -> bool:
         """Delivers the worker's oldest answer for a constraint, unless `holds_answers`. Returns False if it did not."""
@@ -92,18 +103,14 @@ class Fleet(World):
         """Ticks, then delivers one result of each worker."""
         self.tick(seconds)
         for name in list(self.workers):
-            self.apply_plans(name)
-            self.deliver_from(name)
+            self.serve(name)
             self.answer_from(name)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            busy = [
-                self.apply_plans(name) | self.deliver_from(name) | self.answer_from(name) for name in list(self.workers)
-            ]
-            if not any(busy):
+            if not sum(self.serve(name) | self.answer_from(name) for name in list(self.workers)):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 
@@ -116,3 +123,18 @@ class Fleet(World):
         """Returns the prompts of the rows started on the worker, in order."""
         plans = self.plans_of[name]
         return [start.tokens[: start.num_prompt_tokens].tolist() for plan in plans for start in plan.starts]
+
+
+# Workers are proven before they serve, and steps are reported.
+STRICT = greedy(prove_workers=True, report_steps=True)
+ROOMY = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=100)
+
+
+def proven_fleet(*standbys: bool) -> Fleet:
+    """Workers "a", "b" and so on of the shape ROOMY, serving or on standby, each proven before the next one joins."""
+    fleet = Fleet(config=STRICT)
+    fleet.shape = ROOMY
+    for is_standby in standbys:
+        fleet.join_as(ROOMY, is_standby=is_standby)
+        fleet.step(0.01)
+    return fleet

@@ -23,6 +23,12 @@ def prompts_started(world: World) -> list[list[int]]:
     return [start.tokens[: start.num_prompt_tokens].tolist() for plan in world.sent for start in plan.starts]
 
 
+def order(world: World) -> list[int]:
+    """Returns the streams in the order in which they got a row. Each stream has a prompt of its own."""
+    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
+    return [numbers[tuple(tokens)] for tokens in prompts_started(world)]
+
+
 def chunks(plan: Plan) -> list[tuple[int, int, int]]:
     """Returns (row, start, count) of each chunk."""
     return _rows(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts)

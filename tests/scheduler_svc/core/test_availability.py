@@ -10,15 +10,11 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import Running, Weights, WeightsRestored
 from scheduler_svc.core.messages.reports import WaitReason, WorkerState
 from scheduler_svc.core.operations.weights import RETRY_SECONDS
-from tests.rigs.updated_fleet import FRONTEND, UpdatedFleet
+from tests.scheduler_svc.core.sent_plans import load
+from tests.scheduler_svc.core.updated import UpdatedFleet
+from tests.scheduler_svc.core.world import FRONTEND
 
 WORDS = "'/weights/v1' cannot be opened: No such file or directory"
-
-
-def load(fleet: UpdatedFleet) -> fx.Load:
-    [reply] = fleet.core.handle(ev.LoadQuery(frontend=FRONTEND, query=1), fleet.now)
-    assert isinstance(reply, fx.LoadReply)
-    return reply.load
 
 
 def serving() -> UpdatedFleet:
@@ -28,14 +24,14 @@ def serving() -> UpdatedFleet:
 
 
 def joins(fleet: UpdatedFleet, *, refusal: str = "", is_standby: bool = False) -> UpdatedFleet:
-    name = fleet.join(is_standby=is_standby)
+    name = fleet.start(is_standby=is_standby)
     fleet.workers[name].refusal = refusal
     return fleet
 
 
 def lost() -> UpdatedFleet:
     fleet = serving()
-    fleet.kill("w-1")
+    fleet.lose("a")
     return fleet
 
 
@@ -49,7 +45,7 @@ def updated() -> UpdatedFleet:
 def refused() -> UpdatedFleet:
     """The worker is killed after an update, and its successor cannot load the weights."""
     fleet = updated()
-    fleet.kill("w-1")
+    fleet.lose("a")
     joins(fleet, refusal=WORDS).run()
     return fleet
 
@@ -64,7 +60,7 @@ def loading() -> UpdatedFleet:
 def finishing() -> UpdatedFleet:
     """Requests end with the old weights first, and none starts meanwhile."""
     fleet = serving()
-    fleet.submit([1, 2, 3], max_new_tokens=200)
+    fleet.ask([1, 2, 3], max_new_tokens=200)
     fleet.step()
     fleet.update("v1", Running.FINISH)
     return fleet
@@ -72,14 +68,14 @@ def finishing() -> UpdatedFleet:
 
 def drained() -> UpdatedFleet:
     fleet = serving()
-    fleet.handle(ev.Drain(frontend=FRONTEND, query=9, worker="w-1", max_seconds=0.0, force=True))
+    fleet.handle(ev.Drain(frontend=FRONTEND, query=9, worker="a", max_seconds=0.0, force=True))
     return fleet
 
 
 def left() -> UpdatedFleet:
     fleet = drained()
     fleet.run()
-    fleet.handle(ev.WorkerLost(worker="w-1", reason="it stops", is_orderly=True))
+    fleet.handle(ev.WorkerLost(worker="a", reason="it stops", is_orderly=True))
     return fleet
 
 
@@ -92,25 +88,25 @@ def stopping() -> UpdatedFleet:
 def crashing() -> UpdatedFleet:
     fleet = UpdatedFleet(num_workers=0)
     for _ in range(DEATHS):
-        fleet.kill(fleet.join())
+        fleet.lose(fleet.start())
     return fleet
 
 
 SITUATIONS: dict[str, tuple[Callable[[], UpdatedFleet], WaitReason | None, str]] = {
     "nobody yet": (lambda: UpdatedFleet(num_workers=0), WaitReason.NO_WORKER, "no worker has joined yet"),
-    "its first step": (UpdatedFleet, WaitReason.WORKER_STARTING, "w-1 has joined and computes its first step"),
+    "its first step": (UpdatedFleet, WaitReason.WORKER_STARTING, "a has joined and computes its first step"),
     "serving": (serving, None, ""),
     "updated": (updated, None, ""),
-    "lost": (lost, WaitReason.WORKER_LOST, "no worker is connected; the last one, w-1, was lost: killed"),
-    "another one joins": (lambda: joins(lost()), WaitReason.WORKER_STARTING, "w-2 has joined"),
+    "lost": (lost, WaitReason.WORKER_LOST, "no worker is connected; the last one, a, was lost: killed"),
+    "another one joins": (lambda: joins(lost()), WaitReason.WORKER_STARTING, "b has joined"),
     "only on standby": (
-        lambda: joins(UpdatedFleet(num_workers=0), is_standby=True), WaitReason.WORKER_STARTING, "w-1 has joined"
+        lambda: joins(UpdatedFleet(num_workers=0), is_standby=True), WaitReason.WORKER_STARTING, "a has joined"
     ),
-    "weights refused": (refused, WaitReason.WEIGHTS_REFUSED, f"worker w-2 cannot load weights 'v1': {WORDS}"),
-    "loading": (loading, WaitReason.LOADING_WEIGHTS, "worker w-1 loads weights 'v1'"),
-    "finishing": (finishing, WaitReason.LOADING_WEIGHTS, "worker w-1 has other weights than the service's"),
-    "a worker is drained": (drained, WaitReason.WORKERS_LEAVING, "worker w-1 is drained"),
-    "the last one was drained": (left, WaitReason.NO_WORKER, "the last one, w-1, was drained"),
+    "weights refused": (refused, WaitReason.WEIGHTS_REFUSED, f"worker b cannot load weights 'v1': {WORDS}"),
+    "loading": (loading, WaitReason.LOADING_WEIGHTS, "worker a loads weights 'v1'"),
+    "finishing": (finishing, WaitReason.LOADING_WEIGHTS, "worker a has other weights than the service's"),
+    "a worker is drained": (drained, WaitReason.WORKERS_LEAVING, "worker a is drained"),
+    "the last one was drained": (left, WaitReason.NO_WORKER, "the last one, a, was drained"),
     "the service is drained": (stopping, WaitReason.SHUTTING_DOWN, "the service is shutting down"),
     "crashing": (crashing, WaitReason.CRASH_LOOP, "workers crash in a loop"),
 }  # fmt: skip
@@ -144,7 +140,7 @@ def test_a_worker_that_cannot_load_is_not_counted_and_serves_when_it_can() -> No
         fleet.tick(RETRY_SECONDS)
         fleet.run()
         assert fleet.core.availability.value is first
-    fleet.workers["w-2"].refusal = ""
+    fleet.workers["b"].refusal = ""
     fleet.tick(RETRY_SECONDS)
     fleet.run()
     fleet.tick()
@@ -163,12 +159,12 @@ def test_a_refusal_before_the_first_worker_serves_has_its_words() -> None:
     assert value is not None and value.reason is WaitReason.WEIGHTS_REFUSED
     with pytest.raises(AssertionError, match="cannot load weights 'v1'"):
         # The rig raises the refusal's message.
-        fleet.submit([1, 2, 3])
+        fleet.ask([1, 2, 3])
 
 
 def test_another_update_lets_a_worker_serve_that_could_not_load_the_last_one() -> None:
     fleet = refused()
-    fleet.workers["w-2"].refusal = ""
+    fleet.workers["b"].refusal = ""
     fleet.update("v2")
     fleet.run()
     assert fleet.core.availability.value is None
@@ -197,12 +193,12 @@ def test_a_standby_worker_counts_only_if_it_could_take_over() -> None:
     joins(fleet, is_standby=True, refusal=WORDS).run()
     assert (load(fleet).standby_workers, load(fleet).workers) == (0, 1)
     assert load(fleet).per_worker[-1].state is WorkerState.REFUSED
-    fleet.workers["w-2"].refusal = ""
+    fleet.workers["b"].refusal = ""
     fleet.tick(RETRY_SECONDS)
     fleet.run()
     assert load(fleet).standby_workers == 1
     # Its seat is taken in the event of the loss, so front ends hear of no gap.
-    fleet.kill("w-1")
+    fleet.lose("a")
     fleet.tick()
     assert fleet.core.availability.value is None
 
@@ -210,11 +206,10 @@ def test_a_standby_worker_counts_only_if_it_could_take_over() -> None:
 def test_front_ends_are_told_of_each_change_once() -> None:
     fleet = serving()
     fleet.tick()
-    sent = fleet.statuses
-    sent.clear()
-    fleet.kill("w-1")
+    fleet.effects.clear()
+    fleet.lose("a")
     for _ in range(5):
         fleet.tick(1.0)
     joins(fleet).run()
-    reasons = [status.reason for status in sent]
+    reasons = [status.reason for status in fleet.told(fx.CoreStatus)]
     assert reasons == [WaitReason.WORKER_LOST, WaitReason.WORKER_STARTING, None]

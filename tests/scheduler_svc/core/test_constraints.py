@@ -32,12 +32,6 @@ def reason(world: World, stream: int) -> fx.EndReason | None:
     return world.end(stream).reason
 
 
-def failure(world: World, stream: int) -> str:
-    end = world.end(stream)
-    assert end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL
-    return end.failure.message
-
-
 def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() -> None:
     world = World(SHAPE)
     streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
@@ -73,8 +67,7 @@ def test_a_short_prompt_waits_and_later_requests_start_before_it() -> None:
     world.run()
     assert world.end_of(first) is None and world.end_of(second) is not None
     world.answer()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_an_order_precedes_the_first_plan_with_its_constraint() -> None:
@@ -92,7 +85,7 @@ def test_a_constraint_that_cannot_be_prepared_ends_its_requests_alone() -> None:
     others = [world.submit([1, 2], constraint=SOURCE), world.submit([3])]
     world.run()
     for stream in streams:
-        assert failure(world, stream).endswith("cannot be used: the toy matcher was told to refuse it")
+        assert world.fault(stream).endswith("cannot be used: the toy matcher was told to refuse it")
     assert all(reason(world, stream) is not None for stream in others)
     assert world.core.counters.resets == 0
     world.check_all_ended()
@@ -103,7 +96,7 @@ def test_a_row_without_a_mask_fails_alone() -> None:
     late = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_fail=3 toy_complete=9")
     others = [world.submit([3], max_new_tokens=8, ignore_eos=True), world.submit([4], constraint=SOURCE)]
     world.run()
-    assert failure(world, late) == "the constraint took longer than 250 ms at output token 3"
+    assert world.fault(late) == "the constraint took longer than 250 ms at output token 3"
     assert len(world.streams[late].tokens) == 2
     assert all(reason(world, stream) is not None for stream in others)
     assert world.core.counters.resets == 0 and not world.core.suspects
@@ -114,7 +107,7 @@ def test_rows_that_fail_in_one_step_each_get_a_reason_of_their_own() -> None:
     world = World(SHAPE)
     streams = [world.submit([1, i], max_new_tokens=20, constraint=b"toy_fail=2") for i in range(2)]
     world.run()
-    details = [failure(world, stream) for stream in streams]
+    details = [world.fault(stream) for stream in streams]
     assert details == ["the constraint took longer than 250 ms at output token 2", "the constraint failed"]
 
 
@@ -129,11 +122,10 @@ def test_the_last_allowed_token_that_completes_is_no_length_stop() -> None:
 def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_plan() -> None:
     world = World(SHAPE)
     stream = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     assert len(world.core.sources) == 1
     world.tick()
-    assert world.lane is not None and world.lane.in_flight
+    assert world.lane.in_flight
     world.cancel(stream)
     assert len(world.core.sources) == 0
     world.tick()
@@ -146,8 +138,7 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
 def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> None:
     world = World(SHAPE)
     first = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     world.tick()
     world.cancel(first)
     world.submit([3, 4], max_new_tokens=20, constraint=SOURCE)
@@ -173,8 +164,7 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
 
 
 def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({4})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({4})))
     world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.run()
     assert world.core.counters.resets >= 1
@@ -185,12 +175,10 @@ def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> No
 def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
     world = World(SHAPE)
     stream = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_complete=12")
-    for _ in range(6):
-        world.step()
+    world.steps(6)
     begun = len(world.streams[stream].tokens)
     assert begun
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     assert len(sent(world, fx.PrepareResource)) == 2
     assert len(world.streams[stream].tokens) > begun
@@ -222,7 +210,7 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
         world.tick()
         if world.end_of(stuck):
             break
-    assert failure(world, stuck).endswith(f"worker {name} has not prepared it within {ANSWER_SECONDS:g} s")
+    assert world.fault(stuck).endswith(f"worker {name} has not prepared it within {ANSWER_SECONDS:g} s")
     assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
     # The late answer finds nobody, so the worker drops what it has.
     world.answer()
@@ -238,8 +226,8 @@ def test_all_sources_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     streams = [world.submit([i], num_samples=2, constraint=source) for i, source in enumerate((*large[:2], large[0]))]
     assert world.core.sources.num_bytes(CONSTRAINT) == 80, "three requests of two samples have two sources"
     refused = world.submit([9], constraint=large[2])
-    rejected = world.streams[refused].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
+    rejected = world.refusal(refused)
+    assert rejected.code is fx.RejectCode.QUEUE_FULL
     assert rejected.message.endswith("have 80 bytes and this one has 40; the limit is 100")
     for stream in streams:
         for number in world.streams[stream].submit.streams:
@@ -253,8 +241,8 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     world = World(SHAPE, join=True)
     first = world.submit([1], constraint=b"a" * 45, tenant="greedy")
     refused = world.submit([2], constraint=b"b" * 20, tenant="greedy")
-    rejected = world.streams[refused].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.QUEUE_FULL
+    rejected = world.refusal(refused)
+    assert rejected.code is fx.RejectCode.QUEUE_FULL
     assert rejected.message == "the caller's own constraints have 45 bytes and this one has 20; the limit is 55 now"
     # The source that is there takes no more room, whoever uses it.
     assert world.streams[world.submit([3], constraint=b"a" * 45, tenant="greedy")].rejected is None
@@ -299,8 +287,8 @@ def test_workers_that_take_no_constraints_get_none() -> None:
     fleet = Fleet()
     fleet.join_as(SHAPE, constraint_refusal=why)
     refused = fleet.submit([1], constraint=SOURCE)
-    rejected = fleet.streams[refused].rejected
-    assert rejected is not None and (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
+    rejected = fleet.refusal(refused)
+    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
     assert rejected.message == why
     fleet.join_as(SHAPE)
     streams = [fleet.submit([1, i], constraint=SOURCE) for i in range(6)]
@@ -312,5 +300,5 @@ def test_workers_that_take_no_constraints_get_none() -> None:
     waits = fleet.submit([2], constraint=SOURCE)
     fleet.run()
     fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
-    end = fleet.end(waits)
-    assert end.failure is not None and "took constraints" in end.failure.message
+    failure = fleet.failure(waits)
+    assert "took constraints" in failure.message

@@ -24,8 +24,7 @@ TOKENS = complete(TEN, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
 def test_output_beyond_the_last_position_is_cut(max_new_tokens: int, reason: fx.EndReason) -> None:
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=max_new_tokens, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     end = world.end(stream)
     assert (end.reason, end.stop_token_id) == (reason, None)
     assert world.streams[stream].tokens == list(TOKENS[:max_new_tokens])
@@ -37,8 +36,7 @@ def test_a_stop_token_at_the_last_position_ends_with_stop_token() -> None:
     assert TOKENS[-1] not in TOKENS[:-1]
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=50, ignore_eos=True, stop_token_ids=(TOKENS[-1],))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert (world.end(stream).reason, world.end(stream).stop_token_id) == (fx.EndReason.STOP_TOKEN, TOKENS[-1])
 
 
@@ -59,18 +57,14 @@ def test_every_sample_is_cut_and_needs_only_the_pages_of_the_cut_length() -> Non
     # Fifteen positions fill the pool's four pages. The tokens requested beyond them need no pages.
     world = World(Shape(page_size=4, num_pages=5, max_length=16))
     world.submit(TEN, max_new_tokens=1000, num_samples=2, temperature=1.0, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [world.end(stream).reason for stream in (1, 2)] == [fx.EndReason.CONTEXT_FULL] * 2
 
 
 def test_a_request_ends_at_the_last_position_after_the_loss_of_its_worker() -> None:
     world = World(SHAPE)
     stream = world.submit(TEN, max_new_tokens=1000, ignore_eos=True)
-    for _ in range(4):
-        world.step()
-    world.kill()
-    world.join()
-    world.run()
-    world.check_all_ended()
+    world.steps(4)
+    world.restart()
+    world.finish()
     assert (world.end(stream).reason, world.end(stream).stats.output_tokens) == (fx.EndReason.CONTEXT_FULL, 6)

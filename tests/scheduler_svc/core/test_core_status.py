@@ -6,6 +6,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import WaitReason
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import World, greedy
 
 TWO_ROWS = Shape(max_rows=2, max_length=64)
@@ -13,7 +14,7 @@ TWO_ROWS = Shape(max_rows=2, max_length=64)
 
 def statuses(world: World) -> list[fx.CoreStatus]:
     """Returns the statuses that front ends were sent since the last call."""
-    sent = [effect for effect in world.effects if isinstance(effect, fx.CoreStatus)]
+    sent = world.told(fx.CoreStatus)
     world.effects.clear()
     return sent
 
@@ -78,7 +79,6 @@ def test_rows_stay_full_while_the_queue_is_announced_as_full() -> None:
         world.step(0.01)
         for status in statuses(world):
             is_full = bool(status.queue_full)
-        assert world.lane is not None
         # The status is as of the last plan. Results after it free rows, and the next plan fills them.
         if is_full:
             world.tick()
@@ -108,8 +108,7 @@ def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
         "workers crash in a loop: 5 died within 60 s and no token was computed in between; the last one: killed; "
         "requests are accepted again after the next token, or 60 s after the first of these deaths"
     )
-    refused = world.streams[world.submit([3])].rejected
-    assert refused is not None
+    refused = world.refusal(world.submit([3]))
     assert (refused.code, refused.message) == (fx.RejectCode.NOT_READY, status.not_serving)
     # The admitted request stays, and its first token ends the state.
     world.run()
@@ -143,11 +142,7 @@ def test_workers_lost_at_long_intervals_do_not_make_a_crash_loop() -> None:
 
 def test_the_load_reports_the_last_lost_worker() -> None:
     world = World(TWO_ROWS)
-    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=1))
-    assert isinstance(reply, fx.LoadReply)
-    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (None, "")
+    assert (load(world).worker_lost_seconds, load(world).worker_lost_reason) == (None, "")
     world.kill()
     world.tick(12.5)
-    [reply] = world.handle(ev.LoadQuery(frontend="f-1", query=2))
-    assert isinstance(reply, fx.LoadReply)
-    assert (reply.load.worker_lost_seconds, reply.load.worker_lost_reason) == (12.5, "killed")
+    assert (load(world).worker_lost_seconds, load(world).worker_lost_reason) == (12.5, "killed")

@@ -1,5 +1,8 @@
 """Drains: workers are emptied without an end of a stream, and the service stops in order."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
@@ -8,22 +11,9 @@ from scheduler_svc.core.messages.reports import DrainReport, DrainState
 from scheduler_svc.core.operations.drains import LEAVE_SECONDS, STAY_SECONDS
 from scheduler_svc.core.operations.operation import REPORT_SECONDS
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.fleet import ROOMY, Fleet, proven_fleet
 from tests.scheduler_svc.core.sent_plans import load
-from tests.scheduler_svc.core.world import FRONTEND, greedy
-
-SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=100)
-STRICT = greedy(prove_workers=True, report_steps=True)
-
-
-def fleet_of(*standbys: bool) -> Fleet:
-    """Workers "a", "b" and so on, each proven before the next one joins."""
-    fleet = Fleet(config=STRICT)
-    fleet.shape = SHAPE
-    for is_standby in standbys:
-        fleet.join_as(SHAPE, is_standby=is_standby)
-        fleet.step(0.01)
-    return fleet
+from tests.scheduler_svc.core.world import FRONTEND
 
 
 def ask(fleet: Fleet, num: int, tokens: int = 20) -> list[int]:
@@ -34,6 +24,15 @@ def drain(
     fleet: Fleet, worker: str, query: int = 1, max_seconds: float = 0.0, *, force: bool = False
 ) -> list[fx.Effect]:
     return fleet.handle(ev.Drain(frontend=FRONTEND, query=query, worker=worker, max_seconds=max_seconds, force=force))
+
+
+def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options: Any) -> Fleet:
+    """A fleet whose first worker is drained after a step of some requests."""
+    fleet = proven_fleet(*standbys)
+    ask(fleet, requests, tokens)
+    fleet.step(0.01)
+    drain(fleet, "a", **options)
+    return fleet
 
 
 def reports(fleet: Fleet, query: int = 1) -> list[DrainReport]:
@@ -53,7 +52,7 @@ def run_until_dismissed(fleet: Fleet, worker: str) -> None:
 
 
 def test_rows_move_to_another_worker_and_the_worker_is_dismissed() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     ask(fleet, 8)
     fleet.step(0.01)
     assert fleet.running("a")
@@ -66,38 +65,34 @@ def test_rows_move_to_another_worker_and_the_worker_is_dismissed() -> None:
     fleet.step(0.01)
     assert reports(fleet)[-1].state is DrainState.DONE
     assert load(fleet).worker_lost_seconds is None
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_no_request_starts_on_a_drained_worker() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     before = fleet.started("a")
     drain(fleet, "a")
     ask(fleet, 12)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert fleet.started("a") == before
 
 
 def test_rows_stay_while_no_other_worker_has_room() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     ask(fleet, 16, tokens=30)
     fleet.step(0.01)
     fleet.step(0.01)
     here = set(fleet.running("a"))
     assert len(here) == 8 == len(fleet.running("b"))
     drain(fleet, "a")
-    for _ in range(5):
-        fleet.step(0.01)
+    fleet.steps(5, 0.01)
     assert set(fleet.running("a")) == here
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert dismissed(fleet) == ["a"]
 
 
 def test_rows_that_no_other_worker_can_hold_end_on_the_drained_worker() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     small = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=12)
     fleet.join_as(small)
     fleet.step(0.01)
@@ -108,78 +103,64 @@ def test_rows_that_no_other_worker_can_hold_end_on_the_drained_worker() -> None:
     fleet.step(0.01)
     assert fleet.running("a") == [long]
     assert "end" in reports(fleet)[-1].detail or short
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert dismissed(fleet) == ["a"]
 
 
 def test_the_last_worker_is_refused_unless_it_is_forced() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 2)
     fleet.step(0.01)
     (refused,) = drain(fleet, "a")
     assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.INVALID
     assert "a is the only worker" in refused.message
     assert drain(fleet, "a", force=True) == []
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert dismissed(fleet) == ["a"]
 
 
 def test_two_drains_at_once_leave_one_worker() -> None:
-    fleet = fleet_of(False, False, False)
-    ask(fleet, 6)
-    fleet.step(0.01)
-    drain(fleet, "a", query=1)
+    fleet = drained([False, False, False], 6, query=1)
     drain(fleet, "b", query=2)
     (refused,) = drain(fleet, "c", query=3)
     assert isinstance(refused, fx.DrainRefused)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert sorted(dismissed(fleet)) == ["a", "b"]
 
 
 def test_an_unknown_worker_is_refused_with_the_names_of_all() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     (refused,) = drain(fleet, "zebra")
     assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.NOT_FOUND
     assert "'zebra'" in refused.message and "a, b" in refused.message
 
 
 def test_a_standby_worker_is_seated_and_gets_the_rows() -> None:
-    fleet = fleet_of(False, True, True)
-    ask(fleet, 8, tokens=40)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, True, True], 8, tokens=40)
     run_until_dismissed(fleet, "a")
     fleet.lose("a", is_orderly=True)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert fleet.core.lanes["b"].phases.counts and not fleet.core.lanes["c"].phases.counts
 
 
 def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost() -> None:
-    fleet = fleet_of(False, True)
-    ask(fleet, 1)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, True], 1)
     for _ in range(20):
         fleet.step(0.01)
         if fleet.core.lanes["b"].phases.counts:
             break
     fleet.lose("b")
-    fleet.join_as(SHAPE, is_standby=True)
+    fleet.join_as(ROOMY, is_standby=True)
     fleet.step(0.01)
     assert not fleet.core.lanes["c"].phases.counts
     # In the same event, so that nobody waits for the next one.
     fleet.lose("a", is_orderly=True)
     assert fleet.core.lanes["c"].phases.counts
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     drain(fleet, "b")
     fleet.step(0.01)
     assert dismissed(fleet) == ["b"]
@@ -189,45 +170,33 @@ def test_a_standby_worker_itself_leaves_at_once_and_is_not_seated() -> None:
 
 
 def test_the_death_of_a_drained_worker_ends_no_stream() -> None:
-    fleet = fleet_of(False, False)
-    ask(fleet, 16, tokens=30)
-    fleet.step(0.01)
-    drain(fleet, "a")
+    fleet = drained([False, False], 16, tokens=30)
     fleet.step(0.01)
     fleet.lose("a")
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert reports(fleet)[-1].state is DrainState.WORKER_LOST
 
 
 def test_reports_tell_how_many_tokens_are_left() -> None:
-    fleet = fleet_of(False)
-    ask(fleet, 1, tokens=90)
-    fleet.step(0.01)
-    drain(fleet, "a", force=True)
-    for _ in range(30):
-        fleet.step(REPORT_SECONDS / 10)
+    fleet = drained([False], 1, tokens=90, force=True)
+    fleet.steps(30, REPORT_SECONDS / 10)
     left = [one.tokens_left for one in reports(fleet)]
     assert left == sorted(left, reverse=True) and left[0] > 80
 
 
 def test_when_the_time_is_over_the_requests_wait_for_another_worker() -> None:
-    fleet = fleet_of(False)
-    ask(fleet, 4, tokens=60)
-    fleet.step(0.01)
-    drain(fleet, "a", max_seconds=0.5, force=True)
+    fleet = drained([False], 4, tokens=60, max_seconds=0.5, force=True)
     fleet.step(0.1)
     fleet.step(0.5)
     assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and dismissed(fleet) == ["a"]
     assert fleet.core.queue.num_waiting == 4
     del fleet.workers["a"]
-    fleet.join_as(SHAPE)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.join_as(ROOMY)
+    fleet.finish()
 
 
 def test_a_dismissed_worker_that_stays_is_closed() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     drain(fleet, "a")
     fleet.step(0.01)
     assert dismissed(fleet) == ["a"]
@@ -243,7 +212,7 @@ def test_a_dismissed_worker_that_stays_is_closed() -> None:
 
 
 def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 3)
     fleet.step(0.01)
     effects = drain(fleet, "")
@@ -258,7 +227,7 @@ def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() ->
 
 
 def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 3)
     fleet.step(0.01)
     drain(fleet, "", max_seconds=1.0)
@@ -269,7 +238,7 @@ def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
 
 
 def test_the_rows_of_a_worker_that_was_asked_to_stop_move_and_it_is_dismissed() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     ask(fleet, 8)
     fleet.step(0.01)
     assert fleet.running("a")
@@ -277,14 +246,13 @@ def test_the_rows_of_a_worker_that_was_asked_to_stop_move_and_it_is_dismissed() 
     run_until_dismissed(fleet, "a")
     assert not fleet.running("a")
     fleet.lose("a", is_orderly=True)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     # Its end is no warning.
-    assert [effect for effect in fleet.effects if isinstance(effect, fx.Note)] == []
+    assert fleet.told(fx.Note) == []
 
 
 def test_what_no_other_worker_takes_goes_on_for_a_moment_and_then_waits_for_one() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 2, tokens=90)
     fleet.step(0.01)
     at = fleet.now
@@ -296,31 +264,28 @@ def test_what_no_other_worker_takes_goes_on_for_a_moment_and_then_waits_for_one(
         fleet.now += 0.25
     assert fleet.now == at + STAY_SECONDS + 0.25
     assert "a" not in fleet.core.lanes and fleet.core.queue.num_waiting == 3
-    fleet.join_as(SHAPE)
-    fleet.run()
-    fleet.check_all_ended()
-    assert [effect for effect in fleet.effects if isinstance(effect, fx.Note)] == []
+    fleet.join_as(ROOMY)
+    fleet.finish()
+    assert fleet.told(fx.Note) == []
 
 
 @pytest.mark.parametrize("worker_is_first", [True, False])
 def test_a_worker_stays_while_the_service_stops_whoever_was_asked_first(worker_is_first: bool) -> None:
     """Also for a request that has no row yet, and an idle worker beside one with rows."""
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 9, tokens=40)
     fleet.step(0.01)
     assert fleet.core.queue.num_waiting == 1
     events: list[ev.Event] = [ev.WorkerStops(worker="a"), ev.DrainStarted()]
     for event in events if worker_is_first else reversed(events):
         fleet.handle(event)
-    for _ in range(20):
-        fleet.step(STAY_SECONDS / 10)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.steps(20, STAY_SECONDS / 10)
+    fleet.finish()
     assert dismissed(fleet) == []
 
 
 def test_an_operators_drain_of_a_worker_that_was_asked_to_stop_goes_on_when_the_service_stops() -> None:
-    fleet = fleet_of(False, False)
+    fleet = proven_fleet(False, False)
     ask(fleet, 8)
     fleet.step(0.01)
     fleet.handle(ev.WorkerStops(worker="a"))
@@ -328,5 +293,4 @@ def test_an_operators_drain_of_a_worker_that_was_asked_to_stop_goes_on_when_the_
     fleet.handle(ev.DrainStarted())
     run_until_dismissed(fleet, "a")
     fleet.lose("a", is_orderly=True)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()

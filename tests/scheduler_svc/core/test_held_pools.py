@@ -47,8 +47,7 @@ def fleet_with_a_killed_worker() -> SharingFleet:
     for _ in range(2):
         for i in range(4):
             fleet.submit([i, 1, 2, 3, 4], max_new_tokens=20, ignore_eos=True)
-        for _ in range(12):
-            fleet.step(0.001)
+        fleet.steps(12, 0.001)
     fleet.kill("a")
     return fleet
 

@@ -16,8 +16,7 @@ PREDICTING = greedy(predict_steps=True)
 def busy(world: World, *, seconds: float, prompt: int = 1) -> None:
     """A request whose steps take `seconds` each, until ten steps are confirmed."""
     world.submit([1] * prompt, max_new_tokens=200, ignore_eos=True)
-    for _ in range(10):
-        world.step(seconds)
+    world.steps(10, seconds)
 
 
 def remaining(world: World) -> float:
@@ -33,9 +32,9 @@ def test_short_steps_have_three_seconds() -> None:
     world.tick()
     assert remaining(world) == pytest.approx(3.0)
     world.tick(2.99)
-    assert world.lane is not None
+    assert not world.is_lost
     world.tick(0.02)
-    assert world.lane is None
+    assert world.is_lost
     kills = [effect for effect in world.effects if isinstance(effect, fx.KillWorker | fx.AskRejoin)]
     assert kills == [fx.KillWorker(worker=world.worker), fx.AskRejoin(worker=world.worker)]
     assert world.core.counters.hung_workers == 1
@@ -56,7 +55,8 @@ def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
     world.submit([2] * 250, max_new_tokens=1)
     # The worker takes some 2.5 s for the prompt; two steps are in flight.
     world.tick()
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     assert remaining(world) >= 8 * 2.5 + 1
 
 
@@ -64,7 +64,7 @@ def test_each_of_two_plans_in_flight_has_its_own_time() -> None:
     world = World(SLOW, greedy(predict_steps=True, plans_in_flight=2))
     busy(world, seconds=0.01)
     world.tick()
-    assert world.lane is not None and len(world.lane.in_flight) == 2
+    assert len(world.lane.in_flight) == 2
     world.apply()
     world.tick(2.9)
     world.deliver()
@@ -80,7 +80,7 @@ def test_a_worker_that_never_answers_its_first_step_is_given_up() -> None:
         world.tick(0.49)
         world.handle(ev.WorkerAlive(worker=world.worker))  # heartbeats do not count while it has a plan
     world.tick(0.2)
-    assert world.lane is None
+    assert world.is_lost
 
 
 def test_an_idle_worker_has_three_seconds_of_silence() -> None:
@@ -88,9 +88,9 @@ def test_an_idle_worker_has_three_seconds_of_silence() -> None:
     world.tick(2.9)
     world.handle(ev.WorkerAlive(worker=world.worker))
     world.tick(2.9)
-    assert world.lane is not None
+    assert not world.is_lost
     world.tick(0.2)
-    assert world.lane is None
+    assert world.is_lost
 
 
 def test_the_step_timeout_remains_an_upper_limit() -> None:
@@ -112,11 +112,12 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -
     world.now += 60.0
     world.handle(ev.Paused(seconds=60.0))
     world.tick()
-    assert world.lane is not None
+    assert not world.is_lost
     assert remaining(world) == pytest.approx(before)
     if working:
         # The time of the pause is not the time of the step.
-        world.apply(), world.deliver()
+        world.apply()
+        world.deliver()
         world.tick()
         assert remaining(world) == pytest.approx(3.0)
 
@@ -127,14 +128,15 @@ def test_void_plans_that_the_worker_may_still_compute_have_their_time() -> None:
     busy(world, seconds=0.01)
     world.submit([2] * 250, max_new_tokens=1)
     world.tick()
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     world.tick()
     world.apply()
     world.results[0].step += 1
     world.deliver()
     world.cancel(1), world.cancel(2)
     world.tick()
-    assert world.lane is not None and not world.lane.in_flight
+    assert not world.lane.in_flight
     assert remaining(world) > 20.0
 
 
@@ -144,13 +146,13 @@ def test_a_hung_worker_does_not_shorten_the_time_of_another() -> None:
         fleet.submit([number] * 3, max_new_tokens=100, ignore_eos=True)
     for _ in range(400):
         fleet.tick(0.02)
-        fleet.apply_plans("b"), fleet.deliver_from("b")
+        fleet.serve("b")
         if "a" not in fleet.core.lanes:
             break
     assert list(fleet.core.lanes) == ["b"] and fleet.core.counters.hung_workers == 1
     for _ in range(2000):
         fleet.tick(0.02)
-        fleet.apply_plans("b"), fleet.deliver_from("b")
+        fleet.serve("b")
         if not len(fleet.core.queue):
             break
     fleet.check_all_ended()

@@ -13,13 +13,9 @@ from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.sent_plans import copies, flush, load
-from tests.scheduler_svc.core.world import FRONTEND, greedy
+from tests.scheduler_svc.core.world import FRONTEND, greedy, text
 
 SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256)
-
-
-def text(length: int, first: int = 0) -> list[int]:
-    return [(first + i) % 250 for i in range(length)]
 
 
 def ask(fleet: Fleet, prompt: list[int], **options: object) -> int:
@@ -36,8 +32,7 @@ def test_equal_lanes_share_the_waiting_requests_evenly() -> None:
     assert [len(fleet.plans_of[name][0].starts) for name in "ab"] == [3, 3]
     assert (fleet.running("a"), fleet.running("b")) == (streams[::2], streams[1::2])
     assert [one.running for one in load(fleet).per_worker] == [3, 3]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -49,8 +44,7 @@ def test_a_burst_fills_all_lanes_in_one_tick(num_workers: int) -> None:
     fleet.tick()
     assert fleet.core.queue.num_waiting == 0
     assert [len(fleet.running(name)) for name in fleet.workers] == [8] * num_workers
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
@@ -61,12 +55,10 @@ def test_uncomputed_prompt_tokens_count_as_backlog() -> None:
     # The first lane has 136 tokens left to compute, a little more than four rows, so its next plan admits no request.
     later = [ask(fleet, [2, i]) for i in range(4)]
     for name in "ab":
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([long], [short, *later])
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 @pytest.mark.parametrize("rows_ahead", [1, 2])
@@ -99,8 +91,7 @@ def test_placement_prefers_a_younger_lane_with_the_cached_prefix() -> None:
     fleet.run()
     assert (fleet.started("a"), fleet.started("b")) == ([text(9)], [text(9, 50)])
     again = ask(fleet, text(9, 50), max_new_tokens=1)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert fleet.end(again).stats.cached_prompt_tokens == 8
     assert fleet.started("b") == [text(9, 50)] * 2
 
@@ -115,16 +106,14 @@ def test_placement_skips_a_full_lane_although_it_has_the_prefix() -> None:
     # The first lane's only row is seated.
     again = ask(fleet, text(17), max_new_tokens=1)
     fleet.step()
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert (fleet.end(2).stats.cached_prompt_tokens, fleet.end(again).stats.cached_prompt_tokens) == (16, 0)
 
 
 def test_samples_of_one_request_may_run_on_different_lanes() -> None:
     fleet = Fleet(replace(SHAPE, max_rows=2), replace(SHAPE, max_rows=2))
     ask(fleet, text(10), num_samples=4, temperature=1.0, seed=3)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert len(fleet.started("a")) + len(fleet.started("b")) == 4
 
 
@@ -137,8 +126,7 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
     first = ask(fleet, text(10, 50), num_samples=3, temperature=1.0, seed=3)
     fleet.tick()
     assert (fleet.running("a"), fleet.running("b")) == ([*fillers, first + 1], [first])
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     fleet.lose("b", is_orderly=True)
     for filler in fillers:
         fleet.cancel(filler)
@@ -160,8 +148,7 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
 def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: int, lost: str) -> None:
     fleet = Fleet(SHAPE, SHAPE)
     streams = [ask(fleet, text(6, 20 * i), temperature=i % 2, seed=i) for i in range(4)]
-    for _ in range(steps):
-        fleet.step()
+    fleet.steps(steps)
     fleet.tick()
     theirs = fleet.running(lost)
     assert len(theirs) == 2
@@ -169,8 +156,7 @@ def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: 
     fleet.lose(lost)
     other = "b" if lost == "a" else "a"
     number = len(fleet.plans_of[other])
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     changes = [fleet.end(stream).stats.worker_changes for stream in streams]
     assert changes == [int(stream in theirs) for stream in streams]
     resumed = [start.tokens.tolist() for plan in fleet.plans_of[other][number:] for start in plan.starts]
@@ -187,8 +173,7 @@ def test_requests_of_the_last_worker_wait_for_the_next_one() -> None:
     fleet.tick()
     assert (load(fleet).workers, load(fleet).waiting, load(fleet).pages_total) == (0, 4, 0)
     fleet.join_as(SHAPE)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert [fleet.end(stream).stats.worker_changes for stream in fleet.streams] == [1] * 4
 
 
@@ -204,8 +189,7 @@ def test_results_of_a_lost_worker_are_ignored() -> None:
     for result in lost.results:
         assert fleet.handle(lost.event_of(result)) == [fx.AskRejoin(worker="a")]
     assert tokens == {number: list(stream.tokens) for number, stream in fleet.streams.items()}
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 # Independence of the lanes ----------------------------------------------------------------------------------------
@@ -215,8 +199,7 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
     fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
     for i in range(2):
         ask(fleet, [i], max_new_tokens=9)
-    for _ in range(3):
-        fleet.step()
+    fleet.steps(3)
     fleet.tick()
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(1, 4), (2, 4)]
     # Both use row 1 and page 1.
@@ -235,13 +218,11 @@ def test_the_result_of_a_lane_is_compared_with_a_plan_of_that_lane() -> None:
     streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
     fleet.tick()
     fleet.apply_plans("a")
-    fleet.apply_plans("b")
-    fleet.deliver_from("b")
+    fleet.serve("b")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [0, 1]
     fleet.deliver_from("a")
     assert [len(fleet.streams[stream].tokens) for stream in streams] == [1, 1]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
@@ -255,8 +236,7 @@ def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
     # The result has the generation of lane "a", so it is ignored on lane "b".
     assert fleet.handle(replace(event, worker="b")) == []
     assert [stream.tokens for stream in fleet.streams.values()] == [[], []]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def preempted_with_pending_plans() -> Fleet:
@@ -278,14 +258,12 @@ def preempted_with_pending_plans() -> Fleet:
 def test_pending_tokens_come_from_the_lane_that_preempted_the_request() -> None:
     fleet = preempted_with_pending_plans()
     fleet.apply_plans("b")
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     fleet.deliver_from("a")
     assert len(fleet.streams[2].tokens) == 2
     fleet.tick()
     assert fleet.started("b") == [[1, 1, 1]]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_pending_plans_end_with_the_loss_of_their_lane() -> None:
@@ -293,8 +271,7 @@ def test_pending_plans_end_with_the_loss_of_their_lane() -> None:
     fleet.lose("a", is_orderly=True)
     fleet.tick()
     assert fleet.started("b") == [[0, 0, 0], [1, 1, 1]]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert [fleet.end(stream).stats.worker_changes for stream in (1, 2)] == [1, 0]
 
 
@@ -307,35 +284,18 @@ def test_suspects_run_on_one_lane_at_a_time(requests: int, elsewhere: list[int])
     fleet.join_as(SHAPE)
     streams = [ask(fleet, [i, 7], max_new_tokens=8) for i in range(requests)]
     fleet.tick()
-    fleet.apply_plans("a")
-    fleet.deliver_from("a")
+    fleet.serve("a")
     assert len(fleet.core.suspects) == requests // 2
-    fleet.apply_plans("b")
-    fleet.deliver_from("b")
+    fleet.serve("b")
     fleet.tick()
     records = [fleet.lane_of(name).in_flight[-1] for name in "ab"]
     # The handles are equal to the streams here.
     assert [record.handles.tolist() for record in records] == [[streams[0]], elsewhere]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert fleet.core.counters.resets == 1
 
 
 # Joining ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_worker_with_another_window_is_refused() -> None:
-    fleet = Fleet(SHAPE)
-    info = fleet.lane_of("a").info
-    for other in (replace(info, window=8), replace(info, window=8, sink_tokens=2)):
-        refused = [
-            effect
-            for effect in fleet.handle(ev.WorkerJoined(worker="z", info=other))
-            if isinstance(effect, fx.WorkerRefused)
-        ]
-        assert [effect.retry for effect in refused] == [False]
-        assert "the serving workers attend to all earlier tokens" in refused[0].reason
-    assert list(fleet.core.lanes) == ["a"]
 
 
 def test_a_worker_beyond_the_maximum_is_refused_and_may_retry() -> None:
@@ -377,8 +337,7 @@ def two_sizes() -> tuple[Fleet, int]:
     """Returns a fleet of a large and a small worker, and a stream that runs on the large one and fits only there."""
     fleet = Fleet(LARGE, SMALL)
     long = ask(fleet, text(30), max_new_tokens=40)
-    for _ in range(4):
-        fleet.step()
+    fleet.steps(4)
     assert (fleet.running("a"), fleet.running("b")) == ([long], [])
     return fleet, long
 
@@ -394,8 +353,7 @@ def test_a_request_too_long_for_the_present_workers_is_set_aside_until_another_j
     assert [len(fleet.streams[stream].tokens) for stream in others] == [6] * 3
     assert (load(fleet).waiting, load(fleet).waiting_tokens) == (1, 30 + num_tokens)
     fleet.join_as(LARGE)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert len(fleet.streams[long].tokens) == 40
     assert fleet.end(long).stats.worker_changes == 1
 
@@ -421,9 +379,7 @@ def test_a_request_that_was_set_aside_may_end(how: str) -> None:
     assert load(fleet).waiting == 1
     assert (fleet.streams[aside].end is None) == (how == "cancel")
     fleet.join_as(LARGE)
-    fleet.run()
-    fleet.check_content()
-    fleet.check_empty()
+    fleet.settle()
 
 
 def test_a_small_worker_that_joins_does_not_end_a_longer_request() -> None:
@@ -433,8 +389,7 @@ def test_a_small_worker_that_joins_does_not_end_a_longer_request() -> None:
     fleet.run()
     assert fleet.streams[long].end is None
     fleet.join_as(LARGE)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
 
 
 def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:
@@ -447,17 +402,14 @@ def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:
     assert fleet.streams[long].end is None
     assert len(fleet.streams[short].tokens) == 4
     fleet.join_as(LARGE)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert fleet.end(long).failure is None
 
 
 def test_the_largest_present_worker_sets_the_limits_for_new_requests() -> None:
     fleet = Fleet(SMALL, LARGE)
     fits, cut = ask(fleet, text(60), max_new_tokens=40), ask(fleet, text(60, 9), max_new_tokens=41)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert [fleet.end(stream).reason for stream in (fits, cut)] == [fx.EndReason.LENGTH, fx.EndReason.CONTEXT_FULL]
-    rejected = fleet.streams[ask(fleet, text(100))].rejected
-    assert rejected is not None
+    rejected = fleet.refusal(ask(fleet, text(100)))
     assert rejected.message == "the prompt and one output token make 101 tokens; the limit is 100"

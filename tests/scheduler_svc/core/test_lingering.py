@@ -7,13 +7,10 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.names import meant
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy
+from tests.scheduler_svc.core.sent_plans import load
+from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy, prompt
 
 OTHER = "f-2"
-
-
-def prompt(length: int, salt: int = 0) -> list[int]:
-    return [(7 * i + 13 * salt) % 250 for i in range(length)]
 
 
 def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | None = None) -> World:
@@ -22,27 +19,18 @@ def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | No
     return world
 
 
-def steps(world: World, count: int) -> None:
-    for _ in range(count):
-        world.step()
-
-
-def of_kind(world: World, kind: type) -> list:
-    return [effect for effect in world.effects if isinstance(effect, kind)]
-
-
 @pytest.mark.parametrize("by", ["front end", "connection"])
 def test_a_detached_request_goes_on_and_its_new_reader_gets_every_token(by: str) -> None:
     world = world_with_two_frontends()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
-    steps(world, 4)
+    world.steps(4)
     seen = list(world.streams[stream].tokens)
     assert seen
     if by == "front end":
         world.handle(ev.FrontendLost(frontend=FRONTEND))
     else:
         world.cancel(stream, detach=True)
-    steps(world, 4)
+    world.steps(4)
     assert world.streams[stream].tokens == seen
     again = world.resume(stream, frontend=OTHER)
     assert world.streams[again].tokens[: len(seen)] == seen
@@ -58,7 +46,7 @@ def test_only_requests_that_linger_outlive_their_front_end() -> None:
     world = world_with_two_frontends()
     world.submit(prompt(5), max_new_tokens=12)
     stream = world.submit(prompt(5, 1), max_new_tokens=12, linger_seconds=60.0)
-    steps(world, 3)
+    world.steps(3)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
     assert [request.submit.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
 
@@ -66,7 +54,7 @@ def test_only_requests_that_linger_outlive_their_front_end() -> None:
 def test_a_front_end_that_joins_again_may_resume_its_own_request() -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=8, ignore_eos=True, linger_seconds=60.0)
-    steps(world, 3)
+    world.steps(3)
     world.handle(ev.FrontendJoined(frontend=FRONTEND))
     again = world.resume(stream)
     world.run()
@@ -79,13 +67,12 @@ def test_a_detached_request_keeps_its_tokens_over_the_loss_of_its_worker_and_pre
     streams = [
         world.submit(prompt(4, salt), max_new_tokens=9, ignore_eos=True, linger_seconds=60.0) for salt in range(4)
     ]
-    steps(world, 5)
+    world.steps(5)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
-    steps(world, 5)
-    world.kill()
-    world.join()
+    world.steps(5)
+    world.restart()
     again = {stream: world.resume(stream, frontend=OTHER) for stream in streams[:2]}
-    steps(world, 3)
+    world.steps(3)
     again |= {stream: world.resume(stream, frontend=OTHER) for stream in streams[2:]}
     world.run()
     assert [len(world.streams[again[stream]].tokens) for stream in streams] == [9] * 4
@@ -107,16 +94,15 @@ def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
     assert world.streams[world.resume(stream)].end is not None
     world.tick(60.0)
     assert len(world.core.kept) == 0
-    rejected = world.streams[world.resume(stream)].rejected
-    assert rejected is not None
+    rejected = world.refusal(world.resume(stream))
     assert rejected.code is fx.RejectCode.NOT_FOUND
-    assert [effect.request_id for effect in of_kind(world, fx.Forgotten)] == ["r1"]
+    assert [effect.request_id for effect in world.told(fx.Forgotten)] == ["r1"]
 
 
 def test_a_detached_request_is_freed_when_its_time_is_over() -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
-    steps(world, 3)
+    world.steps(3)
     world.cancel(stream, detach=True)
     assert world.core.next_wake() == world.now + 5.0
     world.tick(4.9)
@@ -129,7 +115,7 @@ def test_a_detached_request_is_freed_when_its_time_is_over() -> None:
 def test_a_resumed_request_does_not_expire() -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
-    steps(world, 3)
+    world.steps(3)
     world.cancel(stream, detach=True)
     world.tick(4.0)
     again = world.resume(stream)
@@ -141,9 +127,9 @@ def test_a_resumed_request_does_not_expire() -> None:
 def test_a_second_reader_replaces_the_first() -> None:
     world = world_with_two_frontends()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, num_samples=2, linger_seconds=60.0)
-    steps(world, 4)
+    world.steps(4)
     again = world.resume(stream, frontend=OTHER)
-    assert of_kind(world, fx.Replaced) == [fx.Replaced(frontend=FRONTEND, stream=stream)]
+    assert world.told(fx.Replaced) == [fx.Replaced(frontend=FRONTEND, stream=stream)]
     world.run()
     # The first reader got nothing after it was replaced, as `Stream.take` checks.
     assert [len(world.streams[again + idx].tokens) for idx in range(2)] == [12, 12]
@@ -153,7 +139,7 @@ def test_a_second_reader_replaces_the_first() -> None:
 def test_the_loss_of_the_first_reader_does_not_touch_the_second() -> None:
     world = world_with_two_frontends()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
-    steps(world, 4)
+    world.steps(4)
     again = world.resume(stream, frontend=OTHER)
     world.cancel(stream, detach=True)
     world.cancel(stream)
@@ -166,11 +152,10 @@ def test_the_loss_of_the_first_reader_does_not_touch_the_second() -> None:
 def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> None:
     world = World()
     stream = world.submit(prompt(5), linger_seconds=60.0 if known else 0.0)
-    rejected = world.streams[world.resume(stream, secret_hash=bytes(32) if known else SECRET)].rejected
-    assert rejected is not None
+    rejected = world.refusal(world.resume(stream, secret_hash=bytes(32) if known else SECRET))
     assert rejected.code is fx.RejectCode.NOT_FOUND
     assert "it was given up" in rejected.message
-    assert not of_kind(world, fx.Replaced)
+    assert not world.told(fx.Replaced)
 
 
 def test_samples_end_one_by_one_and_are_resumed_together() -> None:
@@ -181,7 +166,7 @@ def test_samples_end_one_by_one_and_are_resumed_together() -> None:
         world.step()
     assert not all(world.streams[number].end for number in numbers)
     world.cancel(stream, detach=True)
-    steps(world, 2)
+    world.steps(2)
     again = world.resume(stream)
     for before, after in zip(numbers, range(again, again + 4), strict=True):
         tokens, end = world.streams[before].tokens, world.streams[before].end
@@ -197,7 +182,7 @@ def test_samples_end_one_by_one_and_are_resumed_together() -> None:
 def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
-    steps(world, 6)
+    world.steps(6)
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
     again = world.resume(stream)
     assert len(world.streams[again].tokens) == 2
@@ -222,7 +207,7 @@ def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:
 def test_a_canceled_request_is_not_kept() -> None:
     world = World()
     stream = world.submit(prompt(5), num_samples=2, linger_seconds=60.0)
-    steps(world, 1)
+    world.steps(1)
     world.cancel(stream)
     assert len(world.core.kept) == 1
     world.cancel(stream + 1)
@@ -233,7 +218,7 @@ def test_a_canceled_request_is_not_kept() -> None:
 def test_time_limits_end_detached_requests(limit: str) -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, **{limit: 3.0})
-    steps(world, 2)
+    world.steps(2)
     world.cancel(stream, detach=True)
     world.tick(3.0)
     world.check_empty()
@@ -259,20 +244,16 @@ def test_detached_requests_count_in_the_queue_and_in_the_load() -> None:
     world.join()
     for salt in range(2):
         world.cancel(world.submit(prompt(3, salt), linger_seconds=60.0), detach=True)
-    refused = world.streams[world.submit(prompt(3, 2))].rejected
-    assert refused is not None
+    refused = world.refusal(world.submit(prompt(3, 2)))
     assert refused.code is fx.RejectCode.QUEUE_FULL
-    [reply] = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))
-    assert isinstance(reply, fx.LoadReply)
-    assert reply.load.waiting == 2
+    assert load(world).waiting == 2
 
 
 def test_the_id_of_a_live_request_is_taken_and_that_of_a_kept_answer_is_not() -> None:
     world = World()
     first = world.submit(prompt(5), max_new_tokens=3, request_id="mine", linger_seconds=60.0)
     world.cancel(first, detach=True)
-    refused = world.streams[world.submit(prompt(5), request_id="mine")].rejected
-    assert refused is not None
+    refused = world.refusal(world.submit(prompt(5), request_id="mine"))
     assert refused.code is fx.RejectCode.DUPLICATE
     world.run()
     assert len(world.core.kept) == 1
@@ -299,9 +280,9 @@ def test_detached_output_is_reported_to_a_journal() -> None:
     world = World(config=greedy(report_detached=True))
     stream = world.submit(prompt(5), max_new_tokens=6, ignore_eos=True, num_samples=2, linger_seconds=60.0)
     plain = world.submit(prompt(4, 1), max_new_tokens=6, ignore_eos=True)
-    steps(world, 3)
+    world.steps(3)
     world.cancel(stream, detach=True)
-    [detached] = of_kind(world, fx.Detached)
+    [detached] = world.told(fx.Detached)
     count = len(world.effects)
     world.run()
     reported = [effect for effect in world.effects[count:] if isinstance(effect, fx.StepOutput) and not effect.frontend]
@@ -318,17 +299,16 @@ def test_a_restored_request_continues_where_the_journal_ends() -> None:
     before = World(Shape(eos_token_ids=(0,), sampled_vocab=5))
     kinds = {"num_samples": 3, "temperature": 0.9, "seed": 5}
     streams = [before.submit(prompt(5, salt), max_new_tokens=20, linger_seconds=60.0, **kinds) for salt in range(2)]
-    steps(before, 9)
+    before.steps(9)
     after = World(before.shape, join=False)
     for stream in streams:
         after.streams |= {n: s for n, s in before.streams.items() if n in before.streams[stream].submit.streams}
         after.restore(stream, before)
     assert len(after.core.kept) == 2
-    not_yet = after.streams[after.resume(streams[0])].rejected
-    assert not_yet is not None
+    not_yet = after.refusal(after.resume(streams[0]))
     assert not_yet.code is fx.RejectCode.NOT_READY
     after.join()
-    steps(after, 3)
+    after.steps(3)
     again = [after.resume(stream) for stream in streams]
     after.run()
     for stream, first in zip(streams, again, strict=True):
@@ -368,8 +348,7 @@ def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
     after.tick(CoreConfig().max_worker_wait_seconds - 1.0)
     assert after.streams[again].end is None
     after.tick(1.0)
-    failure = after.end(again).failure
-    assert failure is not None
+    failure = after.failure(again)
     assert failure.code is fx.FailureCode.NO_WORKER
 
 
@@ -408,7 +387,7 @@ def test_a_resume_takes_other_forms_of_an_id() -> None:
 def test_the_abort_of_a_request_from_the_journal_that_waits_for_a_worker_is_told() -> None:
     before = World()
     stream = before.submit(prompt(5), max_new_tokens=20, linger_seconds=60.0)
-    steps(before, 3)
+    before.steps(3)
     after = World(before.shape, join=False)
     after.restore(stream, before)
     for is_live in (True, False):

@@ -39,8 +39,7 @@ def test_an_entry_has_what_is_known_of_a_request_and_none_of_its_content() -> No
     world = World(ONE_ROW)
     world.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True, priority=2, max_time_seconds=60.0, deadline_seconds=9.0)
     world.submit([4] * 5, max_new_tokens=7, tenant="acme", request_id="acme/b")
-    for _ in range(3):
-        world.step(0.5)
+    world.steps(3, 0.5)
     running, waiting = ask(world).requests
     tokens = len(world.streams[1].tokens)
     assert 0 < tokens < 20
@@ -109,6 +108,7 @@ def test_a_page_looks_at_a_bounded_number_of_requests(monkeypatch: pytest.Monkey
 
 def test_what_comes_and_goes_between_pages_is_neither_repeated_nor_missed() -> None:
     world = World(Shape(max_rows=1), greedy(max_waiting=1000))
+    world.audit_every = 64
     streams = [world.submit([1], max_new_tokens=9) for _ in range(300)]
     first = ask(world, page_size=50)
     # So many are gone that the order of the list is made anew, with the last one of the page and the next ones.
@@ -156,8 +156,7 @@ def test_kept_answers_and_detached_requests_are_listed_until_they_are_dropped() 
 def test_requests_of_a_journal_are_listed_before_and_after_a_worker_joins() -> None:
     before = World()
     stream = before.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True, linger_seconds=60.0, max_time_seconds=50.0)
-    for _ in range(4):
-        before.step()
+    before.steps(4)
     mark = ask(before, page_size=1).next or RequestsMark(number=1, epoch=before.core.accepted.epoch)
     tokens = len(before.streams[stream].tokens)
     after = World(before.shape, join=False)

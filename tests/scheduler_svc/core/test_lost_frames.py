@@ -16,7 +16,6 @@ def beat(world: World, *, num_in_flight: int = 0, done: tuple[int, int] | None =
 
 
 def generation(world: World) -> int:
-    assert world.lane is not None
     return world.lane.generation
 
 
@@ -24,10 +23,9 @@ def decoding(num_plans: int = 1) -> World:
     """A world with a running stream, and `num_plans` plans that have just been sent."""
     world = World(Shape(), greedy(plans_in_flight=num_plans))
     world.submit([1, 2, 3], max_new_tokens=20, ignore_eos=True)
-    for _ in range(4):
-        world.step(0.01)
+    world.steps(4, 0.01)
     world.tick(0.01)
-    assert world.lane is not None and len(world.lane.in_flight) == num_plans
+    assert len(world.lane.in_flight) == num_plans
     return world
 
 
@@ -73,7 +71,7 @@ def test_the_plan_that_proves_a_worker_may_be_lost_too() -> None:
     world.now += 2.1
     assert beat(world, done=(0, 0)) != []
     world.step()
-    assert world.lane is not None and world.lane.phases.serves
+    assert world.lane.phases.serves
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_after_five_losses_in_a_row_the_worker_is_refused_for_now() -> None:
         world.plans.clear()
         world.now += 2.1
         beat(world, done=(0, 0))
-        if world.lane is not None:
+        if not world.is_lost:
             world.tick()
-    refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
-    assert world.lane is None and [effect.retry for effect in refused] == [True]
+    refused = world.told(fx.WorkerRefused)
+    assert world.is_lost and [effect.retry for effect in refused] == [True]

@@ -1,6 +1,7 @@
 """New weights under traffic: every token is that of the version that its stream's end names; lanes, modes, faults."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,26 @@ from scheduler_svc.core.messages.operators import Running, Weights, WeightsResto
 from scheduler_svc.core.messages.reports import UpdateState
 from scheduler_svc.core.operations.weights import LOAD_SECONDS, RETRY_SECONDS
 from scheduler_svc.core.recovery.held_pools import fits
-from tests.rigs.updated_fleet import ROOT, UpdatedFleet
+from tests.scheduler_svc.core.stream import Stream
+from tests.scheduler_svc.core.updated import ROOT, UpdatedFleet
 from tests.scheduler_svc.core.world import info_of
 
 EXACT = (Running.FINISH, Running.RECOMPUTE, Running.ABORT)
+
+
+def proven(**options: Any) -> UpdatedFleet:
+    """A fleet whose workers have all computed a step."""
+    fleet = UpdatedFleet(**options)
+    fleet.run()
+    return fleet
+
+
+def busy(tokens: int = 20, steps: int = 8, **options: Any) -> tuple[UpdatedFleet, Stream]:
+    """A fleet after some steps of one request."""
+    fleet = proven(**options)
+    stream = fleet.ask([1, 2, 3], max_new_tokens=tokens)
+    fleet.steps(steps)
+    return fleet, stream
 
 
 def last_state(fleet: UpdatedFleet) -> UpdateState:
@@ -30,26 +47,22 @@ def is_over(fleet: UpdatedFleet, version: str) -> bool:
 def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(num_workers: int) -> None:
     """Prompts share beginnings, so a page of an old version that is found again changes tokens and is noticed."""
     fleet = UpdatedFleet(num_workers=num_workers, seed=num_workers, max_waiting=2000)
-    rng, num_updates = fleet.rng, 0
+    rng, num_updates, fleet.audit_every = fleet.rng, 0, 8
     stems = [[rng.randrange(4) for _ in range(12)] for _ in range(3)]
     fleet.run()
     num_streams = 1000 // (1 if num_workers == 1 else 2)
     while len(fleet.streams) < num_streams:
         for _ in range(4):
-            fleet.submit(
-                [*rng.choice(stems)[: rng.randint(2, 12)], rng.randrange(4)], max_new_tokens=rng.randint(1, 12)
-            )
-        for _ in range(rng.randint(1, 6)):
-            fleet.step()
+            fleet.ask([*rng.choice(stems)[: rng.randint(2, 12)], rng.randrange(4)], max_new_tokens=rng.randint(1, 12))
+        fleet.steps(rng.randint(1, 6))
         if len(fleet.streams) * 50 // num_streams > num_updates:
             num_updates += 1
             fleet.update(f"v{num_updates}", rng.choice(EXACT), in_turn=rng.random() < 0.5)
             if rng.random() < 0.2:
                 # A worker is killed, perhaps while it loads, and its successor begins with the first weights.
-                for _ in range(rng.randint(0, 3)):
-                    fleet.step()
-                fleet.kill(rng.choice(list(fleet.workers)))
-                fleet.join()
+                fleet.steps(rng.randint(0, 3))
+                fleet.lose(rng.choice(list(fleet.workers)))
+                fleet.start()
             while not is_over(fleet, f"v{num_updates}"):
                 fleet.step()
             assert last_state(fleet) is UpdateState.DONE
@@ -58,7 +71,6 @@ def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(n
     assert set(fleet.versions().values()) == {f"v{num_updates}"}
     crossed = 0
     for stream in fleet.streams.values():
-        assert stream.end is not None
         fleet.check(stream)
         crossed += len(set(stream.versions())) > 1
     assert crossed > 20
@@ -66,30 +78,27 @@ def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(n
 
 
 def test_requests_are_recomputed_by_default_and_their_spans_tell_where() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
+    fleet = proven()
+    stream = fleet.ask([1, 2, 3], max_new_tokens=20)
     while len(stream.tokens) < 5:
         fleet.step()
     fleet.update("v1")
     fleet.run()
-    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+    assert stream.ended.reason is fx.EndReason.LENGTH
     old, new = stream.end.stats.weights
     assert (old, new.version) == (WeightsSpan(from_token=0, version=""), "v1") and 5 <= new.from_token <= 8
     assert stream.end.stats.recomputed_tokens > 0
     fleet.check(stream)
-    assert last_state(fleet) is UpdateState.DONE and fleet.changes == [Weights(version="v1", folder=f"{ROOT}/v1")]
+    assert last_state(fleet) is UpdateState.DONE and [each.weights for each in fleet.told(fx.WeightsChanged)] == [
+        Weights(version="v1", folder=f"{ROOT}/v1")
+    ]
 
 
 def test_requests_finish_with_the_old_weights() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    first = fleet.submit([1, 2, 3], max_new_tokens=20)
-    for _ in range(6):
-        fleet.step()
+    fleet, first = busy(steps=6)
     fleet.update("v1", Running.FINISH)
     fleet.step()
-    second = fleet.submit([1, 2, 3], max_new_tokens=4)
+    second = fleet.ask([1, 2, 3], max_new_tokens=4)
     fleet.run()
     assert set(first.versions()) == {""} and set(second.versions()) == {"v1"}
     fleet.check(first)
@@ -97,68 +106,59 @@ def test_requests_finish_with_the_old_weights() -> None:
 
 
 def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3]
-    stream = fleet.submit(prompt, max_new_tokens=20)
+    stream = fleet.ask(prompt, max_new_tokens=20)
     while len(stream.tokens) < 5:
         fleet.step()
-    generation = fleet.core.lanes["w-1"].generation
+    generation = fleet.core.lanes["a"].generation
     fleet.update("v1", Running.CONTINUE)
     fleet.step()
-    later = fleet.submit([*prompt, *stream.tokens[:5]], max_new_tokens=4)
+    later = fleet.ask([*prompt, *stream.tokens[:5]], max_new_tokens=4)
     fleet.run()
-    assert fleet.core.lanes["w-1"].generation == generation
-    assert stream.end is not None and stream.end.stats.recomputed_tokens == 0
+    assert fleet.core.lanes["a"].generation == generation
+    assert stream.ended.stats.recomputed_tokens == 0
     assert [span.version for span in stream.end.stats.weights] == ["", "v1"]
-    assert later.end is not None and later.end.stats.cached_prompt_tokens == 0
+    assert later.ended.stats.cached_prompt_tokens == 0
     fleet.check(later)
 
 
 def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibling() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    blockers = [fleet.submit([n, n, n], max_new_tokens=10) for n in range(1, 8)]
+    fleet = proven()
+    blockers = [fleet.ask([n, n, n], max_new_tokens=10) for n in range(1, 8)]
     fleet.step()
-    fleet.submit([1, 2, 3, 1, 2, 3, 1, 2, 3, 2], max_new_tokens=30, num_samples=2)
-    for _ in range(6):
-        fleet.step()
+    fleet.ask([1, 2, 3, 1, 2, 3, 1, 2, 3, 2], max_new_tokens=30, num_samples=2)
+    fleet.steps(6)
     fleet.update("v1", Running.CONTINUE)
     fleet.run()
     assert all(blocker.end for blocker in blockers)
 
 
 def test_requests_are_aborted() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
-    for _ in range(8):
-        fleet.step()
+    fleet, stream = busy()
     fleet.update("v1", Running.ABORT)
     fleet.run()
-    assert stream.end is not None and stream.end.reason is fx.EndReason.ABORTED
+    assert stream.ended.reason is fx.EndReason.ABORTED
     assert set(stream.versions()) == {""}
     fleet.check(stream)
 
 
 @pytest.mark.parametrize("running", list(Running))
 def test_a_refused_folder_changes_nothing(running: Running) -> None:
-    fleet = UpdatedFleet(num_workers=2)
-    fleet.run()
-    streams = [fleet.submit([1, 2, n], max_new_tokens=20) for n in range(4)]
-    for _ in range(8):
-        fleet.step()
+    fleet = proven(num_workers=2)
+    streams = [fleet.ask([1, 2, n], max_new_tokens=20) for n in range(4)]
+    fleet.steps(8)
     for worker in fleet.workers.values():
         worker.refusal = "model.norm.weight is [3], the served model's is [4]"
     fleet.update("v1", running)
     fleet.run()
     assert last_state(fleet) is UpdateState.REFUSED and "model.norm.weight" in fleet.reports[-1].detail
-    assert sum(len(worker.loads) for worker in fleet.workers.values()) == 1
+    assert len(fleet.told(fx.LoadWeights)) == 1
     for stream in streams:
-        assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
+        assert stream.ended.reason is fx.EndReason.LENGTH
         assert stream.end.stats.recomputed_tokens == 0
         fleet.check(stream)
-    assert fleet.changes == []
+    assert fleet.told(fx.WeightsChanged) == []
     # The same version may be tried again.
     for worker in fleet.workers.values():
         worker.refusal = ""
@@ -168,64 +168,59 @@ def test_a_refused_folder_changes_nothing(running: Running) -> None:
 
 
 def test_an_update_is_refused_with_the_reason() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.update("v2")
-    assert [(each.code, each.query) for each in fleet.refusals] == [(fx.RejectCode.DUPLICATE, 2)]
-    assert "the update to version 'v1' goes on" in fleet.refusals[0].message
+    assert [(each.code, each.query) for each in fleet.told(fx.UpdateRefused)] == [(fx.RejectCode.DUPLICATE, 2)]
+    assert "the update to version 'v1' goes on" in fleet.told(fx.UpdateRefused)[0].message
     fleet.run()
     fleet.update("v1")
-    assert fleet.refusals[-1].field == "version" and "was used before" in fleet.refusals[-1].message
+    assert (
+        fleet.told(fx.UpdateRefused)[-1].field == "version"
+        and "was used before" in fleet.told(fx.UpdateRefused)[-1].message
+    )
     for folder in ("/etc", "weights", f"{ROOT}/../etc", f"{ROOT}s/v", "/"):
         fleet.handle(
             ev.UpdateWeights(frontend="f-1", query=9, weights=Weights(version="v9", folder=folder)),
         )
-        assert fleet.refusals[-1].field == "folder" and folder in fleet.refusals[-1].message
+        assert fleet.told(fx.UpdateRefused)[-1].field == "folder" and folder in fleet.told(fx.UpdateRefused)[-1].message
     off = UpdatedFleet()
     off.core = type(off.core)(type(off.core.config)())
     off.update("v1")
-    assert "--weights-folders" in off.refusals[-1].message
+    assert "--weights-folders" in off.told(fx.UpdateRefused)[-1].message
 
 
 def test_a_worker_killed_while_it_loads_comes_back_with_the_new_weights() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.submit([1, 2, 3], max_new_tokens=20)
-    for _ in range(8):
-        fleet.step()
+    fleet, stream = busy()
     fleet.update("v1")
     fleet.run_until_loading()
-    fleet.kill("w-1")
-    fleet.join()
+    fleet.lose("a")
+    fleet.start()
     fleet.run()
-    assert fleet.versions() == {"w-2": "v1"} and last_state(fleet) is UpdateState.DONE
-    assert stream.end is not None
+    assert fleet.versions() == {"b": "v1"} and last_state(fleet) is UpdateState.DONE
     fleet.check(stream)
 
 
 def test_weights_that_kill_two_workers_are_given_up() -> None:
-    fleet = UpdatedFleet(num_workers=3)
-    fleet.run()
+    fleet = proven(num_workers=3)
     fleet.update("v1")
     for _ in range(2):
-        fleet.kill(fleet.run_until_loading())
+        fleet.lose(fleet.run_until_loading())
     fleet.run()
     assert last_state(fleet) is UpdateState.REFUSED and "2 workers were lost" in fleet.reports[-1].detail
     assert len(fleet.versions()) == 1 and set(fleet.versions().values()) == {""}
 
 
 def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_if_it_cannot() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.run()
-    fleet.kill("w-1")
-    name = fleet.join()
+    fleet.lose("a")
+    name = fleet.start()
     fleet.workers[name].refusal = "the folder is gone"
-    stream = fleet.submit([1, 2, 3], max_new_tokens=4)
+    stream = fleet.ask([1, 2, 3], max_new_tokens=4)
     fleet.run()
-    assert len(fleet.workers[name].loads) == 1 and not stream.tokens
+    assert [each.worker for each in fleet.told(fx.LoadWeights)].count(name) == 1 and not stream.tokens
     assert sum("the folder is gone" in note for note in fleet.notes) == 1
     fleet.workers[name].refusal = ""
     wake = fleet.core.next_wake()
@@ -239,28 +234,25 @@ def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_i
 
 
 def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    behind, updated = fleet.join(is_standby=True), fleet.join(is_standby=True)
+    fleet = proven()
+    behind, updated = fleet.start(is_standby=True), fleet.start(is_standby=True)
     fleet.run()
     fleet.workers[behind].refusal = "no space"
-    fleet.workers["w-1"].executor.violations.clear()
-    # A lane without requests loads first, and the oldest of these: w-1.
+    fleet.workers["a"].executor.violations.clear()
+    # A lane without requests loads first, and the oldest of these: a.
     fleet.update("v1")
     fleet.run()
     assert last_state(fleet) is UpdateState.INCOMPLETE and "no space" in fleet.reports[-1].detail
-    assert fleet.versions() == {"w-1": "v1", behind: "", updated: "v1"}
-    fleet.kill("w-1")
+    assert fleet.versions() == {"a": "v1", behind: "", updated: "v1"}
+    fleet.lose("a")
     fleet.tick()
     assert [lane.worker for lane in fleet.core.lanes.values() if lane.phases.counts] == [updated]
 
 
 def test_workers_load_in_turn_and_one_always_serves() -> None:
-    fleet = UpdatedFleet(num_workers=3)
-    fleet.run()
-    streams = [fleet.submit([1, 2, n % 4], max_new_tokens=30) for n in range(12)]
-    for _ in range(8):
-        fleet.step()
+    fleet = proven(num_workers=3)
+    streams = [fleet.ask([1, 2, n % 4], max_new_tokens=30) for n in range(12)]
+    fleet.steps(8)
     fleet.update("v1", in_turn=True)
     most = 0
     while not fleet.reports or last_state(fleet) is UpdateState.UPDATING:
@@ -273,29 +265,24 @@ def test_workers_load_in_turn_and_one_always_serves() -> None:
 
 
 def test_time_that_is_over_leaves_the_lanes_as_they_were() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.submit([1, 2, 3], max_new_tokens=30)
-    for _ in range(8):
-        fleet.step()
+    fleet, stream = busy(tokens=30)
     fleet.update("v1", Running.FINISH, max_seconds=0.005)
     fleet.run()
-    assert last_state(fleet) is UpdateState.TIME_LIMIT and fleet.versions() == {"w-1": ""}
-    assert stream.end is not None and stream.end.reason is fx.EndReason.LENGTH
-    later = fleet.submit([1, 2, 3], max_new_tokens=3)
+    assert last_state(fleet) is UpdateState.TIME_LIMIT and fleet.versions() == {"a": ""}
+    assert stream.ended.reason is fx.EndReason.LENGTH
+    later = fleet.ask([1, 2, 3], max_new_tokens=3)
     fleet.run()
     assert set(later.versions()) == {""}
 
 
 def test_a_worker_that_does_not_answer_is_given_up() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.tick()
     fleet.tick(LOAD_SECONDS - 1)
-    assert "w-1" in fleet.core.lanes
+    assert "a" in fleet.core.lanes
     fleet.tick(2)
-    assert "w-1" not in fleet.core.lanes
+    assert "a" not in fleet.core.lanes
     assert any("has not loaded weights 'v1' in time" in note for note in fleet.notes)
 
 
@@ -306,22 +293,18 @@ def test_the_rows_of_a_worker_that_is_drained_when_it_is_to_load_go_on(
     running: Running, refusal: str, is_told: bool
 ) -> None:
     """It is the only worker, so its rows end there."""
-    fleet = UpdatedFleet()
-    fleet.run()
-    stream = fleet.submit([1, 2, 3], max_new_tokens=30)
-    for _ in range(6):
-        fleet.step()
-    fleet.workers["w-1"].refusal = refusal
+    fleet, stream = busy(tokens=30, steps=6)
+    fleet.workers["a"].refusal = refusal
     fleet.update("v1", running)
     fleet.tick()
     if is_told:
         fleet.run_until_loading()
-    fleet.handle(ev.Drain(frontend="f-1", query=9, worker="w-1", max_seconds=0.0, force=True))
+    fleet.handle(ev.Drain(frontend="f-1", query=9, worker="a", max_seconds=0.0, force=True))
     fleet.run()
     if running is Running.RECOMPUTE and is_told and not refusal:
         # The request has gone back to the queue.
-        fleet.kill("w-1")
-        fleet.join()
+        fleet.lose("a")
+        fleet.start()
         fleet.run()
     assert stream.end is not None
     if running in EXACT:
@@ -335,18 +318,13 @@ def test_the_rows_of_a_worker_that_is_drained_when_it_is_to_load_go_on(
 def test_requests_start_on_a_worker_that_was_asked_to_stop_while_it_loaded_and_stays(
     running: Running, refusal: str
 ) -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
-    first = fleet.submit([1, 2, 3], max_new_tokens=30)
-    for _ in range(6):
-        fleet.step()
-    fleet.workers["w-1"].refusal = refusal
+    fleet, first = busy(tokens=30, steps=6)
+    fleet.workers["a"].refusal = refusal
     fleet.update("v1", running)
     fleet.run_until_loading()
-    fleet.handle(ev.WorkerStops(worker="w-1"))
-    second = fleet.submit([1, 2, 3])
-    for _ in range(3):
-        fleet.step()
+    fleet.handle(ev.WorkerStops(worker="a"))
+    second = fleet.ask([1, 2, 3])
+    fleet.steps(3)
     assert first.end is None and not second.tokens
     fleet.handle(ev.DrainStarted())
     fleet.run()
@@ -357,46 +335,42 @@ def test_requests_start_on_a_worker_that_was_asked_to_stop_while_it_loaded_and_s
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_no_tick_is_due_at_once_while_a_worker_that_refused_weights_has_requests(is_drained: bool) -> None:
     """Its requests end before it is asked again, so the time to ask it may be long past."""
-    fleet = UpdatedFleet(num_workers=2)
-    fleet.run()
-    streams = [fleet.submit([1, 2, n % 4], max_new_tokens=100) for n in range(10)]
-    for _ in range(6):
-        fleet.step()
-    fleet.workers["w-2"].refusal = "no space"
+    fleet = proven(num_workers=2)
+    streams = [fleet.ask([1, 2, n % 4], max_new_tokens=100) for n in range(10)]
+    fleet.steps(6)
+    fleet.workers["b"].refusal = "no space"
     fleet.update("v1")
     while not is_over(fleet, "v1"):
         fleet.step()
-    assert last_state(fleet) is UpdateState.INCOMPLETE and fleet.core.lanes["w-2"].rows.num_seated
+    assert last_state(fleet) is UpdateState.INCOMPLETE and fleet.core.lanes["b"].rows.num_seated
     if is_drained:
-        fleet.handle(ev.Drain(frontend="f-1", query=9, worker="w-2", max_seconds=0.0))
+        fleet.handle(ev.Drain(frontend="f-1", query=9, worker="b", max_seconds=0.0))
     fleet.now += RETRY_SECONDS
-    for name in ("w-1", "w-2"):
+    for name in ("a", "b"):
         fleet.handle(ev.WorkerAlive(worker=name))
     for _ in range(3):
         fleet.tick()
         wake = fleet.core.next_wake()
-        assert fleet.core.lanes["w-2"].rows.num_seated and (wake is None or wake > fleet.now)
-        for name in ("w-1", "w-2"):
-            fleet.work(name)
-            fleet.deliver(name)
+        assert fleet.core.lanes["b"].rows.num_seated and (wake is None or wake > fleet.now)
+        for name in ("a", "b"):
+            fleet.turn(name)
     fleet.run()
     assert all(stream.end for stream in streams)
 
 
 def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal() -> None:
-    fleet = UpdatedFleet()
-    fleet.run()
+    fleet = proven()
     fleet.update("v1")
     fleet.run()
-    executor = fleet.kill("w-1")
+    executor = fleet.lose("a").executor
     for from_journal in (False, True):
         successor = UpdatedFleet(num_workers=0)
         if from_journal:
             successor.handle(WeightsRestored(weights=Weights(version="v1", folder=f"{ROOT}/v1")))
         else:
-            successor.join(executor=executor)
-        successor.join()
-        stream = successor.submit([1, 2, 3]) if not from_journal and successor.core.info else None
+            successor.start(executor=executor)
+        successor.start()
+        stream = successor.ask([1, 2, 3]) if not from_journal and successor.core.info else None
         successor.run()
         assert set(successor.versions().values()) == {"v1"}
         assert stream is None or set(stream.versions()) == {"v1"}
@@ -411,34 +385,30 @@ def test_the_pool_of_a_worker_with_old_weights_is_not_taken_over() -> None:
 
 def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
     """Suspects run on one lane at a time, which the audit after each event checks."""
-    fleet = UpdatedFleet(num_workers=1)
-    fleet.run()
-    streams = [fleet.submit([1, 2, n], max_new_tokens=12) for n in range(6)]
-    for _ in range(6):
-        fleet.step()
+    fleet = proven(num_workers=1)
+    streams = [fleet.ask([1, 2, n], max_new_tokens=12) for n in range(6)]
+    fleet.steps(6)
     fleet.tick()
-    fleet.kill("w-1")
+    fleet.lose("a")
     # Workers of one row, so that a member waits until the other has ended.
     fleet.shape = replace(fleet.shape, max_rows=1)
-    fleet.join()
-    fleet.join()
+    fleet.start()
+    fleet.start()
     suspects = fleet.core.suspects
     assert suspects.handles
     for _ in range(20):
         fleet.tick()
         if any(request.row for request in suspects.members()):
             break
-        for name in ("w-2", "w-3"):
-            fleet.work(name)
-            fleet.deliver(name)
+        for name in ("b", "c"):
+            fleet.turn(name)
     assert suspects.trial is not None and len(suspects.members()) > 1
     # The other worker loads while the trial's has not finished its step.
-    [other] = {"w-2", "w-3"} - {suspects.trial.worker}
+    [other] = {"b", "c"} - {suspects.trial.worker}
     fleet.update("v1", Running.FINISH)
     while fleet.versions()[other] != "v1":
         fleet.tick()
-        fleet.work(other)
-        fleet.deliver(other)
+        fleet.turn(other)
     fleet.tick()
     assert any(request.row for request in suspects.members())
     fleet.run()
@@ -449,38 +419,33 @@ def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
 
 
 def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried() -> None:
-    fleet = UpdatedFleet(num_workers=1)
-    fleet.run()
+    fleet = proven(num_workers=1)
     large = fleet.shape
-    busy = [fleet.submit([1, 1, n], max_new_tokens=120) for n in range(4)]
+    busy = [fleet.ask([1, 1, n], max_new_tokens=120) for n in range(4)]
     fleet.step()
-    fleet.join()
+    fleet.start()
     fleet.step()
     fleet.step()
-    long, short = (fleet.submit([1, 2, n], max_new_tokens=count) for n, count in ((3, 100), (4, 8)))
-    for _ in range(3):
-        fleet.step()
+    long, short = (fleet.ask([1, 2, n], max_new_tokens=count) for n, count in ((3, 100), (4, 8)))
+    fleet.steps(3)
     fleet.tick()
-    fleet.kill("w-2")
-    # The first trial is that of the long request, which fits w-1 alone. A plan is in flight there, so it waits.
+    fleet.lose("b")
+    # The first trial is that of the long request, which fits a alone. A plan is in flight there, so it waits.
     fleet.tick()
     suspects = fleet.core.suspects
-    assert len(suspects.handles) == 2 and suspects.trial is not None and suspects.trial.worker == "w-1"
+    assert len(suspects.handles) == 2 and suspects.trial is not None and suspects.trial.worker == "a"
     assert not any(request.row for request in suspects.members())
-    fleet.workers["w-1"].refusal = "no space"
+    fleet.workers["a"].refusal = "no space"
     fleet.shape = replace(large, max_length=32)
-    fleet.join()
+    fleet.start()
     fleet.update("v1", Running.RECOMPUTE)
-    while fleet.versions()["w-3"] != "v1":
+    while fleet.versions()["c"] != "v1":
         fleet.tick()
-        fleet.work("w-3")
-        fleet.deliver("w-3")
-    for _ in range(60):
-        fleet.step()
+        fleet.turn("c")
+    fleet.steps(60)
     assert short.end is not None and long.end is None
-    fleet.workers["w-1"].refusal = ""
+    fleet.workers["a"].refusal = ""
     fleet.now += RETRY_SECONDS
     fleet.run()
     for stream in (*busy, long, short):
-        assert stream.end is not None
         fleet.check(stream)

@@ -12,7 +12,8 @@ from scheduler_svc.core.messages.operators import Running, UpdateWeights, Weight
 from scheduler_svc.core.messages.reports import DrainReport, DrainState, UpdateState, WeightsReport
 from scheduler_svc.core.operations.operation import MAX_WATCHERS, REPORT_SECONDS
 from scheduler_svc.core.operations.weights import RETRY_SECONDS
-from tests.rigs.updated_fleet import FRONTEND, ROOT, UpdatedFleet
+from tests.scheduler_svc.core.updated import ROOT, UpdatedFleet
+from tests.scheduler_svc.core.world import FRONTEND
 
 OTHER = "f-2"
 STEP = 0.125
@@ -24,21 +25,21 @@ class WatchedFleet(UpdatedFleet):
     """A worker with one long request, two front ends, and every report as (time, front end, query, report)."""
 
     def __init__(self, *, num_workers: int = 1, tokens: int = 100) -> None:
-        self.told: list[tuple[float, str, int, Any]] = []
+        self.heard: list[tuple[float, str, int, Any]] = []
         self.refused: list[Any] = []
         self.news: list[fx.Effect] = []
         super().__init__(num_workers=num_workers)
         self.handle(ev.FrontendJoined(frontend=OTHER))
         while self.core.info is None:
             self.advance()
-        self.stream = self.submit([1, 2, 3], max_new_tokens=tokens)
+        self.stream = self.ask([1, 2, 3], max_new_tokens=tokens)
         self.advance()
 
     def _take(self, effect: fx.Effect) -> None:
         super()._take(effect)
         match effect:
             case DrainReport() | WeightsReport():
-                self.told.append((self.now, effect.frontend, effect.query, effect))
+                self.heard.append((self.now, effect.frontend, effect.query, effect))
             case fx.DrainRefused() | fx.UpdateRefused():
                 self.refused.append(effect)
             case fx.DismissWorker():
@@ -52,13 +53,12 @@ class WatchedFleet(UpdatedFleet):
             self.tick(STEP)
             for name in list(self.workers):
                 if works:
-                    self.work(name)
-                    self.deliver(name)
+                    self.turn(name)
                 self.handle(ev.WorkerAlive(worker=name))
 
     def to(self, frontend: str, query: int) -> list[float]:
         """The times of the reports to one operator."""
-        return [at for at, *whom, _ in self.told if whom == [frontend, query]]
+        return [at for at, *whom, _ in self.heard if whom == [frontend, query]]
 
     def leave(self) -> None:
         """Workers that were told to end do so."""
@@ -79,7 +79,7 @@ class WatchedFleet(UpdatedFleet):
 
 def drain(frontend: str, query: int, *, max_seconds: float = 0.0, stop_replies: bool = False) -> ev.Event:
     # As the wire has them, the other fields are empty when replies are not wanted any more.
-    worker = "" if stop_replies else "w-1"
+    worker = "" if stop_replies else "a"
     return ev.Drain(
         frontend=frontend, query=query, worker=worker, max_seconds=max_seconds, force=True, stop_replies=stop_replies
     )
@@ -126,12 +126,12 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_next_tick_answers_and_then_reports_come_once_a_second(kind: Kind) -> None:
     fleet = WatchedFleet()
     fleet.handle(kind.ask(FRONTEND, 7))
-    assert fleet.told == []
+    assert fleet.heard == []
     began = fleet.now
     fleet.advance(int(3.5 * REPORT_SECONDS / STEP))
     first = began + STEP
     assert fleet.to(FRONTEND, 7) == [first + n * REPORT_SECONDS for n in range(4)]
-    assert [(one.state, one.seconds, one.running, one.waiting) for *_, one in fleet.told] == [
+    assert [(one.state, one.seconds, one.running, one.waiting) for *_, one in fleet.heard] == [
         (kind.states[0], STEP + n * REPORT_SECONDS, 1, 0) for n in range(4)
     ]
     assert fleet.refused == []
@@ -143,15 +143,15 @@ def test_each_change_is_told_at_once_and_the_end_is_the_last_report(kind: Kind) 
     fleet.handle(kind.ask(FRONTEND, 7))
     fleet.handle(kind.ask(OTHER, 7))
     fleet.finish()
-    states = [one.state for _, frontend, _, one in fleet.told if frontend == FRONTEND]
+    states = [one.state for _, frontend, _, one in fleet.heard if frontend == FRONTEND]
     assert list(dict.fromkeys(states)) == list(kind.states)
     assert fleet.to(FRONTEND, 7) == fleet.to(OTHER, 7)
     # Some report came before its second was over.
     times = fleet.to(FRONTEND, 7)
     assert times[-1] - times[-2] < REPORT_SECONDS
-    count = len(fleet.told)
+    count = len(fleet.heard)
     fleet.advance(3 * int(REPORT_SECONDS / STEP))
-    assert len(fleet.told) == count
+    assert len(fleet.heard) == count
     # Nothing but the workers' signs of life is due.
     wake = fleet.core.next_wake()
     assert wake is None or wake > fleet.now + 2 * REPORT_SECONDS
@@ -168,7 +168,7 @@ def test_who_asks_for_the_same_again_watches_it_and_is_answered_by_the_next_tick
     begun = fleet.to(FRONTEND, 1)[0]
     assert fleet.to(FRONTEND, 1) == [begun, begun + REPORT_SECONDS]
     assert fleet.to(OTHER, 2) == [begun + 3 * STEP, begun + REPORT_SECONDS]
-    assert {one.seconds for at, *_, one in fleet.told if at == begun + REPORT_SECONDS} == {STEP + REPORT_SECONDS}
+    assert {one.seconds for at, *_, one in fleet.heard if at == begun + REPORT_SECONDS} == {STEP + REPORT_SECONDS}
 
 
 @each_kind
@@ -182,7 +182,7 @@ def test_it_goes_on_without_the_front_end_and_another_operator_may_watch_it(kind
     fleet.handle(kind.ask(FRONTEND, 1))
     fleet.finish()
     assert fleet.refused == [] and len(fleet.to(OTHER, 1)) == 1
-    assert fleet.told[-1][-1].state is kind.states[-1]
+    assert fleet.heard[-1][-1].state is kind.states[-1]
 
 
 @each_kind
@@ -198,7 +198,7 @@ def test_it_goes_on_without_its_operator_who_may_come_back(kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 2))
     fleet.finish()
     assert fleet.refused == [] and len(fleet.to(FRONTEND, 1)) == 1
-    assert [one.state for _, frontend, query, one in fleet.told if (frontend, query) == (FRONTEND, 2)][-1] is (
+    assert [one.state for _, frontend, query, one in fleet.heard if (frontend, query) == (FRONTEND, 2)][-1] is (
         kind.states[-1]
     )
 
@@ -224,7 +224,7 @@ def test_the_number_of_watchers_is_bounded(kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 2000))
     assert len(fleet.refused) == 2
     fleet.advance()
-    assert len({query for _, frontend, query, _ in fleet.told if frontend == FRONTEND}) == MAX_WATCHERS
+    assert len({query for _, frontend, query, _ in fleet.heard if frontend == FRONTEND}) == MAX_WATCHERS
 
 
 @each_kind
@@ -235,7 +235,7 @@ def test_the_earliest_of_the_times_ends_it(kind: Kind, times: tuple[float, float
         fleet.handle(kind.ask(FRONTEND, query, max_seconds=seconds))
     began = fleet.now
     fleet.advance(int(4.0 / STEP))
-    last = [(at, query, one.state.value) for at, _, query, one in fleet.told][-2:]
+    last = [(at, query, one.state.value) for at, _, query, one in fleet.heard][-2:]
     assert last == [(began + 3.0, query, "time limit") for query in range(2)]
 
 
@@ -264,29 +264,29 @@ def test_a_worker_that_loads_beyond_the_time_of_its_update_wakes_nobody() -> Non
     fleet = WatchedFleet(tokens=1)
     fleet.finish()
     fleet.handle(update(FRONTEND, 1, max_seconds=0.25))
-    assert fleet.run_until_loading() == "w-1"
+    assert fleet.run_until_loading() == "a"
     for _ in range(16):
         fleet.advance(works=False)
         wake = fleet.core.next_wake()
         assert wake is not None and wake > fleet.now
     fleet.finish()
-    assert fleet.told[-1][-1].state is UpdateState.DONE
+    assert fleet.heard[-1][-1].state is UpdateState.DONE
 
 
 def test_a_worker_that_cannot_load_and_has_requests_wakes_nobody_when_it_is_to_be_asked_again() -> None:
     fleet = WatchedFleet(num_workers=2, tokens=1)
     fleet.finish()
-    fleet.workers["w-2"].refusal = "no space"
+    fleet.workers["b"].refusal = "no space"
     fleet.handle(update(FRONTEND, 1))
     fleet.finish()
-    assert fleet.told[-1][-1].state is UpdateState.INCOMPLETE
-    fleet.kill("w-1")
-    fleet.stream = fleet.submit([1, 2, 3], max_new_tokens=80)
+    assert fleet.heard[-1][-1].state is UpdateState.INCOMPLETE
+    fleet.lose("a")
+    fleet.stream = fleet.ask([1, 2, 3], max_new_tokens=80)
     for _ in range(int((RETRY_SECONDS + 2) / STEP)):
         fleet.advance()
         wake = fleet.core.next_wake()
         assert wake is not None and wake > fleet.now
-    assert fleet.stream.end is None and len(fleet.workers["w-2"].loads) == 1
+    assert fleet.stream.end is None and [each.worker for each in fleet.told(fx.LoadWeights)].count("b") == 1
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -298,7 +298,7 @@ def test_a_drain_is_watched_while_an_update_goes_on(in_turn: bool) -> None:
     fleet.handle(drain(FRONTEND, 1))
     fleet.handle(drain(OTHER, 1))
     fleet.advance()
-    assert [(frontend, query, type(one)) for _, frontend, query, one in fleet.told] == [
+    assert [(frontend, query, type(one)) for _, frontend, query, one in fleet.heard] == [
         (FRONTEND, 1, DrainReport),
         (OTHER, 1, DrainReport),
         (FRONTEND, 1, WeightsReport),
@@ -308,13 +308,13 @@ def test_a_drain_is_watched_while_an_update_goes_on(in_turn: bool) -> None:
     fleet.handle(UpdateWeights(frontend=FRONTEND, query=2, weights=WEIGHTS, running=Running.FINISH, in_turn=in_turn))
     fleet.finish()
     fleet.advance(4)
-    last = {(query, type(one)): one.state for _, frontend, query, one in fleet.told if frontend == FRONTEND}
+    last = {(query, type(one)): one.state for _, frontend, query, one in fleet.heard if frontend == FRONTEND}
     assert last == {
         (1, DrainReport): DrainState.DONE,
         (1, WeightsReport): UpdateState.UPDATING,
         (2, WeightsReport): UpdateState.DONE,
     }
-    assert fleet.versions() == {"w-2": "v1"} and len(fleet.to(OTHER, 1)) == 1
+    assert fleet.versions() == {"b": "v1"} and len(fleet.to(OTHER, 1)) == 1
     fleet.check(fleet.stream)
 
 

@@ -40,7 +40,7 @@ def bare(config: CoreConfig) -> Core:
 
 def load(world: World, seed: int) -> None:
     """Sends requests of several kinds while others run, some of which a deadline ends; kills the worker once."""
-    rng = random.Random(seed)
+    rng, world.audit_every = random.Random(seed), 8
     for number in range(40):
         deadline = {"max_time_seconds": rng.uniform(0.002, 0.02)} if rng.random() < 0.2 else {}
         prompt = [rng.randrange(1, 20) for _ in range(rng.randrange(1, 30))]
@@ -51,13 +51,10 @@ def load(world: World, seed: int) -> None:
             priority=rng.choice((0, 1)),
             **deadline,
         )
-        for _ in range(rng.randrange(3)):
-            world.step(0.001)
+        world.steps(rng.randrange(3), 0.001)
         if number == 20:
-            world.kill()
-            world.join()
-    world.run()
-    world.check_all_ended()
+            world.restart()
+    world.finish()
 
 
 def decided(effects: list[fx.Effect]) -> list[str]:

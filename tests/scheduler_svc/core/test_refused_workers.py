@@ -1,57 +1,51 @@
 """Workers that may not serve, or no longer: another identity or window, hanging steps, wrong results."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.worker_info import WorkerInfo
-from tests.scheduler_svc.core.world import World, greedy
+from scheduler_svc.core.messages.arrays import NO_IDS
+from tests.rigs.core_events import step_done
+from tests.scheduler_svc.core.world import World, greedy, prompt
 
 
-def prompt(length: int) -> list[int]:
-    return [(7 * i) % 250 for i in range(length)]
-
-
-def test_a_worker_of_another_identity_is_refused_and_one_of_the_same_joins() -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"identity": "else"}, "(identity identity); the worker has model (identity else)"),
+        ({"window": 8}, "attend to all earlier tokens; this worker attends to the last 8 and the first 0 tokens"),
+        (
+            {"window": 8, "sink_tokens": 2},
+            "this worker attends to the last 8 and the first 2 tokens",
+        ),
+    ],
+)
+def test_a_worker_of_another_identity_or_window_is_refused_for_good(change: dict[str, Any], reason: str) -> None:
     world = World()
-    info = world.info()
-    other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"identity": "else"})
-    note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
+    note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=replace(world.info(), **change)))
     assert isinstance(note, fx.Note)
-    assert isinstance(refused, fx.WorkerRefused)
-    assert not refused.retry
-    second = world.handle(ev.WorkerJoined(worker="w-y", info=info))[0]
-    assert isinstance(second, fx.WorkerAccepted)
+    assert isinstance(refused, fx.WorkerRefused) and not refused.retry
+    assert reason in refused.reason
+    assert isinstance(world.handle(ev.WorkerJoined(worker="w-y", info=world.info()))[0], fx.WorkerAccepted)
     assert list(world.core.lanes) == [world.worker, "w-y"]
-
-
-def test_a_worker_with_another_window_is_refused_for_good() -> None:
-    world = World()
-    info = world.info()
-    other = WorkerInfo(**{name: getattr(info, name) for name in info.__slots__} | {"window": 8})
-    note, refused = world.handle(ev.WorkerJoined(worker="w-x", info=other))
-    assert isinstance(note, fx.Note)
-    assert isinstance(refused, fx.WorkerRefused)
-    assert not refused.retry
-    assert "attend to all earlier tokens; this worker attends to the last 8 and the first 0 tokens" in refused.reason
 
 
 def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> None:
     world = World()
     info = world.info()
-    other = WorkerInfo(
-        **{name: getattr(info, name) for name in info.__slots__} | {"identity": "else", "max_length": 2, "num_pages": 2}
-    )
+    other = replace(info, identity="else", max_length=2, num_pages=2)
     stream = world.submit(prompt(5), ignore_eos=True)
     world.tick()
     effects = world.handle(ev.WorkerJoined(worker=world.worker, info=other))
     assert not any(isinstance(effect, fx.ModelServed) for effect in effects)
     assert [effect.retry for effect in effects if isinstance(effect, fx.WorkerRefused)] == [False]
-    assert world.lane is None
+    assert world.is_lost
     assert world.core.info == info
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[stream].tokens) == 4
 
 
@@ -61,16 +55,11 @@ def test_a_worker_that_hangs_is_dropped_and_receives_rejoin() -> None:
     world.tick(1.0)
     assert world.core.next_wake() == pytest.approx(4.0)
     world.tick(3.0)
-    assert world.lane is None
+    assert world.is_lost
     assert any(isinstance(effect, fx.AskRejoin) for effect in world.effects)
-    late = ev.StepDone(
-        worker=world.worker, generation=1, step=1, status=ev.StepStatus.OK, detail="",
-        tokens=world.streams[1].submit.prompt, nonfinite=world.streams[1].submit.prompt[:0], compute_us=0,
-    )  # fmt: skip
-    assert isinstance(world.handle(late)[0], fx.AskRejoin)
+    assert isinstance(world.handle(step_done(world.worker, world.sent[0]))[0], fx.AskRejoin)
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 @pytest.mark.parametrize("wrong", ["no tokens", "token out of range", "wrong step", "wrong generation"])
@@ -91,38 +80,28 @@ def test_an_invalid_result_loses_no_tokens(wrong: str) -> None:
             result.generation += 5
     world.deliver()
     assert world.streams[1].tokens == []
-    if world.lane is None:
+    if world.is_lost:
         world.join()
     elif wrong == "wrong generation":
-        world.kill()
-        world.join()
+        world.restart()
     else:
         world.plans.clear()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> None:
     world = World()
     world.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     resets = 0
-    while world.lane is not None:
+    while not world.is_lost:
         world.tick()
-        plan = world.sent[-1]
-        empty = world.streams[1].submit.prompt[:0]
-        world.handle(
-            ev.StepDone(
-                worker=world.worker, generation=plan.generation, step=plan.step, status=ev.StepStatus.OUT_OF_SYNC,
-                detail="never", tokens=empty, nonfinite=empty, compute_us=0,
-            )
-        )  # fmt: skip
+        world.handle(step_done(world.worker, world.sent[-1], NO_IDS, status=ev.StepStatus.OUT_OF_SYNC, detail="never"))
         resets += 1
         assert resets <= 10
     # Two plans are in flight and the result of the last one comes first, so no step is confirmed.
-    refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
+    refused = world.told(fx.WorkerRefused)
     assert [effect.retry for effect in refused] == [True]
     assert "failed steps in a row without a confirmed one" in refused[0].reason
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[1].tokens) == 4

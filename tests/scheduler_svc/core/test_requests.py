@@ -11,18 +11,13 @@ from scheduler_svc.core.messages import names
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World, greedy
-
-
-def prompt(length: int, salt: int = 0) -> list[int]:
-    return [(7 * i + 13 * salt) % 250 for i in range(length)]
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy, prompt
 
 
 def test_one_request_runs_to_its_end() -> None:
     world = World()
     stream = world.submit(prompt(5), max_new_tokens=12)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.streams[stream].end is not None
     assert world.streams[stream].tokens
 
@@ -32,8 +27,7 @@ def test_one_request_runs_to_its_end() -> None:
 def test_prompts_on_and_around_page_edges_complete(length: int, max_new_tokens: int) -> None:
     world = World(Shape(page_size=4, num_pages=9))
     world.submit(prompt(length), max_new_tokens=max_new_tokens, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[1].tokens) == max_new_tokens
 
 
@@ -41,8 +35,7 @@ def test_a_sequence_as_large_as_the_pool_runs_together_with_others() -> None:
     world = World(Shape(page_size=4, num_pages=5, max_length=64))
     big = world.submit(prompt(9), max_new_tokens=8, ignore_eos=True)
     small = [world.submit(prompt(3, i), max_new_tokens=6, ignore_eos=True) for i in range(3)]
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [len(world.streams[stream].tokens) for stream in (big, *small)] == [8, 6, 6, 6]
 
 
@@ -50,8 +43,7 @@ def test_a_pool_of_two_pages_serves_one_page_at_a_time() -> None:
     world = World(Shape(page_size=4, num_pages=2))
     for salt in range(3):
         world.submit(prompt(2, salt), max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [len(stream.tokens) for stream in world.streams.values()] == [3, 3, 3]
 
 
@@ -76,16 +68,14 @@ def test_the_maximum_number_of_rows_runs_at_once() -> None:
     world.tick()
     assert len(world.sent[0].starts) == 5
     assert sorted(start.row for start in world.sent[0].starts) == [1, 2, 3, 4, 5]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_preemption_takes_the_newest_request_and_counts_its_recomputed_tokens() -> None:
     world = World(Shape(page_size=4, num_pages=5, token_budget=64))
     first = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
     second = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     ends = [world.streams[stream].end for stream in (first, second)]
     assert [end and end.stats.preemptions for end in ends] == [0, 1]
     assert world.core.counters.preemptions == 1
@@ -97,8 +87,7 @@ def test_preemption_spares_a_newer_request_of_higher_priority() -> None:
     world = World(Shape(page_size=4, num_pages=5, token_budget=64))
     low = world.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
     high = world.submit(prompt(7, 1), max_new_tokens=9, ignore_eos=True, priority=5)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     ends = [world.streams[stream].end for stream in (low, high)]
     assert [end and end.stats.preemptions for end in ends] == [1, 0]
 
@@ -117,8 +106,7 @@ def test_long_prompts_are_chunked_while_other_rows_decode() -> None:
     world.submit(prompt(2), max_new_tokens=20, ignore_eos=True)
     world.tick()
     world.submit(prompt(50, 1), max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     mixed = [plan for plan in world.sent if len(plan.chunk_rows) and len(plan.decode_rows)]
     assert len(mixed) >= 3
     for plan in world.sent:
@@ -131,15 +119,11 @@ def test_a_worker_lost_at_any_step_loses_no_tokens(steps: int) -> None:
     world = World(Shape(page_size=4, num_pages=12, token_budget=12, max_rows=4))
     for salt in range(4):
         world.submit(prompt(3 + 5 * salt, salt), max_new_tokens=8, ignore_eos=True, temperature=salt % 2, seed=salt)
-    for _ in range(steps):
-        world.tick(0.001)
-        world.apply()
-        world.deliver()
+    world.steps(steps, 0.001)
     world.kill()
-    assert world.lane is None
+    assert world.is_lost
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(len(stream.tokens) == 8 for stream in world.streams.values())
 
 
@@ -164,9 +148,7 @@ def test_requests_ended_from_outside_in_any_phase_free_everything(steps: int, ho
                 world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
             case _:
                 world.handle(ev.FrontendLost(frontend=FRONTEND))
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     if how in ("cancel", "abort", "finish"):
         assert all(len(world.streams[stream].tokens) == 6 for stream in (streams[0], streams[3]))
 
@@ -178,8 +160,7 @@ def test_abort_answers_for_each_id_and_ends_the_stream() -> None:
     effects = world.handle(ev.Abort(frontend=FRONTEND, query=9, request_ids=("r1", "r2", "r1")))
     reply = next(effect for effect in effects if isinstance(effect, fx.AbortReply))
     assert (reply.query, reply.outcomes) == (9, (("r1", True), ("r2", False), ("r1", False)))
-    end = world.streams[stream].end
-    assert end is not None
+    end = world.end(stream)
     assert end.reason is fx.EndReason.ABORTED
 
 
@@ -197,39 +178,31 @@ def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself() -> None
 def test_finish_counts_discarded_tokens() -> None:
     world = World()
     stream = world.submit(prompt(4), max_new_tokens=50, ignore_eos=True)
-    for _ in range(6):
-        world.tick()
-        world.apply()
-        world.deliver()
+    world.steps(6)
     delivered = len(world.streams[stream].tokens)
     assert delivered >= 4
     in_flight = sum(len(record.sampled) for record in world.lane.in_flight) if world.lane else 0
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
-    end = world.streams[stream].end
-    assert end is not None
+    end = world.end(stream)
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (2, delivered - 2 + in_flight)
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_a_step_that_fails_once_loses_no_tokens(step: int) -> None:
-    world = World(join=False)
-    world.join(Faults(fail_steps=frozenset({step})))
+    world = World(faults=Faults(fail_steps=frozenset({step})))
     for salt in range(4):
         world.submit(prompt(4, salt), max_new_tokens=6, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(len(stream.tokens) == 6 for stream in world.streams.values())
     assert world.core.counters.resets == 1
 
 
 @pytest.mark.parametrize("position", [0, 2, 3])
 def test_a_request_that_makes_every_step_fail_ends_alone(position: int) -> None:
-    world = World(join=False)
-    world.join(Faults(fail_token=251))
+    world = World(faults=Faults(fail_token=251))
     for i in range(4):
         world.submit([*prompt(4, i), 251] if i == position else prompt(5, i), max_new_tokens=6, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     ends = [stream.end for stream in world.streams.values()]
     assert [bool(end and end.failure) for end in ends] == [i == position for i in range(4)]
     culprit = ends[position]
@@ -244,24 +217,20 @@ def test_a_request_that_makes_every_step_fail_ends_alone(position: int) -> None:
 def test_a_full_queue_rejects_with_the_limit() -> None:
     world = World(Shape(max_rows=1), greedy(max_waiting=2, max_waiting_tokens=100))
     streams = [world.submit(prompt(4, salt)) for salt in range(3)]
-    rejected = world.streams[streams[2]].rejected
-    assert rejected is not None
+    rejected = world.refusal(streams[2])
     assert (rejected.code, rejected.message) == (fx.RejectCode.QUEUE_FULL, "2 requests are waiting; the limit is 2")
     world.tick()
     long = world.submit(prompt(99))
-    rejected = world.streams[long].rejected
-    assert rejected is not None
+    rejected = world.refusal(long)
     assert rejected.message == "4 tokens are waiting and the prompt has 99; the limit is 100"
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_live_request_id_is_rejected_until_its_request_ends() -> None:
     world = World()
     world.submit(prompt(3), request_id="same")
     twin = world.submit(prompt(3), request_id="same")
-    rejected = world.streams[twin].rejected
-    assert rejected is not None
+    rejected = world.refusal(twin)
     assert rejected.code is fx.RejectCode.DUPLICATE
     world.run()
     again = world.submit(prompt(3), request_id="same")
@@ -271,8 +240,7 @@ def test_a_live_request_id_is_rejected_until_its_request_ends() -> None:
 def test_requests_are_rejected_before_the_first_worker_and_wait_after_its_loss() -> None:
     world = World(join=False)
     early = world.submit(prompt(3))
-    rejected = world.streams[early].rejected
-    assert rejected is not None
+    rejected = world.refusal(early)
     assert rejected.code is fx.RejectCode.NOT_READY
     world.join()
     world.kill()
@@ -293,13 +261,10 @@ def test_a_request_past_its_deadline_ends_before_it_is_planned() -> None:
     world.tick()
     assert world.core.next_wake() == pytest.approx(1.0)
     world.tick(1.0)
-    end = world.streams[waiting].end
-    assert end is not None
-    assert end.failure is not None
-    assert end.failure.code is fx.FailureCode.DEADLINE
+    failure = world.failure(waiting)
+    assert failure.code is fx.FailureCode.DEADLINE
     world.tick(1.0)
-    end = world.streams[running].end
-    assert end is not None
+    end = world.end(running)
     assert end.reason is fx.EndReason.TIME_LIMIT
     planned = {tuple(start.tokens.tolist()) for plan in world.sent for start in plan.starts}
     assert tuple(prompt(3, 1)) not in planned
@@ -311,14 +276,9 @@ def test_nonfinite_logits_end_only_their_request() -> None:
     world.join(Faults(nonfinite_token=poison[-1]))
     victim = world.submit(poison, max_new_tokens=6)
     others = [world.submit([1, 2, 3 + i], max_new_tokens=6, ignore_eos=True) for i in range(3)]
-    world.run()
-    world.check_content()
-    world.check_empty()
-    end = world.streams[victim].end
-    assert end is not None
-    assert end.failure is not None
-    assert end.failure.code is fx.FailureCode.INTERNAL
-    assert "r1" in end.failure.message
+    world.settle()
+    failure = world.fault(victim)
+    assert "r1" in failure
     assert all(len(world.streams[stream].tokens) == 6 for stream in others)
     assert any(len(plan.zero_pages) for plan in world.sent)
 
@@ -340,10 +300,8 @@ def test_a_drain_rejects_new_requests_and_its_end_ends_the_others() -> None:
     refused = world.submit(prompt(4))
     assert world.streams[refused].rejected is not None
     world.handle(ev.DrainEnded())
-    end = world.streams[running].end
-    assert end is not None
-    assert end.failure is not None
-    assert end.failure.code is fx.FailureCode.SHUTDOWN
+    failure = world.failure(running)
+    assert failure.code is fx.FailureCode.SHUTDOWN
     world.check_empty()
 
 
@@ -357,8 +315,7 @@ def test_a_stop_token_counts_only_after_min_new_tokens() -> None:
     world = World()
     plain = world.submit(prompt(4), max_new_tokens=12, stop_token_ids=(stop,))
     later = world.submit(prompt(4), max_new_tokens=12, stop_token_ids=(stop,), min_new_tokens=first + 2)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.streams[plain].tokens == tokens[: first + 1]
     assert len(world.streams[later].tokens) >= first + 2
     assert stop not in world.streams[later].tokens[: first + 2]
@@ -392,14 +349,10 @@ def test_two_front_ends_get_only_their_own_output() -> None:
 
 def test_a_page_to_be_zeroed_by_a_failed_step_is_zeroed_by_a_later_one() -> None:
     shape = Shape(page_size=2, num_pages=7, max_rows=1, token_budget=4, max_length=24)
-    world = World(shape, join=False)
-    world.join(Faults(fail_steps=frozenset({3}), nonfinite_token=272))
+    world = World(shape, faults=Faults(fail_steps=frozenset({3}), nonfinite_token=272))
     poisoned = world.submit([0, 1, 0, 1, 0, 1, 272], max_new_tokens=1)
     world.submit([0], max_new_tokens=9, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
-    end = world.streams[poisoned].end
-    assert end is not None
-    assert end.failure is not None
+    world.finish()
+    world.fault(poisoned)
     generations = {plan.generation for plan in world.sent if len(plan.zero_pages)}
     assert len(generations) == 2

@@ -45,12 +45,6 @@ def name_of(kind: str, source: bytes) -> tuple[str, bytes]:
     return kind, sha256(source).digest()
 
 
-def failure(world: World, stream: int) -> str:
-    end = world.end(stream)
-    assert end.failure is not None and end.failure.code is fx.FailureCode.INTERNAL
-    return end.failure.message
-
-
 def refusal(world: World, stream: int) -> tuple[fx.RejectCode, str, str] | None:
     rejected = world.streams[stream].rejected
     return None if rejected is None else (rejected.code, rejected.field, rejected.message)
@@ -159,8 +153,8 @@ def test_workers_that_refuse_a_kind_get_none_of_it() -> None:
     [(reason, message)] = [fleet.core.waits.why(request, fleet.now) or ("", "") for request in fleet.core.queue]
     assert reason is WaitReason.NO_LARGE_WORKER and " and take constraints and adapters hold at most 0" in message
     fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
-    end = fleet.end(waits)
-    assert end.failure is not None and " and took constraints and adapters; " in end.failure.message
+    failure = fleet.failure(waits)
+    assert " and took constraints and adapters; " in failure.message
 
 
 # Answers ------------------------------------------------------------------------------------------------------------
@@ -171,8 +165,8 @@ def test_an_answer_with_an_error_ends_the_requests_with_this_resource_alone() ->
     streams = [world.submit([1, i], adapter=b"toy_refuse", constraint=GRAMMAR) for i in range(2)]
     others = [world.submit([2], adapter=SOURCE), world.submit([3], constraint=b"toy_refuse too"), world.submit([4])]
     world.run()
-    assert all(failure(world, one).startswith("the adapter cannot be used: the toy matcher") for one in streams)
-    assert failure(world, others[1]).startswith("the constraint cannot be used: ")
+    assert all(world.fault(one).startswith("the adapter cannot be used: the toy matcher") for one in streams)
+    assert world.fault(others[1]).startswith("the constraint cannot be used: ")
     assert world.end(others[0]).reason is not None and world.end(others[2]).reason is not None
     assert world.core.counters.resets == 0
     world.check_all_ended()
@@ -187,7 +181,7 @@ def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_kind_says() -> 
         world.handle(ev.WorkerAlive(worker=world.worker))
         assert world.end_of(stuck) is None
         world.tick(1.0)
-    assert failure(world, stuck) == f"the adapter cannot be used: worker {world.worker} has not prepared it within 30 s"
+    assert world.fault(stuck) == f"the adapter cannot be used: worker {world.worker} has not prepared it within 30 s"
     assert world.end_of(patient) is None and KINDS[CONSTRAINT].answer_seconds > ADAPTERS.answer_seconds
     world.answer()
     assert orders(world, fx.DropResource) == [name_of(ADAPTER, SOURCE)], "nobody needs the late one"
@@ -207,8 +201,7 @@ def test_an_answer_for_one_kind_is_none_for_the_other() -> None:
 
 
 def test_after_a_reset_both_kinds_are_sent_again_before_their_requests_go_on() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({4})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({4})))
     world.submit([1, 2], max_new_tokens=20, constraint=GRAMMAR, adapter=SOURCE)
     world.run()
     assert world.core.counters.resets == 1
@@ -219,12 +212,10 @@ def test_after_a_reset_both_kinds_are_sent_again_before_their_requests_go_on() -
 def test_a_new_worker_gets_both_kinds_and_the_output_goes_on() -> None:
     world = World(SHAPE)
     stream = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_complete=12", adapter=SOURCE)
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     begun = len(world.streams[stream].tokens)
     assert begun
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     assert len(orders(world, fx.PrepareResource)) == 4 and len(world.streams[stream].tokens) > begun
     world.check_all_ended()
@@ -252,8 +243,7 @@ def test_the_journal_brings_both_kinds_back_after_a_kill(tmp_path: Path) -> None
 
 
 def test_a_recorded_session_gives_the_same_effects_again() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({5})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({5})))
     for i in range(4):
         world.submit([1, i], max_new_tokens=12, adapter=SOURCE if i % 2 else b"another", constraint=GRAMMAR)
     world.run()

@@ -18,19 +18,12 @@ def started(world: World) -> list[tuple[int, int]]:
     return [(start.row, start.sample_idx) for plan in world.sent for start in plan.starts]
 
 
-def refused(world: World, stream: int) -> fx.Rejected:
-    rejected = world.streams[stream].rejected
-    assert rejected is not None
-    return rejected
-
-
 def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> None:
     world = World()
     stream = world.submit(PROMPT, num_samples=3, max_new_tokens=5, temperature=1.0, seed=4, ignore_eos=True)
-    admitted = [effect for effect in world.effects if isinstance(effect, fx.Admitted)]
+    admitted = world.told(fx.Admitted)
     assert admitted == [fx.Admitted(frontend=FRONTEND, stream=stream, requests_ahead=0)]
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert started(world) == [(1, 0), (2, 1), (3, 2)]
     tokens = [tuple(world.streams[number].tokens) for number in range(stream, stream + 3)]
     assert len(set(tokens)) == 3, "the random numbers depend on the sample"
@@ -73,8 +66,7 @@ def test_samples_that_do_not_fit_wait_and_count_as_requests_ahead() -> None:
     world.submit(PROMPT, max_new_tokens=3, ignore_eos=True)
     assert isinstance(world.effects[-1], fx.Admitted)
     assert world.effects[-1].requests_ahead == 1
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
@@ -94,21 +86,21 @@ BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
 )
 def test_more_samples_than_the_queue_can_hold_are_invalid(prompt: int, num_samples: int, sentence: str) -> None:
     world = World(config=BOUNDED)
-    rejected = refused(world, world.submit([1] * prompt, num_samples=num_samples))
+    rejected = world.refusal(world.submit([1] * prompt, num_samples=num_samples))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "sampling.num_samples")
     assert rejected.message == sentence
 
 
 def test_a_prompt_longer_than_the_queue_can_hold_is_invalid() -> None:
     world = World(config=BOUNDED)
-    rejected = refused(world, world.submit([1] * 21))
+    rejected = world.refusal(world.submit([1] * 21))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
     assert rejected.message == "the prompt has 21 tokens; at most 20 tokens may wait (max_waiting_tokens)"
 
 
 def test_a_request_may_have_at_most_sixty_four_samples() -> None:
     world = World(config=greedy(max_waiting=1000))
-    assert refused(world, world.submit([1], num_samples=65)).message == "num_samples is 65; the limit is 64"
+    assert world.refusal(world.submit([1], num_samples=65)).message == "num_samples is 65; the limit is 64"
     world.submit([1], num_samples=64, max_new_tokens=2, ignore_eos=True)
     world.run()
     assert len([stream for stream in world.streams.values() if stream.end]) == 64
@@ -117,12 +109,12 @@ def test_a_request_may_have_at_most_sixty_four_samples() -> None:
 def test_a_queue_with_room_for_some_samples_rejects_all() -> None:
     world = World(config=BOUNDED)
     world.submit([1], num_samples=4)
-    rejected = refused(world, world.submit([1], num_samples=3))
+    rejected = world.refusal(world.submit([1], num_samples=3))
     assert (rejected.code, rejected.message) == (
         fx.RejectCode.QUEUE_FULL,
         "4 requests are waiting and num_samples is 3; the limit is 6",
     )
-    rejected = refused(world, world.submit([1] * 9, num_samples=2))
+    rejected = world.refusal(world.submit([1] * 9, num_samples=2))
     assert rejected.message == "4 tokens are waiting and the prompt has 9 for each of 2 samples; the limit is 20"
     assert (len(world.core.queue), world.core.queue.num_waiting) == (4, 4)
     world.submit([1] * 8, num_samples=2)
@@ -149,7 +141,7 @@ def test_a_request_id_is_free_when_its_last_sample_has_ended() -> None:
     world = World()
     world.submit(PROMPT, num_samples=2, request_id="same")
     world.cancel(1)
-    assert refused(world, world.submit(PROMPT, request_id="same")).code is fx.RejectCode.DUPLICATE
+    assert world.refusal(world.submit(PROMPT, request_id="same")).code is fx.RejectCode.DUPLICATE
     world.cancel(2)
     again = world.submit(PROMPT, request_id="same")
     assert world.streams[again].admitted
@@ -174,13 +166,10 @@ def test_abort_ends_all_samples_with_one_outcome() -> None:
 def test_cancel_and_finish_end_one_sample_and_leave_the_others() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, ignore_eos=True)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     world.cancel(2)
     world.handle(ev.Finish(frontend=FRONTEND, stream=3, output_tokens=1))
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     assert world.streams[2].end is None
     assert (world.end(3).reason, world.end(3).stats.output_tokens) == (fx.EndReason.STOP_STRING, 1)
     assert len(world.streams[1].tokens) == 6
@@ -214,12 +203,9 @@ def test_every_sample_fails_when_the_worker_wait_is_over() -> None:
 def test_samples_survive_preemption_and_a_lost_worker() -> None:
     world = World(Shape(page_size=2, num_pages=7, max_rows=3))
     world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
-    for _ in range(4):
-        world.step()
-    world.kill()
-    world.join()
-    world.run()
-    world.check_all_ended()
+    world.steps(4)
+    world.restart()
+    world.finish()
     assert world.core.counters.preemptions > 0
     assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
 
@@ -243,6 +229,6 @@ def test_a_plan_contains_all_settings_of_a_row() -> None:
 
 def test_prompts_outside_the_vocabulary_are_refused() -> None:
     world = World()
-    rejected = refused(world, world.submit([0, 288]))
+    rejected = world.refusal(world.submit([0, 288]))
     assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
     assert rejected.message == "a token id is outside 0 to 287"

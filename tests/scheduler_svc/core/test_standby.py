@@ -8,23 +8,9 @@ from scheduler_svc.core.lanes import DEATHS, PATIENCE_SECONDS
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import StepReport
-from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.fleet import ROOMY, STRICT, Fleet, proven_fleet
 from tests.scheduler_svc.core.sent_plans import load
-from tests.scheduler_svc.core.world import FRONTEND, greedy
-
-SHAPE = Shape(page_size=4, num_pages=128, max_rows=8, token_budget=256, max_length=100)
-STRICT = greedy(prove_workers=True, report_steps=True)
-
-
-def fleet_of(*standbys: bool) -> Fleet:
-    """Workers "a", "b" and so on, each proven before the next one joins."""
-    fleet = Fleet(config=STRICT)
-    fleet.shape = SHAPE
-    for is_standby in standbys:
-        fleet.join_as(SHAPE, is_standby=is_standby)
-        fleet.step(0.01)
-    return fleet
+from tests.scheduler_svc.core.world import FRONTEND
 
 
 def ask(fleet: Fleet, num: int) -> list[int]:
@@ -47,18 +33,17 @@ def tick(fleet: Fleet, seconds: float = 0.0) -> list[fx.Effect]:
 
 
 def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     ask(fleet, 12)
     fleet.tick()
     assert len(fleet.running("a")) == 8 and fleet.core.queue.num_waiting == 4
     assert [plan.step for plan in fleet.plans_of["b"]] == [1]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert len(fleet.plans_of["b"]) == 1
 
 
 def test_the_load_leaves_out_standby_workers() -> None:
-    fleet = fleet_of(True, False, True)
+    fleet = proven_fleet(True, False, True)
     ask(fleet, 3)
     fleet.step()
     total = load(fleet)
@@ -67,7 +52,7 @@ def test_the_load_leaves_out_standby_workers() -> None:
 
 
 def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     ask(fleet, 8)
     fleet.step()
     fleet.step()
@@ -75,18 +60,17 @@ def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_eve
     assert seated_by(effects) == ["b"]
     fleet.tick()
     assert fleet.running("b"), "none of the eight requests runs on it"
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert (load(fleet).workers, load(fleet).standby_workers) == (1, 0)
 
 
 def test_a_worker_that_leaves_in_order_is_replaced_too() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     assert seated_by(lost(fleet, "a", is_orderly=True)) == ["b"]
 
 
 def test_a_worker_that_hangs_is_replaced_too() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     ask(fleet, 1)
     effects = tick(fleet)
     while "a" in fleet.core.lanes:
@@ -99,7 +83,7 @@ def test_a_worker_that_hangs_is_replaced_too() -> None:
 def test_the_standby_worker_that_was_proven_first_is_seated() -> None:
     fleet = Fleet(config=STRICT)
     for is_standby in (False, True, True):
-        fleet.join_as(SHAPE, is_standby=is_standby)
+        fleet.join_as(ROOMY, is_standby=is_standby)
     fleet.tick()
     for name in "acb":
         fleet.apply_plans(name)
@@ -110,14 +94,14 @@ def test_the_standby_worker_that_was_proven_first_is_seated() -> None:
 
 
 def test_each_lost_worker_is_replaced_while_standby_workers_are_left() -> None:
-    fleet = fleet_of(False, False, True)
+    fleet = proven_fleet(False, False, True)
     assert seated_by(lost(fleet, "a")) == ["c"]
     assert seated_by(lost(fleet, "b")) == []
     assert load(fleet).workers == 1
 
 
 def test_the_death_of_a_standby_worker_changes_nothing() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     ask(fleet, 2)
     fleet.step()
     before = load(fleet)
@@ -128,22 +112,22 @@ def test_the_death_of_a_standby_worker_changes_nothing() -> None:
 
 
 def test_deaths_of_standby_workers_are_no_crash_loop_while_a_worker_serves() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     for _ in range(2 * DEATHS):
-        lost(fleet, fleet.join_as(SHAPE, is_standby=True))
+        lost(fleet, fleet.join_as(ROOMY, is_standby=True))
     assert fleet.core.lanes.crash_loop.cause(fleet.now) == ""
 
 
 def test_deaths_of_standby_workers_are_a_crash_loop_if_none_serves() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     lost(fleet, "a")
     for _ in range(DEATHS - 1):
-        lost(fleet, fleet.join_as(SHAPE, is_standby=True))
+        lost(fleet, fleet.join_as(ROOMY, is_standby=True))
     assert "workers crash in a loop" in fleet.core.lanes.crash_loop.cause(fleet.now)
 
 
 def test_a_worker_that_joins_again_keeps_its_seat() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     effects = fleet.handle(fleet.workers["a"].joining())
     assert seated_by(effects) == []
     fleet.run()
@@ -151,7 +135,7 @@ def test_a_worker_that_joins_again_keeps_its_seat() -> None:
 
 
 def test_a_serving_worker_that_is_refused_at_its_second_join_is_replaced() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     other = replace(fleet.lane_of("a").info, identity="other")
     effects = fleet.handle(ev.WorkerJoined(worker="a", info=other))
     assert seated_by(effects) == ["b"]
@@ -161,13 +145,13 @@ def test_a_serving_worker_that_is_refused_at_its_second_join_is_replaced() -> No
 @pytest.mark.parametrize("comes", [True, False])
 def test_after_the_start_standby_workers_wait_a_moment_for_a_serving_one(comes: bool) -> None:
     """Workers join a restarted scheduler in any order."""
-    fleet = fleet_of(True)
+    fleet = proven_fleet(True)
     assert load(fleet).workers == 0
     proven_at = fleet.lane_of("a").proven_at
     assert fleet.core.next_wake() == proven_at + PATIENCE_SECONDS
     fleet.tick(PATIENCE_SECONDS - 0.1)
     if comes:
-        fleet.join_as(SHAPE)
+        fleet.join_as(ROOMY)
     effects = tick(fleet, 0.1)
     assert seated_by(effects) == ([] if comes else ["a"])
     fleet.run()
@@ -175,35 +159,33 @@ def test_after_the_start_standby_workers_wait_a_moment_for_a_serving_one(comes: 
 
 
 def test_a_standby_worker_that_comes_after_the_loss_is_seated_when_it_is_proven() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     ask(fleet, 3)
     fleet.step()
     lost(fleet, "a")
-    fleet.join_as(SHAPE, is_standby=True)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.join_as(ROOMY, is_standby=True)
+    fleet.finish()
     assert len(fleet.plans_of["b"]) > 1
 
 
 def test_a_standby_worker_of_another_model_is_refused_when_it_would_be_seated() -> None:
     """It joined before any worker was proven, so nothing was known about the model then."""
     fleet = Fleet(config=STRICT)
-    fleet.join_as(SHAPE, is_standby=True)
+    fleet.join_as(ROOMY, is_standby=True)
     fleet.lane_of("a").info = replace(fleet.lane_of("a").info, identity="other")
     for is_standby in (False, True):
-        fleet.join_as(SHAPE, is_standby=is_standby)
+        fleet.join_as(ROOMY, is_standby=is_standby)
     fleet.tick()
     for name in "acb":
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     effects = lost(fleet, "b")
     assert seated_by(effects) == ["c"]
     assert [effect.worker for effect in effects if isinstance(effect, fx.WorkerRefused)] == ["a"]
 
 
 def test_callers_see_sizes_of_serving_workers_only() -> None:
-    fleet = fleet_of(False)
-    larger = replace(SHAPE, max_length=200)
+    fleet = proven_fleet(False)
+    larger = replace(ROOMY, max_length=200)
     fleet.join_as(larger, is_standby=True)
     fleet.step()
     assert fleet.core.info is not None and fleet.core.info.max_length == 100
@@ -212,14 +194,14 @@ def test_callers_see_sizes_of_serving_workers_only() -> None:
 
 
 def test_the_steps_file_gets_a_join_when_a_standby_worker_is_seated() -> None:
-    fleet = fleet_of(False, True)
+    fleet = proven_fleet(False, True)
     kinds = [str(effect.kind) for effect in lost(fleet, "a") if isinstance(effect, StepReport)]
     assert kinds == ["reset", "joined"]
 
 
 def test_front_ends_hear_of_serving_workers_only() -> None:
-    fleet = fleet_of(False)
+    fleet = proven_fleet(False)
     tick(fleet)
-    fleet.join_as(SHAPE, is_standby=True)
+    fleet.join_as(ROOMY, is_standby=True)
     effects = tick(fleet)
     assert [effect.workers for effect in effects if isinstance(effect, fx.CoreStatus)] == []

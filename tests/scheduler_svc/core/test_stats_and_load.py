@@ -11,26 +11,19 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.effects import MAX_COUNT
-from scheduler_svc.core.messages.reports import Load, WaitReason
+from scheduler_svc.core.messages.reports import WaitReason
 from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
+from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
-
-
-def load(world: World) -> Load:
-    reply = world.handle(ev.LoadQuery(frontend=FRONTEND, query=1))[0]
-    assert isinstance(reply, fx.LoadReply)
-    return reply.load
-
 
 # Stats and load -----------------------------------------------------------------------------------------------
 
 
 def test_tokens_in_flight_after_nonfinite_logits_count_as_discarded() -> None:
-    world = World(config=greedy(plans_in_flight=3), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(config=greedy(plans_in_flight=3), faults=Faults(nonfinite_token=280))
     stream = world.submit([1, 280], max_new_tokens=9)
     world.step()
     stats = world.end(stream).stats
@@ -43,10 +36,8 @@ def test_only_recomputed_positions_count_as_recomputed() -> None:
     world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
     for steps in (3, 1):
-        for _ in range(steps):
-            world.step()
-        world.kill()
-        world.join()
+        world.steps(steps)
+        world.restart()
     world.run()
     assert world.end(stream).stats.recomputed_tokens == 8 + 24
 
@@ -54,12 +45,10 @@ def test_only_recomputed_positions_count_as_recomputed() -> None:
 def test_counts_stay_at_what_an_answer_can_hold() -> None:
     world = World(Shape(token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     stream = world.submit(list(range(40)), max_new_tokens=1, ignore_eos=True)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     [request] = world.core.queue
     request.recomputed_tokens = request.preemptions = request.worker_changes = MAX_COUNT
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     end = world.end(stream)
     assert (end.stats.recomputed_tokens, end.stats.preemptions, end.stats.worker_changes) == (MAX_COUNT,) * 3
@@ -74,8 +63,7 @@ def test_counts_stay_at_what_an_answer_can_hold() -> None:
 def test_a_finish_counts_at_most_the_delivered_tokens(output_tokens: int, counted: int) -> None:
     world = World(config=greedy(plans_in_flight=2))
     stream = world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     assert len(world.streams[stream].tokens) == 3
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=output_tokens))
     stats = world.end(stream).stats
@@ -134,8 +122,7 @@ def test_a_front_end_that_joins_again_loses_its_requests() -> None:
     world.check_empty()
     world.streams.clear()
     again = world.submit([1, 2], ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[again].tokens) == 4
 
 
@@ -148,12 +135,12 @@ def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     world.handle(ev.FrontendJoined(frontend="f-2"))
     world.effects.clear()
     world.join()
-    served = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    served = world.told(fx.ModelServed)
     assert served == [greeting(world, name)[0] for name in (FRONTEND, "f-2")]
     world.kill()
     world.effects.clear()
     world.join()
-    assert not [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    assert not world.told(fx.ModelServed)
 
 
 def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
@@ -177,13 +164,12 @@ def test_a_result_with_an_index_out_of_range_closes_the_lane_and_loses_no_tokens
     world.apply()
     world.results[0].nonfinite = np.array([index], "<i4").tobytes()
     world.deliver()
-    assert world.lane is None
+    assert world.is_lost
     refused = world.effects[-1]
     assert isinstance(refused, fx.WorkerRefused)
     assert (refused.worker, refused.retry) == (world.worker, True)
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[stream].tokens) == 4
 
 
@@ -208,5 +194,4 @@ def test_entries_of_cancelled_requests_do_not_accumulate() -> None:
     # At most twice the live requests, and 64 that are not worth a cleanup.
     assert most_deadlines <= 2 * 2 + 64
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()

@@ -13,6 +13,7 @@ from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.core.queue.quotas import Bucket
 from scheduler_svc.core.state.request import Phase
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.sent_plans import order
 from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy
 
 ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
@@ -29,20 +30,6 @@ def limit(world: World, **limits: Any) -> None:
     world.handle(TenantsChanged(limits={"acme": TenantLimits(**limits), "other": TenantLimits()}))
 
 
-def order(world: World) -> list[int]:
-    """Returns the streams in the order in which they got a row."""
-    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
-    return [
-        numbers[tuple(start.tokens[: start.num_prompt_tokens].tolist())] for plan in world.sent for start in plan.starts
-    ]
-
-
-def rejected(world: World, stream: int) -> fx.Rejected:
-    answer = world.streams[stream].rejected
-    assert answer is not None
-    return answer
-
-
 # Fair share -----------------------------------------------------------------------------------------------------------
 
 
@@ -51,17 +38,8 @@ def test_a_greedy_tenant_delays_another_by_one_request_whatever_its_salts(salt_p
     world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
     greedy_ones = [ask(world, "greedy", salt=str(i) if salt_per_request else "") for i in range(100)]
     other = ask(world, "other")
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert order(world) == [greedy_ones[0], other, *greedy_ones[1:]]
-
-
-def test_without_tenants_salts_share_as_before() -> None:
-    world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
-    first, *rest = [ask(world, "", salt="greedy") for _ in range(20)]
-    other = ask(world, "", salt="other")
-    world.run()
-    assert order(world) == [first, other, *rest]
 
 
 # Queue ----------------------------------------------------------------------------------------------------------------
@@ -72,12 +50,11 @@ def test_a_tenant_at_its_queue_share_is_refused_and_another_is_admitted() -> Non
     limit(world, queue_share=0.5)
     streams = [ask(world) for _ in range(8)]
     assert [number for number in streams if world.streams[number].rejected] == streams[5:]
-    answer = rejected(world, streams[5])
+    answer = world.refusal(streams[5])
     assert answer.code is fx.RejectCode.QUEUE_FULL
     assert answer.message == "5 requests of this tenant are waiting; its limit is 5 (queue_share 0.5)"
     assert world.streams[ask(world, "other")].admitted
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.core.queue.accounts.of("acme").waiting == world.core.queue.accounts.of("acme").waiting_tokens == 0
 
 
@@ -85,7 +62,7 @@ def test_a_tenant_at_its_share_of_waiting_tokens_is_refused() -> None:
     world = World(ONE_AT_A_TIME, greedy(max_waiting_tokens=12))
     limit(world, queue_share=0.5)
     streams = [ask(world) for _ in range(4)]
-    assert rejected(world, streams[3]).message == (
+    assert world.refusal(streams[3]).message == (
         "6 tokens of this tenant are waiting and the request has 2; its limit is 6 (queue_share 0.5)"
     )
 
@@ -139,24 +116,24 @@ def test_requests_per_minute_refuses_and_says_when() -> None:
     world = World(Shape(max_rows=8, num_pages=64))
     limit(world, requests_per_minute=6)
     streams = [ask(world) for _ in range(7)]
-    answer = rejected(world, streams[6])
+    answer = world.refusal(streams[6])
     assert answer.code is fx.RejectCode.RATE_LIMITED and answer.retry_seconds == pytest.approx(10.0)
     assert answer.message.endswith("the limit of this tenant is 6 requests per minute (requests_per_minute)")
     assert world.streams[ask(world, "other")].admitted
     world.run()
     world.now += answer.retry_seconds
     assert world.streams[ask(world)].admitted
-    assert rejected(world, ask(world)).code is fx.RejectCode.RATE_LIMITED
+    assert world.refusal(ask(world)).code is fx.RejectCode.RATE_LIMITED
 
 
 def test_tokens_are_reserved_at_admission_and_unused_ones_come_back() -> None:
     world = World(Shape(max_rows=8, num_pages=64))
     limit(world, tokens_per_minute=30)
     first = ask(world, max_new_tokens=20)
-    assert rejected(world, ask(world, max_new_tokens=20)).code is fx.RejectCode.RATE_LIMITED
+    assert world.refusal(ask(world, max_new_tokens=20)).code is fx.RejectCode.RATE_LIMITED
     world.cancel(first)
     # The prompt's 2 tokens stay charged, the 20 of the output are back: 28 are left.
-    assert rejected(world, ask(world, max_new_tokens=27)).retry_seconds == pytest.approx(2.0)
+    assert world.refusal(ask(world, max_new_tokens=27)).retry_seconds == pytest.approx(2.0)
     assert world.streams[ask(world, max_new_tokens=26)].admitted
 
 
@@ -183,9 +160,9 @@ def test_a_request_that_waits_too_long_fails_and_one_that_runs_does_not() -> Non
     world.step()
     waiting = ask(world, max_queue_seconds=1.0)
     world.tick(2.0)
-    end = world.end(waiting)
-    assert end.failure is not None and end.failure.code is fx.FailureCode.DEADLINE
-    assert end.failure.message == (
+    failure = world.failure(waiting)
+    assert failure.code is fx.FailureCode.DEADLINE
+    assert failure.message == (
         "request r2: it waited 2.000 s in the queue; the limit is 1 s (max_queue_seconds); "
         "it was waiting: other requests have the rows"
     )

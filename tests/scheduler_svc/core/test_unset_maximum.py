@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.messages import effects as fx
@@ -16,7 +16,8 @@ from scheduler_svc.core.messages.reports import DrainReport
 from scheduler_svc.core.queue.quotas import Bucket
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.world import FRONTEND, Stream, World, greedy
+from tests.scheduler_svc.core.stream import Stream
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 # Of 40 tokens, the pages hold 17.
 SMALL = Shape(page_size=4, num_pages=5, max_length=40)
@@ -45,6 +46,12 @@ def grow(world: World, stream: int, tokens: int) -> None:
     raise AssertionError(f"{len(world.streams[stream].tokens)} of {tokens} tokens")
 
 
+def large_world() -> World:
+    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world.audit_every = 64
+    return world
+
+
 # Room -----------------------------------------------------------------------------------------------------------------
 
 
@@ -53,8 +60,7 @@ def test_a_pool_smaller_than_the_context_ends_the_output_and_refuses_nobody() ->
     refused = world.submit(TEN, max_new_tokens=30)
     assert world.streams[refused].rejected is not None
     streams = [ask(world), ask(world, num_samples=2, temperature=1.0)]
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [ended(world, stream) for stream in (streams[0], streams[1], streams[1] + 1)] == [
         (fx.EndReason.CONTEXT_FULL, 7)
     ] * 3
@@ -86,8 +92,7 @@ def test_only_what_the_caller_has_set_is_refused(length: int, min_new_tokens: in
     stream = ask(world, list(range(length)), min_new_tokens=min_new_tokens)
     rejected = world.streams[stream].rejected
     assert (("", "") if rejected is None else (rejected.field, rejected.message)) == (field, message)
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_request_runs_on_a_small_worker_and_moves_to_a_larger_one_when_that_is_full() -> None:
@@ -98,8 +103,7 @@ def test_a_request_runs_on_a_small_worker_and_moves_to_a_larger_one_when_that_is
     assert (fleet.running("a"), fleet.running("b")) == ([first], [second])
     grow(fleet, second, 6)
     assert fleet.running("b") == [second]
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert ended(fleet, first) == (fx.EndReason.CONTEXT_FULL, 10)
     assert ended(fleet, second) == (fx.EndReason.CONTEXT_FULL, 30)
     assert fleet.end(second).stats.preemptions == 1
@@ -134,8 +138,8 @@ def test_a_prompt_that_lost_its_only_large_worker_waits_for_one_as_ever() -> Non
     fleet.lose("a")
     fleet.join_as(SMALL)
     fleet.tick(101.0)
-    failure = fleet.end(stream).failure
-    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+    failure = fleet.failure(stream)
+    assert failure.code is fx.FailureCode.NO_WORKER
     assert "its 21 tokens (prompt, output so far and what must follow)" in failure.message
 
 
@@ -166,8 +170,7 @@ def test_a_token_that_comes_after_the_row_was_taken_may_fill_the_worker() -> Non
     fleet.run()
     assert waiting.known == 16 and fleet.streams[streams[1]].end is None
     fleet.tick(101.0)
-    fleet.run()
-    fleet.check_all_ended()
+    fleet.finish()
     assert ended(fleet, streams[1]) == (fx.EndReason.CONTEXT_FULL, 15)
 
 
@@ -200,11 +203,10 @@ def test_headroom_turns_and_drains_count_an_unset_maximum_as_the_named_estimate(
         assert all(world.streams[stream].submit.max_new_tokens == (most or 3999) for stream in streams)
         world.tick()
         lane = world.lane
-        assert lane is not None
         rows, queue = lane.rows, world.core.queue.tenants[""]
         world.handle(ev.Drain(frontend=FRONTEND, query=1, worker="", max_seconds=100.0))
         world.tick()
-        [report] = [effect for effect in world.effects if isinstance(effect, DrainReport)][-1:]
+        [report] = world.told(DrainReport)[-1:]
         seated = rows.seated()
         figures.append([
             rows.remaining_bound, rows.expected(seated, rows.known[seated]).tolist(), queue.next_turn, queue.reserved,
@@ -217,11 +219,10 @@ def test_headroom_turns_and_drains_count_an_unset_maximum_as_the_named_estimate(
 
 
 def test_the_estimate_stays_when_the_output_is_longer() -> None:
-    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world = large_world()
     stream = ask(world)
     grow(world, stream, 2 * EXPECTED_TOKENS)
     lane = world.lane
-    assert lane is not None
     assert lane.rows.expected(np.array([1]), lane.rows.known[[1]]).tolist() == [EXPECTED_TOKENS]
 
 
@@ -262,15 +263,15 @@ def test_a_tenant_is_charged_for_the_prompt_first_and_for_each_token_as_it_comes
 
 @pytest.mark.usefixtures("full_minute")
 def test_a_request_is_accepted_if_the_expected_output_is_free_and_not_the_rest_of_the_context() -> None:
-    world = World(Shape(page_size=4, num_pages=2000, max_length=4000))
+    world = large_world()
     limited(world, 2 * EXPECTED_TOKENS)
     first = ask(world, tenant="acme")
     assert world.streams[first].admitted
     grow(world, first, EXPECTED_TOKENS - 20)
     assert world.streams[ask(world, tenant="acme")].admitted
     world.step(0.001)
-    rejected = world.streams[ask(world, tenant="acme")].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.RATE_LIMITED
+    rejected = world.refusal(ask(world, tenant="acme"))
+    assert rejected.code is fx.RejectCode.RATE_LIMITED
     assert rejected.message.startswith(f"a request of an expected {10 + EXPECTED_TOKENS} tokens is accepted in ")
 
 
@@ -278,6 +279,7 @@ MOVES = st.lists(st.sampled_from(["ask", "set", "step", "step", "kill", "cancel"
 
 
 @pytest.mark.usefixtures("full_minute")
+@settings(max_examples=50)
 @given(MOVES)
 def test_what_was_made_is_charged_once_whatever_happens(moves: list[str]) -> None:
     world = World(replace(LARGE, num_pages=12, max_rows=3), greedy(max_waiting=100))
@@ -289,8 +291,7 @@ def test_what_was_made_is_charged_once_whatever_happens(moves: list[str]) -> Non
                 most = None if move == "ask" else 20
                 asked.append(ask(world, [number, 1, 2], tenant="acme", max_new_tokens=most, num_samples=1 + number % 2))
             case "kill":
-                world.kill()
-                world.join()
+                world.restart()
             case "cancel" if asked:
                 world.cancel(asked[number % len(asked)])
             case "finish" if asked:

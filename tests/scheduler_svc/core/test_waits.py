@@ -82,8 +82,7 @@ def test_a_running_answer_is_told_and_told_again_when_the_reason_changes() -> No
     fleet = Fleet(LARGE, config=greedy(prove_workers=True))
     fleet.run()
     stream = ask(fleet)
-    for _ in range(5):
-        fleet.step(0.01)
+    fleet.steps(5, 0.01)
     num_tokens = len(fleet.streams[stream].tokens)
     assert num_tokens and told(fleet) == []
     fleet.lose("a")
@@ -195,8 +194,7 @@ def test_each_reason_of_one_request_is_told(case: Case) -> None:
 def test_samples_of_one_request_speak_once_and_not_while_one_of_them_runs() -> None:
     world = World(ONE_ROW, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
     stream = ask(world, num_samples=3)
-    for _ in range(5):
-        world.step(1.0)
+    world.steps(5, 1.0)
     assert told(world) == []
     world.kill()
     world.tick(LOOK_SECONDS)
@@ -231,8 +229,8 @@ def test_a_deadline_names_what_the_request_was_waiting_for(options: dict[str, fl
     stream = ask(world, **options)
     world.tick()
     world.tick(5.0)
-    failure = world.end(stream).failure
-    assert failure is not None and failure.code is fx.FailureCode.DEADLINE
+    failure = world.failure(stream)
+    assert failure.code is fx.FailureCode.DEADLINE
     assert failure.message.endswith("; it was waiting: no worker is connected; the last one, w-1, was lost: killed")
 
 
@@ -242,8 +240,8 @@ def test_the_end_of_the_wait_for_a_worker_names_its_reason() -> None:
     stream = ask(world)
     world.tick()
     world.tick(10.0)
-    failure = world.end(stream).failure
-    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+    failure = world.failure(stream)
+    assert failure.code is fx.FailureCode.NO_WORKER
     assert failure.message.endswith("; it was waiting: no worker is connected; the last one, w-1, was lost: killed")
 
 

@@ -31,14 +31,12 @@ def test_pages_of_a_normal_end_are_not_zeroed() -> None:
     world = World(ONE_PAGE)
     for token in (1, 2):
         world.submit([token, token], max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(pages == [] for pages in zeroed(world))
 
 
 def test_the_page_of_a_request_cancelled_before_its_result_is_zeroed() -> None:
-    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(nonfinite_token=POISON))
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), faults=Faults(nonfinite_token=POISON))
     poisoned = world.submit([1, POISON], max_new_tokens=3)
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -53,8 +51,7 @@ def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
     second = World()
     second.submit([1, 2], max_new_tokens=2, ignore_eos=True)
     second.run()
-    world = World(ONE_PAGE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(nonfinite_token=second.streams[1].tokens[1]))
+    world = World(ONE_PAGE, greedy(plans_in_flight=1), faults=Faults(nonfinite_token=second.streams[1].tokens[1]))
     poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
     world.step()
@@ -70,8 +67,7 @@ def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
 
 
 def test_only_pages_that_are_allocated_again_are_zeroed_after_a_reset() -> None:
-    world = World(Shape(page_size=4, num_pages=9), join=False)
-    world.join(Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
+    world = World(Shape(page_size=4, num_pages=9), faults=Faults(nonfinite_token=POISON, fail_steps=frozenset({2})))
     world.submit([1, POISON], max_new_tokens=6)
     other = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -94,10 +90,8 @@ def test_the_loss_of_a_worker_counts_recomputed_tokens() -> None:
     world.step()
     world.tick()
     # Five positions are confirmed and three more are planned. Only the confirmed ones count as recomputed.
-    world.kill()
-    world.join()
-    world.run()
-    world.check_all_ended()
+    world.restart()
+    world.finish()
     stats = world.end(stream).stats
     assert (stats.recomputed_tokens, stats.worker_changes, stats.preemptions) == (5, 1, 0)
     assert (stats.output_tokens, stats.discarded_tokens) == (4, 0)
@@ -112,9 +106,9 @@ def test_a_silent_idle_worker_times_out() -> None:
     world = World(config=SHORT_TIMEOUTS)
     assert world.core.next_wake() == pytest.approx(9.0)
     world.tick(8.9)
-    assert world.lane is not None
+    assert not world.is_lost
     world.tick(0.2)
-    assert world.lane is None
+    assert world.is_lost
     assert fx.AskRejoin(worker=world.worker) in world.effects
 
 
@@ -123,7 +117,7 @@ def test_a_heartbeat_restarts_the_silence_timeout() -> None:
     world.now = 8.0
     world.handle(ev.WorkerAlive(worker=world.worker))
     world.tick(8.9)
-    assert world.lane is not None
+    assert not world.is_lost
     assert world.core.next_wake() == pytest.approx(17.0)
 
 
@@ -135,7 +129,7 @@ def test_a_result_restarts_the_silence_timeout() -> None:
     assert world.end(1).reason is fx.EndReason.LENGTH
     assert world.core.next_wake() == pytest.approx(17.0)
     world.tick(8.9)
-    assert world.lane is not None
+    assert not world.is_lost
 
 
 def test_the_timeout_of_a_step_starts_when_the_one_before_it_ends() -> None:
@@ -147,10 +141,10 @@ def test_the_timeout_of_a_step_starts_when_the_one_before_it_ends() -> None:
     world.deliver()
     # The second plan was sent at 0 too, but the worker began it when the first had ended.
     world.tick(2.9)
-    assert world.lane is not None
+    assert not world.is_lost
     assert world.core.next_wake() == pytest.approx(5.9)
     world.tick(0.2)
-    assert world.lane is None
+    assert world.is_lost
 
 
 # Failed steps -------------------------------------------------------------------------------------------------
@@ -172,19 +166,15 @@ def failed_once(status: int = pb.STEP_STATUS_FAILED) -> World:
 
 def test_suspects_run_alone_until_they_have_sampled_and_others_every_second_step() -> None:
     world = failed_once()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert rows_of(world) == [[1, 2], [1], [1], [2], [1, 2], [2]]
     assert world.core.suspects.handles == set()
 
 
 def test_no_request_shares_a_plan_with_a_suspect() -> None:
-    world = World(config=greedy(plans_in_flight=2), join=False)
-    world.join(Faults(fail_steps=frozenset({1})))
+    world = World(config=greedy(plans_in_flight=2), faults=Faults(fail_steps=frozenset({1})))
     suspect = world.submit([1], max_new_tokens=4, ignore_eos=True)
-    world.tick()
-    world.apply()
-    world.deliver()
+    world.step()
     world.sent.clear()
     world.plans.clear()
     world.submit([2], max_new_tokens=4, ignore_eos=True, priority=-1)
@@ -200,16 +190,14 @@ def test_no_request_shares_a_plan_with_a_suspect() -> None:
     # The suspect has sampled a token, so the other two are admitted in the queue's order.
     assert rows_of(world)[1:] == [[1, 2, 3], [1, 2, 3]]
     assert world.sent[1].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_request_of_higher_priority_starts_after_the_first_step_of_a_trial() -> None:
     world = failed_once()
     urgent = world.submit([3], max_new_tokens=3, ignore_eos=True, priority=9)
     world.submit([4], max_new_tokens=3, ignore_eos=True, priority=-9)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.sent[2].starts[0].tokens.tolist() == world.streams[urgent].submit.prompt.tolist()
     # The first suspect alone; it and the urgent request; the second suspect alone. It is not overtaken by the last one.
     assert rows_of(world)[1:5] == [[1], [1, 2], [3], [1, 2, 3, 4]]
@@ -219,8 +207,7 @@ def test_a_request_of_higher_priority_starts_after_the_first_step_of_a_trial() -
 def test_a_step_that_was_not_computed_makes_no_suspects(status: int) -> None:
     world = failed_once(status)
     assert world.core.suspects.handles == set()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert rows_of(world) == [[1, 2]] * 4
 
 

@@ -17,7 +17,7 @@ WAIT = greedy(max_worker_wait_seconds=100.0, silence_timeout_seconds=1e6)
 
 def served(world: World) -> list[tuple[int, int]]:
     """Returns (max_length, recent_max_length) of each ModelServed since the last call."""
-    sent = [effect for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    sent = world.told(fx.ModelServed)
     world.effects.clear()
     return [(effect.info.max_length if effect.info else 0, effect.recent_max_length) for effect in sent]
 
@@ -60,20 +60,20 @@ def test_the_limits_of_the_last_worker_stay_served_while_none_is_present() -> No
 def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_invalid() -> None:
     fleet = two_sizes()
     fleet.lose("a")
-    rejected = fleet.streams[fleet.submit([1] * 50)].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.NOT_READY
+    rejected = fleet.refusal(fleet.submit([1] * 50))
+    assert rejected.code is fx.RejectCode.NOT_READY
     assert "54 tokens" in rejected.message and "hold at most 40" in rejected.message
     fleet.tick(100.0)
-    rejected = fleet.streams[fleet.submit([1] * 50)].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.INVALID
+    rejected = fleet.refusal(fleet.submit([1] * 50))
+    assert rejected.code is fx.RejectCode.INVALID
     assert rejected.message == "the prompt and one output token make 51 tokens; the limit is 40"
 
 
 def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> None:
     fleet = two_sizes()
     fleet.lose("a")
-    refused = fleet.streams[fleet.submit([1] * 30, max_new_tokens=30)].rejected
-    assert refused is not None and refused.code is fx.RejectCode.NOT_READY
+    refused = fleet.refusal(fleet.submit([1] * 30, max_new_tokens=30))
+    assert refused.code is fx.RejectCode.NOT_READY
     fleet.tick(100.0)
     # The larger worker no longer counts, so the output ends at the limit of the present one.
     stream = fleet.submit([1] * 30, max_new_tokens=30, ignore_eos=True)
@@ -85,8 +85,7 @@ def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> 
 def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
-    for _ in range(5):
-        fleet.step(0.01)
+    fleet.steps(5, 0.01)
     num_tokens = len(fleet.streams[long].tokens)
     assert num_tokens > 0
     fleet.lose("a")
@@ -94,8 +93,8 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     fleet.run()
     assert fleet.streams[long].end is None
     fleet.tick(2.0)
-    failure = fleet.end(long).failure
-    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+    failure = fleet.failure(long)
+    assert failure.code is fx.FailureCode.NO_WORKER
     assert "90 tokens" in failure.message and "the limit is 100 s (max_worker_wait_seconds)" in failure.message
     assert "it was waiting: its 90 tokens" in failure.message
     assert len(fleet.streams[long].tokens) == num_tokens
@@ -107,8 +106,8 @@ def test_the_deadline_of_a_waiting_request_ends_it_before_the_wait() -> None:
     long = fleet.submit([1] * 50, max_new_tokens=40, deadline_seconds=30.0)
     fleet.lose("a")
     fleet.tick(31.0)
-    failure = fleet.end(long).failure
-    assert failure is not None and failure.code is fx.FailureCode.DEADLINE
+    failure = fleet.failure(long)
+    assert failure.code is fx.FailureCode.DEADLINE
 
 
 def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
@@ -143,8 +142,8 @@ def test_requests_wait_a_bounded_time_while_no_worker_is_present() -> None:
     world.tick(99.0)
     assert world.streams[stream].admitted and world.streams[stream].end is None
     world.tick(2.0)
-    failure = world.end(stream).failure
-    assert failure is not None and failure.code is fx.FailureCode.NO_WORKER
+    failure = world.failure(stream)
+    assert failure.code is fx.FailureCode.NO_WORKER
 
 
 def test_a_new_front_end_gets_the_present_limits() -> None:

@@ -7,12 +7,11 @@ terminal answer.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
-from tandem.v1.inference_pb2 import SamplingParams
 
 from scheduler_svc.core.core import Organ
 from scheduler_svc.core.invariants import audit
@@ -25,12 +24,14 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.core.scheduler import ORGANS, CoreConfig, Scheduler
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.wire import worker as worker_wire
+from tests.rigs.core_events import submit
 from tests.rigs.executor import Executor, Shape
 from tests.rigs.faults import Faults
-from tests.rigs.oracle import Completion, complete, logprobs
-from tests.rigs.resources import WithAdapters, are_known, resources_of, source_of
-from tests.rigs.sampling import Logprob, Settings
+from tests.rigs.resources import WithAdapters, are_known, resources_of
+from tests.rigs.sampling import Settings
+from tests.scheduler_svc.core.stream import Stream, streams_in
 
+Kind = TypeVar("Kind")
 FRONTEND = "f-1"
 # The ends that follow from the tokens alone.
 OWN_ENDS = (
@@ -40,6 +41,16 @@ OWN_ENDS = (
 SECRET, DESCRIPTION = bytes(range(100, 132)), b"how to build the stream"
 # A service draws this at random when it starts.
 CACHE_ROOT = bytes(range(32))
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    """Returns a prompt that shares no beginning with those of another `first`."""
+    return [(first + i) % 250 for i in range(length)]
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    """Returns a prompt in which tokens far from each other differ, too."""
+    return [(7 * i + 13 * salt) % 250 for i in range(length)]
 
 
 def greedy(**settings: Any) -> CoreConfig:
@@ -79,109 +90,14 @@ def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "", tenan
     return {"prefix_root": root, "page_hashes": hash_pages(root, np.array(prompt, np.int32), page_size)}
 
 
-def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
-    """Returns the sampling settings of one sample for the oracle."""
-    return Settings.of(SamplingParams.FromString(submit.sampling), sample_idx)
-
-
-def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
-    """Returns the logprobs of an effect, one per token, with `top_k` alternatives, or all if it is None."""
-    lines = zip(values.logprobs.tolist(), values.top_token_ids.tolist(), values.top_logprobs.tolist(), strict=True)
-    return [
-        Logprob(logprob=own, top=tuple(zip(ids[:top_k], logprobs[:top_k], strict=True))) for own, ids, logprobs in lines
-    ]
-
-
-@dataclass(slots=True)
-class Stream:
-    """The request of one stream, and everything that the core has sent to the stream."""
-
-    submit: ev.Submit
-    sample_idx: int = 0
-    admitted: bool = False
-    rejected: fx.Rejected | None = None
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[Logprob] = field(default_factory=list[Logprob])
-    prompt_logprobs: list[Logprob] = field(default_factory=list[Logprob])
-    end: fx.End | None = None
-    replaced: bool = False
-    _expected: tuple[Shape, Completion] | None = None
-
-    def expected(self, shape: Shape) -> Completion:
-        """Returns the oracle's completion, which does not depend on the world."""
-        if self._expected is None or self._expected[0] != shape:
-            self._expected = shape, self._complete(shape)
-        return self._expected[1]
-
-    def _complete(self, shape: Shape) -> Completion:
-        return complete(
-            self.submit.prompt.tolist(),
-            max_new_tokens=self.submit.max_new_tokens,
-            vocab=shape.sampled_vocab,
-            eos_token_ids=shape.eos_token_ids,
-            settings=settings_of(self.submit, self.sample_idx),
-            min_new_tokens=self.submit.min_new_tokens,
-            stop_token_ids=self.submit.stop_token_ids,
-            ignore_eos=self.submit.ignore_eos,
-            constraint=source_of(self.submit),
-        )
-
-    def take(self, output: fx.StepOutput, number: int) -> None:
-        """Appends what an effect contains for this stream. Raises AssertionError if it is out of order."""
-        assert self.admitted and self.rejected is None
-        assert self.end is None, f"stream {number}: something after its end"
-        assert not self.replaced, f"stream {number}: something after another reader has come"
-        for piece in output.prompt_logprobs:
-            if piece.stream == number:
-                self._take_piece(piece)
-        entries = np.flatnonzero(output.streams == np.uint64(number)).tolist()
-        assert len(entries) <= 1, f"stream {number}: several tokens in one step"
-        for entry in entries:
-            offset = int(output.offsets[entry])
-            assert offset == len(self.tokens), f"stream {number}: offset {offset}, {len(self.tokens)} had come"
-            self.tokens.append(int(output.tokens[entry]))
-            self._take_logprobs(output.logprobs, entry)
-
-    def _take_piece(self, piece: fx.PromptLogprobs) -> None:
-        assert not self.tokens, "prompt logprobs after the first token"
-        following = self.submit.prompt_logprobs_from + len(self.prompt_logprobs)
-        assert self.sample_idx == 0 and self.submit.prompt_logprobs_from
-        assert piece.start == following, f"prompt logprobs from {piece.start} on, {following} come next"
-        self.prompt_logprobs += rows_of(piece.values)
-
-    def _take_logprobs(self, logprobs: fx.TokenLogprobs | None, entry: int) -> None:
-        wanted = self.submit.num_logprobs
-        lines = [] if logprobs is None else np.flatnonzero(logprobs.entries == entry).tolist()
-        assert len(lines) == (wanted > 0), f"{len(lines)} logprobs of a token, {wanted} were wanted"
-        if logprobs is not None and lines:
-            self.logprobs.append(rows_of(logprobs.values, wanted - 1)[lines[0]])
-
-    def check_logprobs(self, shape: Shape) -> None:
-        """Checks all logprobs against the oracle, and that all prompt logprobs came before the first token."""
-        prompt, vocab_size = self.submit.prompt.tolist(), shape.vocab_size
-        wanted, start = self.submit.num_logprobs, self.submit.prompt_logprobs_from
-        top_k = max(0, wanted - 1)
-        if wanted:
-            expected = logprobs([*prompt, *self.tokens], start=len(prompt), vocab_size=vocab_size, top_k=top_k)
-            assert self.logprobs == expected
-        if not start or self.sample_idx:
-            return
-        expected = logprobs(prompt, start=start, vocab_size=vocab_size, top_k=top_k)
-        assert self.prompt_logprobs == expected[: len(self.prompt_logprobs)]
-        # If they are not finite the request fails, and the token of that step may come with its end.
-        failed = self.end is not None and self.end.failure is not None
-        is_complete = len(self.prompt_logprobs) == len(expected)
-        assert not self.tokens or is_complete or failed, "a token before all prompt logprobs"
-
-
-def streams_in(output: fx.StepOutput) -> list[int]:
-    """Returns the streams that the effect has tokens or prompt logprobs for."""
-    pieces = (piece.stream for piece in output.prompt_logprobs)
-    return list(dict.fromkeys([*pieces, *output.streams.tolist()]))
-
-
 class World:
-    """One worker joins at once unless `join` is False. `plans` wait to be applied and `results` to be delivered."""
+    """One worker, with `faults`, joins at once unless `join` is False.
+
+    `plans` wait to be applied and `results` to be delivered.
+    """
+
+    # Where many requests or pages are live, an audit costs more than the events between two.
+    audit_every = 1
 
     def __init__(
         self,
@@ -189,6 +105,7 @@ class World:
         config: CoreConfig | None = None,
         *,
         join: bool = True,
+        faults: Faults | None = None,
         organs: Sequence[type[Organ]] = ORGANS,
     ) -> None:
         self.shape = shape or Shape()
@@ -204,10 +121,10 @@ class World:
         self.log: list[tuple[float, ev.Event]] = []
         self.effects: list[fx.Effect] = []
         self.executor = Executor(self.shape)
-        self._workers = 0
+        self._workers = self._num_events = 0
         self.handle(ev.FrontendJoined(frontend=FRONTEND))
         if join:
-            self.join()
+            self.join(faults)
 
     # Events ------------------------------------------------------------------------------------------------------
 
@@ -222,7 +139,9 @@ class World:
         return effects
 
     def _audit(self) -> None:
-        audit(self.core)
+        self._num_events += 1
+        if self._num_events % self.audit_every == 0:
+            audit(self.core)
 
     def _take(self, effect: fx.Effect) -> None:
         match effect:
@@ -275,9 +194,18 @@ class World:
             stream.end = end
 
     @property
-    def lane(self) -> Lane | None:
-        """The lane of the newest worker, or None if the worker is not present."""
-        return self.core.lanes.get(self.worker)
+    def lane(self) -> Lane:
+        """The lane of the newest worker, which is present."""
+        return self.core.lanes[self.worker]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the newest worker is not present."""
+        return self.worker not in self.core.lanes
+
+    def told(self, kind: type[Kind]) -> list[Kind]:
+        """Returns the effects of this kind so far."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
 
     @property
     def worker(self) -> str:
@@ -311,67 +239,40 @@ class World:
         self.preparing.clear()
         self.handle(ev.WorkerLost(worker=self.worker, reason="killed"))
 
+    def restart(self) -> None:
+        """Kills the worker and lets another one join."""
+        self.kill()
+        self.join()
+
     def submit(
         self,
         prompt: list[int],
         *,
         max_new_tokens: int | None = 4,
-        min_new_tokens: int = 0,
-        stop_token_ids: tuple[int, ...] = (),
-        ignore_eos: bool = False,
-        priority: int = 0,
-        max_time_seconds: float = 0.0,
-        deadline_seconds: float = 0.0,
-        max_queue_seconds: float = 0.0,
-        request_id: str | None = None,
-        num_samples: int = 1,
-        num_logprobs: int = 0,
-        prompt_logprobs_from: int = 0,
         salt: str | None = "",
         tenant: str = "",
-        page_hashes: bytes | None = None,
-        cache_read: bool = True,
-        cache_write: bool = True,
         linger_seconds: float = 0.0,
-        frontend: str = FRONTEND,
         constraint: bytes = b"",
         adapter: bytes = b"",
-        **sampling: Any,
+        **options: Any,
     ) -> int:
-        """Submits a request and returns its first stream. Without `page_hashes` (None) the prompt's own are sent.
+        """Submits a request and returns its first stream. `options` are other fields of the Submit, or of `Settings`.
 
-        Without `max_new_tokens` (None) the maximum is unset.
+        Without `max_new_tokens` (None) the maximum is unset. The page hashes are the prompt's own by default.
         """
-        hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
-        if page_hashes is not None:
-            hashes["page_hashes"] = page_hashes
         stream = len(self.streams) + 1
-        event = ev.Submit(
-            frontend=frontend,
-            stream=stream,
-            request_id=request_id or f"r{stream}",
-            prompt=np.array(prompt, np.int32),
-            sampling=Settings(**sampling).encoded(),
+        fields = {name: options.pop(name) for name in list(options) if name in ev.Submit.__slots__}
+        hashes = hashes_of(prompt, self.shape.page_size, salt=salt, tenant=tenant)
+        lingering = {"linger_seconds": linger_seconds, "secret_hash": SECRET, "description": DESCRIPTION}
+        event = submit(
+            stream,
+            prompt,
+            sampling=Settings(**options).encoded(),
             max_new_tokens=self.room(prompt) if max_new_tokens is None else max_new_tokens,
             is_max_unset=max_new_tokens is None,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=stop_token_ids,
-            ignore_eos=ignore_eos,
-            priority=priority,
-            max_time_seconds=max_time_seconds,
-            deadline_seconds=deadline_seconds,
-            max_queue_seconds=max_queue_seconds,
-            num_samples=num_samples,
-            num_logprobs=num_logprobs,
-            prompt_logprobs_from=prompt_logprobs_from,
-            cache_read=cache_read,
-            cache_write=cache_write,
-            linger_seconds=linger_seconds,
-            secret_hash=SECRET if linger_seconds else b"",
-            description=DESCRIPTION if linger_seconds else b"",
             tenant=tenant,
             resources=resources_of(constraint, adapter),
-            **hashes,
+            **{"ignore_eos": False, **hashes, **(lingering if linger_seconds else {}), **fields},
         )
         for sample_idx, number in enumerate(event.streams):
             self.streams[number] = Stream(event, sample_idx)
@@ -424,6 +325,11 @@ class World:
         if not self.holds_answers:
             self.answer()
 
+    def steps(self, count: int, *seconds: float) -> None:
+        """Steps so often."""
+        for _ in range(count):
+            self.step(*seconds)
+
     # The worker's side -------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
@@ -466,6 +372,24 @@ class World:
         assert end is not None, f"stream {stream} has not ended"
         return end
 
+    def failure(self, stream: int) -> fx.Failure:
+        """Returns why the stream failed. Raises AssertionError if it did not."""
+        failure = self.end(stream).failure
+        assert failure is not None, f"stream {stream} has not failed"
+        return failure
+
+    def fault(self, stream: int) -> str:
+        """Returns the words with which the stream failed by a fault of its own, its worker's or the service's."""
+        failure = self.failure(stream)
+        assert failure.code is fx.FailureCode.INTERNAL, failure
+        return failure.message
+
+    def refusal(self, stream: int) -> fx.Rejected:
+        """Returns why the stream's request was refused. Raises AssertionError if it was not."""
+        rejected = self.streams[stream].rejected
+        assert rejected is not None, f"stream {stream} was not refused"
+        return rejected
+
     def end_of(self, stream: int) -> fx.End | None:
         """Returns the stream's terminal answer, None if it has not ended."""
         return self.streams[stream].end
@@ -490,6 +414,17 @@ class World:
         """Checks that every stream has ended and no request, row or page is in use."""
         for number, stream in self.streams.items():
             assert stream.rejected or stream.end, f"stream {number} got no terminal answer"
+        self.check_content()
+        self.check_empty()
+
+    def finish(self) -> None:
+        """Runs until nothing is left to do; then every stream has ended, as the oracle says, and nothing is in use."""
+        self.run()
+        self.check_all_ended()
+
+    def settle(self) -> None:
+        """As `finish`, if callers have cancelled some streams, which get no answer."""
+        self.run()
         self.check_content()
         self.check_empty()
 

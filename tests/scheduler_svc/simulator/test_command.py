@@ -95,7 +95,7 @@ def test_a_steps_file_can_be_fitted(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.CaptureFixture[str]) -> None:
     goal = ["--find-rate", "--ttft-p99", "0.3"]
-    run = ["--requests", "300", "--input", "1000", "--output", "4", "--rate", "20"]
+    run = ["--requests", "100", "--input", "1000", "--output", "4", "--rate", "20"]
     found = figures(capsys, *run, *goal)
     assert 0 < found["rate"] < found["fails_at"] <= 1.05 * found["rate"]
     assert figures(capsys, *run[:-1], str(found["rate"]))["ttft_seconds"]["p99"] <= 0.3 * 1.005

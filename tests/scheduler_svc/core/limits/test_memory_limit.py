@@ -16,9 +16,7 @@ SHAPE = Shape(num_pages=160, max_rows=32, token_budget=128, chunk_align=8, max_l
 
 
 def world_with(*, shape: Shape = SHAPE, **faults: int) -> World:
-    world = World(shape, greedy(), join=False)
-    world.join(Faults(**faults))
-    return world
+    return World(shape, greedy(), faults=Faults(**faults))
 
 
 def reductions(world: World) -> dict[Reduction, int]:
@@ -36,13 +34,13 @@ def bound(world: World, shape: Shape = SHAPE) -> float:
 def test_a_worker_of_any_memory_serves_everything_after_few_resets(seed: int) -> None:
     rng = random.Random(seed)
     world = world_with(memory_tokens=rng.randint(8, 128), memory_rows=rng.randint(1, 32))
+    world.audit_every = 8
     for _ in range(60):
         prompt = [rng.randrange(5) for _ in range(rng.choice([1, 5, 20, 50]))]
         world.submit(prompt, max_new_tokens=rng.randint(1, 13), ignore_eos=True)
         if rng.random() < 0.2:
             world.step(0.001)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(stream.end and stream.end.reason is fx.EndReason.LENGTH for stream in world.streams.values())
     assert not reductions(world)[Reduction.ENDED] and not reductions(world)[Reduction.REFUSED]
     assert world.core.counters.resets == sum(reductions(world).values()) <= bound(world)
@@ -56,7 +54,6 @@ def limits_until_recovery(world: World) -> list[tuple[int, int]]:
         if world.core.counters.steps == FIRST_RECOVERY_STEPS - 1:
             return seen
         world.step(0.001)
-        assert world.lane is not None
         limits = world.lane.memory.token_budget, world.lane.memory.max_rows
         seen += [limits] if not seen or limits != seen[-1] else []
     raise AssertionError(f"too few confirmed steps: {world.core.counters.steps}; {seen}")
@@ -80,7 +77,6 @@ def test_rows_halve_in_steps_that_only_decode() -> None:
 
 def test_limits_recover_after_confirmed_steps() -> None:
     world = world_with()
-    assert world.lane is not None
     memory = world.lane.memory
     world.executor._faults = Faults(memory_tokens=20)
     for _ in range(10):
@@ -99,11 +95,9 @@ def test_a_request_that_cannot_run_alone_ends_with_the_numbers_and_the_others_ar
     world = world_with(oom_token=7)
     others = [world.submit([1, 2, number], max_new_tokens=8, ignore_eos=True) for number in range(20, 50)]
     culprit = world.submit([1, 2, 7, 3], max_new_tokens=8, request_id="culprit")
-    world.run()
-    world.check_all_ended()
-    failure = world.end(culprit).failure
-    assert failure is not None and failure.code is fx.FailureCode.INTERNAL
-    assert "request culprit" in failure.message and "4 positions of 1 row" in failure.message
+    world.finish()
+    failure = world.fault(culprit)
+    assert "request culprit" in failure and "4 positions of 1 row" in failure
     assert all(world.end(stream).reason is fx.EndReason.LENGTH for stream in others)
     counts = reductions(world)
     assert (counts[Reduction.ALONE], counts[Reduction.ENDED], counts[Reduction.REFUSED]) == (1, 1, 0)
@@ -116,20 +110,18 @@ def test_a_worker_on_which_nothing_runs_is_refused_instead_of_ending_every_reque
         world.submit([1, 2, number], max_new_tokens=8, ignore_eos=True)
     for _ in range(100):
         world.step(0.001)
-        if world.lane is None:
+        if world.is_lost:
             break
-    refused = [effect for effect in world.effects if isinstance(effect, fx.WorkerRefused)]
+    refused = world.told(fx.WorkerRefused)
     assert [effect.retry for effect in refused] == [True] and "ran out of memory alone" in refused[0].reason
     assert reductions(world)[Reduction.ENDED] == 1
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert sum(stream.end is not None and stream.end.failure is None for stream in world.streams.values()) == 19
 
 
 def test_a_prompt_waits_while_more_rows_decode_than_the_token_budget_has_tokens() -> None:
     world = world_with(shape=Shape(num_pages=160, max_rows=8, token_budget=8, chunk_align=1, max_length=64))
-    assert world.lane is not None
     decoding = [world.submit([1], max_new_tokens=12, ignore_eos=True) for _ in range(3)]
     prompt = world.submit([1] * 12, max_new_tokens=2, ignore_eos=True)
     world.step(0.001)
@@ -137,6 +129,5 @@ def test_a_prompt_waits_while_more_rows_decode_than_the_token_budget_has_tokens(
     for _ in range(5):
         world.step(0.001)
         assert not world.streams[prompt].tokens
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(world.end(stream).reason is fx.EndReason.LENGTH for stream in [*decoding, prompt])

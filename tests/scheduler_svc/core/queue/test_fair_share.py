@@ -7,17 +7,10 @@ from hypothesis import strategies as st
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.queue.turns import AGEING_TOKENS, FairShare
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.sent_plans import order
 from tests.scheduler_svc.core.world import World, greedy
 
 ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
-
-
-def order(world: World) -> list[int]:
-    """Returns the streams in the order in which they first got a row. Each stream has a prompt of its own."""
-    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
-    return [
-        numbers[tuple(start.tokens[: start.num_prompt_tokens].tolist())] for plan in world.sent for start in plan.starts
-    ]
 
 
 def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **options: object) -> int:
@@ -29,8 +22,7 @@ def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **options: obj
 
 
 def run(world: World) -> list[int]:
-    world.run()
-    world.check_all_ended()
+    world.finish()
     return order(world)
 
 
@@ -67,8 +59,7 @@ def test_without_fair_share_a_tenant_waits_for_all_earlier_requests() -> None:
 def test_an_idle_tenant_gets_no_credit() -> None:
     world = World(ONE_AT_A_TIME)
     early = [ask(world, "a") for _ in range(6)]
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     # Three requests of tenant a were admitted. Tenant b starts at the virtual time, which is the third one's start.
     assert order(world) == early[:3]
     late = [ask(world, "b") for _ in range(3)]
@@ -202,6 +193,7 @@ def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[t
 def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
     """Callers choose their salts, so each request may have a new one. It either runs or is cancelled while it waits."""
     world = World(ONE_AT_A_TIME)
+    world.audit_every = 16
     for _ in range(300):
         stream = ask(world, f"salt {len(world.streams)}", max_new_tokens=2)
         if run:

@@ -22,8 +22,7 @@ def test_a_request_that_does_not_fit_does_not_block_the_head_that_it_would_pass(
     world.step()
     assert prompts_started(world)[-1] == [7, 7]
     assert world.streams[head].admitted
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_sample_forks_at_once_although_a_later_request_does_not_fit() -> None:
@@ -34,12 +33,10 @@ def test_a_sample_forks_at_once_although_a_later_request_does_not_fit() -> None:
     prompt = list(range(20))
     world.submit(prompt, num_samples=2, max_new_tokens=4, ignore_eos=True)
     world.submit([5] * 70, max_new_tokens=2, ignore_eos=True)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     assert prompts_started(world) == [[1] * 4, prompt, prompt]
     assert first_positions(world) == [0, 0, 19]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> None:
@@ -49,8 +46,7 @@ def test_an_urgent_request_does_not_put_its_tenants_backlog_before_others() -> N
     world.submit([2, 2], max_new_tokens=1, ignore_eos=True, salt="batch", priority=1)
     world.step()
     other = world.submit([3, 3], max_new_tokens=1, ignore_eos=True, salt="other")
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert AGEING_TOKENS > 50 * 12
     order = prompts_started(world)
     assert order.index([3, 3]) < 4, f"place {order.index([3, 3])} of {len(order)}"
@@ -69,8 +65,7 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(5):
         fleet.tick(OVERDUE_SECONDS / 2)
-        fleet.apply_plans("a")
-        fleet.deliver_from("a")
+        fleet.serve("a")
     assert fleet.end(new).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
     fleet.run()
@@ -86,8 +81,7 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> N
     pending: list[Request] = []
     while not pending:
         for name in fleet.workers:
-            fleet.apply_plans(name)
-            fleet.deliver_from(name)
+            fleet.serve(name)
         fleet.tick()
         pending = [request for request in fleet.core.queue.waiting() if request.pending_plans]
     silent = "a" if fleet.lane_of("a").awaits(pending[0]) else "b"
@@ -97,8 +91,7 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> N
     new = fleet.submit([9, 9], max_new_tokens=2, ignore_eos=True)
     for _ in range(40):
         fleet.tick(1.0)
-        fleet.apply_plans(other)
-        fleet.deliver_from(other)
+        fleet.serve(other)
     assert pending[0].pending_plans
     assert fleet.end(new).stats.output_tokens == 2
     fleet.run()

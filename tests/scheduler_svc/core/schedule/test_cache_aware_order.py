@@ -8,8 +8,8 @@ import pytest
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.queue.turns import WINDOW
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
+from tests.scheduler_svc.core.sent_plans import order
 from tests.scheduler_svc.core.world import World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=64, max_rows=1)
@@ -37,22 +37,9 @@ def with_stem(world: World, num_tokens: int = 9, **options: object) -> int:
     return world.submit([*STEM[:num_tokens], 100 + number], **({"max_new_tokens": 1, "ignore_eos": True} | options))
 
 
-def order(world: World) -> list[int]:
-    """Returns the streams in the order in which they got a row."""
-    numbers = {tuple(stream.submit.prompt.tolist()): number for number, stream in world.streams.items()}
-    prompts = [start.tokens[: start.num_prompt_tokens] for plan in world.sent for start in plan.starts]
-    return [numbers[tuple(prompt.tolist())] for prompt in prompts]
-
-
 def run(world: World) -> list[int]:
-    world.run()
-    world.check_all_ended()
+    world.finish()
     return order(world)
-
-
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
 
 
 def test_the_longest_cached_prefix_goes_first_then_arrival() -> None:
@@ -139,8 +126,7 @@ def test_a_request_does_not_pass_a_suspect_that_does_not_fit_yet() -> None:
     [request] = world.core.queue.by_request_id(f"r{big}")
     world.core.suspects.restore([request])
     cached = with_stem(world)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     assert order(world) == [runs]
     assert len(world.streams[runs].tokens) > 1, "the other requests run on"
     assert run(world) == [runs, big, cached]

@@ -4,17 +4,12 @@ import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts
-from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy, text
 
 SHAPE = Shape(page_size=4, num_pages=32)
-
-
-def text(length: int, first: int = 0) -> list[int]:
-    return [first + i for i in range(length)]
 
 
 def ask(world: World, prompt: list[int], **options: object) -> int:
@@ -27,11 +22,6 @@ def found(world: World, prompt: list[int]) -> int:
     world.run()
     world.check_content()
     return world.end(stream).stats.cached_prompt_tokens
-
-
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
 
 
 # After the end of their request -----------------------------------------------------------------------------------
@@ -84,7 +74,7 @@ def test_the_end_of_a_sequence_is_evicted_before_its_start() -> None:
     world = World(Shape(page_size=4, num_pages=6))
     assert found(world, text(9)) == 0
     # Page 3 is not full and so not cached; pages 4 and 5 were never used. The cached pages follow, last page first.
-    assert lane(world).pool.free_pages() == [3, 4, 5, 2, 1]
+    assert world.lane.pool.free_pages() == [3, 4, 5, 2, 1]
     found(world, text(13, 100))
     assert starts(world)[1] == (0, [3, 4, 5, 2])
     assert found(world, text(9)) == 4
@@ -112,8 +102,7 @@ def test_used_pages_are_not_allocated() -> None:
     world.step()
     # The first request still runs. The two other pages are allocated in turn, the last page of a sequence first.
     assert starts(world) == [(0, [1, 2]), (0, [3, 4]), (0, [4, 3]), (4, [1, 3])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_released_page_is_matched_again_at_once() -> None:
@@ -145,13 +134,11 @@ def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tok
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     first = ask(world, text(7), max_new_tokens=max_new_tokens)
     victim = ask(world, text(7, 50), max_new_tokens=9)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     # Eight of its positions were confirmed, so two pages are cached.
     [waiting] = world.core.queue.by_request_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.end(victim).stats.recomputed_tokens == recomputed
     assert world.end(victim).stats.preemptions == 1
     assert world.end(first).stats.preemptions == 0
@@ -164,8 +151,7 @@ def test_a_preempted_request_without_cached_pages_recomputes_everything() -> Non
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     ask(world, text(7), max_new_tokens=5)
     victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     stats = world.end(victim).stats
     assert (stats.preemptions, stats.recomputed_tokens) == (1, 8)
 
@@ -176,8 +162,7 @@ def test_a_preempted_request_without_cached_pages_recomputes_everything() -> Non
 def test_the_loss_of_a_worker_evicts_its_pages() -> None:
     world = World(SHAPE)
     found(world, text(9))
-    world.kill()
-    world.join()
+    world.restart()
     assert load(world).pages_cached == 0
     assert found(world, text(9)) == 0
 
@@ -207,12 +192,15 @@ def test_pages_of_confirmed_steps_survive_a_failed_step(status: int, cached: lis
 
 def cached_pages(world: World) -> list[int]:
     """Returns the pages in the prefix cache index."""
-    return [page for page in range(1, world.shape.num_pages) if lane(world).pool.hash_of(page)]
+    return [page for page in range(1, world.shape.num_pages) if world.lane.pool.hash_of(page)]
 
 
 def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
-    world = World(Shape(page_size=4, num_pages=32, token_budget=8), greedy(plans_in_flight=3), join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(
+        Shape(page_size=4, num_pages=32, token_budget=8),
+        greedy(plans_in_flight=3),
+        faults=Faults(fail_steps=frozenset({2})),
+    )
     ask(world, text(25), max_new_tokens=4)
     world.tick()
     assert cached_pages(world) == [1, 2, 3, 4, 5, 6]
@@ -229,8 +217,7 @@ def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
 
 
 def test_another_request_uses_pages_that_survived_the_failure() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({2})))
     assert found(world, text(9)) == 0
     ask(world, text(9, 50), max_new_tokens=4)
     world.run()
@@ -254,15 +241,13 @@ def test_a_flush_evicts_everything_and_rows_run_on() -> None:
     assert flush(world) == 0
     assert found(world, text(9)) == 0
     ask(world, text(9, 50))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world) == [0, 0, 0, 0]
     assert len(world.streams[stream].tokens) == 12
 
 
 def test_a_flush_between_a_plan_and_its_failure_is_harmless() -> None:
-    world = World(SHAPE, greedy(plans_in_flight=1), join=False)
-    world.join(Faults(fail_steps=frozenset({1})))
+    world = World(SHAPE, greedy(plans_in_flight=1), faults=Faults(fail_steps=frozenset({1})))
     ask(world, text(9), max_new_tokens=3)
     world.tick()
     assert flush(world) == 2

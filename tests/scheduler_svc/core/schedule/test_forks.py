@@ -6,7 +6,6 @@ the last token itself.
 
 import pytest
 
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import chunks, copies, first_positions, flush, load, starts
@@ -21,18 +20,12 @@ def ask(world: World, prompt: list[int] = TEN, **options: object) -> int:
     return world.submit(prompt, **(settings | options))
 
 
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
-
-
 def all_copies(world: World) -> list[tuple[int, int, int]]:
     return [copy for plan in world.sent for copy in copies(plan)]
 
 
 def finish(world: World) -> None:
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
@@ -45,7 +38,7 @@ def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     # Position 8 is copied and each sample computes position 9. The first sample has its first token and goes on.
     assert (chunks(second), copies(second)) == ([], [(3, 4, 1), (3, 5, 1)])
     assert second.decode_rows.tolist() == [1, 2, 3]
-    assert [lane(world).pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
+    assert [world.lane.pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
     finish(world)
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (1, 2, 3)] == [0, 9, 9]
     assert len({tuple(world.streams[stream].tokens) for stream in (1, 2, 3)}) == 3
@@ -76,8 +69,7 @@ def test_samples_wait_for_a_chunked_prompt_and_other_requests_pass_them() -> Non
     world = World(Shape(page_size=4, num_pages=32, token_budget=8, max_rows=4), greedy(plans_in_flight=1))
     ask(world, num_samples=2)
     world.submit([50, 51, 52], max_new_tokens=2, ignore_eos=True)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 8)], [(1, 8, 2), (2, 0, 3)], []]
     assert [len(plan.starts) for plan in world.sent] == [1, 1, 1]
     assert first_positions(world) == [0, 0, 9]
@@ -120,8 +112,7 @@ def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, 
     """There are two rows. The third sample starts when another is cancelled, and copies only the prompt."""
     world = World(Shape(page_size=4, num_pages=32, max_rows=2), greedy(plans_in_flight=1))
     ask(world, max_new_tokens=9)
-    for _ in range(4):
-        world.step()
+    world.steps(4)
     world.cancel(cancelled)
     world.step()
     assert starts(world)[-1] == (9, [1, 2, 6])
@@ -195,8 +186,7 @@ def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_siblings_survive_a_failed_step(step: int) -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(fail_steps=frozenset({step})))
+    world = World(SHAPE, faults=Faults(fail_steps=frozenset({step})))
     ask(world)
     finish(world)
     assert world.core.counters.resets == 1
@@ -204,13 +194,10 @@ def test_siblings_survive_a_failed_step(step: int) -> None:
 
 
 def test_nonfinite_logits_end_all_samples_of_the_prompt() -> None:
-    world = World(SHAPE, join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(SHAPE, faults=Faults(nonfinite_token=280))
     ask(world, [*TEN[:8], 280, 9])
     world.submit(TEN, max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
     assert [world.end(stream).failure is None for stream in (1, 2, 3, 4)] == [False, False, False, True]
     # The last request shares the two pages before the bad token, and its own finite sample has verified them.
     assert world.end(4).stats.cached_prompt_tokens == 8

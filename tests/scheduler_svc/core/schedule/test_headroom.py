@@ -166,10 +166,8 @@ def seated_and_preempted(admission: Admission) -> tuple[int, int]:
     for i in range(16):
         world.submit([i] * 6, max_new_tokens=30, ignore_eos=True)
     world.step()
-    assert world.lane is not None
     seated = world.lane.rows.num_seated
-    world.run()
-    world.check_all_ended()
+    world.finish()
     return seated, world.core.counters.preemptions
 
 
@@ -185,7 +183,6 @@ def test_an_idle_core_keeps_its_expected_share() -> None:
     world = World(config=CoreConfig(silence_timeout_seconds=1e6))
     world.submit([1, 2], max_new_tokens=6, ignore_eos=True)
     world.run()
-    assert world.lane is not None
     steps, share = world.lane.step, world.lane.schedule.expected_share
     assert share == pytest.approx(FIRST_SHARE * SHARE_DECAY**steps)
     for _ in range(2400):
@@ -199,9 +196,7 @@ def test_a_preemption_that_resolves_starvation_raises_the_expected_share() -> No
     world = World(shape, CoreConfig(plans_in_flight=1, policy=Policy(admission=Admission.KNOWN)))
     world.submit(list(range(20)), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
     world.submit(list(range(100, 120)), max_new_tokens=3, ignore_eos=True)
-    for _ in range(2):
-        world.step()
-    assert world.lane is not None
+    world.steps(2)
     share = world.lane.schedule.expected_share
     world.tick()
     assert (world.lane.step, world.core.counters.preemptions) == (3, 1)

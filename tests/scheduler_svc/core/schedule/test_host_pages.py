@@ -14,7 +14,6 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.pages.host_pool import HostPool
 from scheduler_svc.core.schedule.policy import swapping_pays
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import first_positions, flush, load, starts, swap_ins, swap_outs
@@ -22,11 +21,6 @@ from tests.scheduler_svc.core.world import World, greedy, info_of
 
 SHAPE = Shape(page_size=4, num_pages=6, host_pages=8, page_copy_us=1.0, token_us=50.0)
 OLDER, NEWER = [10 + i for i in range(7)], [50 + i for i in range(7)]
-
-
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
 
 
 def scene(
@@ -38,12 +32,10 @@ def scene(
     **options: object,
 ) -> World:
     """Returns a world before the third plan."""
-    world = World(shape, greedy(plans_in_flight=in_flight), join=False)
-    world.join(faults)
+    world = World(shape, greedy(plans_in_flight=in_flight), faults=faults)
     world.submit(OLDER, max_new_tokens=9, ignore_eos=True)
     world.submit(newer, **({"max_new_tokens": 9, "ignore_eos": True} | options))
-    for _ in range(2):
-        world.step()
+    world.steps(2)
     return world
 
 
@@ -64,8 +56,7 @@ def test_a_preempted_request_is_swapped_out_first_pages_first_and_resumes_in_ful
     third = world.sent[2]
     assert (swap_outs(third), third.append_pages.tolist()) == ([(3, 0), (4, 1)], [5])
     assert (load(world).host_pages_used, load(world).host_pages_total) == (2, 8)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # The older request took page 4. Page 3 is still on the device, and the content of page 4 comes from host page 1.
     assert starts(world)[2] == (8, [3, 4, 5])
     assert all_swap_ins(world) == [(1, 4)]
@@ -92,16 +83,14 @@ def test_pages_are_swapped_out_if_two_copies_cost_less_than_computing_them(
     shape = replace(SHAPE, host_pages=host_pages, page_copy_us=page_copy_us, token_us=token_us)
     assert swapping_pays(info_of(shape)) is pays
     world = scene(shape)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(all_swap_outs(world)) == (2 if pays else 0)
     assert world.end(2).stats.recomputed_tokens == (0 if pays else 4)
 
 
 def test_the_first_pages_are_swapped_out_if_host_memory_is_small() -> None:
     world = scene(replace(SHAPE, host_pages=1))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all_swap_outs(world) == [(3, 0)]
     # The first page was still on the device.
     assert all_swap_ins(world) == []
@@ -111,8 +100,7 @@ def test_the_first_pages_are_swapped_out_if_host_memory_is_small() -> None:
 def test_pages_that_other_rows_share_are_not_swapped_out() -> None:
     world = scene(replace(SHAPE, num_pages=5), newer=OLDER, temperature=1.0, seed=3)
     assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # Page 1 is shared with the older request.
     assert all_swap_outs(world) == [(3, 0)]
 
@@ -120,8 +108,7 @@ def test_pages_that_other_rows_share_are_not_swapped_out() -> None:
 @pytest.mark.parametrize("options", [{"cache_write": False}, {"salt": None}])
 def test_uncached_pages_are_not_swapped_out(options: dict[str, object]) -> None:
     world = scene(**options)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all_swap_outs(world) == []
     assert world.end(2).stats.recomputed_tokens == 8
 
@@ -133,8 +120,7 @@ def test_output_pages_of_unconfirmed_steps_are_not_swapped_out() -> None:
         world.submit(prompt, max_new_tokens=9, ignore_eos=True)
     world.tick()
     assert [swap_outs(plan) for plan in world.sent] == [[], [], [(3, 0)]]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_swap_out_without_a_plan_is_undone() -> None:
@@ -146,8 +132,7 @@ def test_a_swap_out_without_a_plan_is_undone() -> None:
     assert len(world.sent) == 2
     assert world.core.counters.preemptions == 1
     assert load(world).host_pages_used == 0
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all_swap_outs(world) == []
 
 
@@ -163,14 +148,12 @@ def test_another_request_with_the_same_prefix_swaps_pages_in() -> None:
     number = len(world.sent)
     turn = [*NEWER, *world.streams[2].tokens]
     again = world.submit([*turn[:8], 200, 201], max_new_tokens=2, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert world.end(again).stats.cached_prompt_tokens == 8
     assert [slot for slot, _ in swap_ins(world.sent[number])] == [0, 1]
     # Pages that were swapped in are cached again, so the next request shares them on the device.
     world.submit([*turn[:8], 202], max_new_tokens=2, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world)[-1] == 8
     assert len(all_swap_ins(world)) == 3
 
@@ -180,8 +163,7 @@ def test_another_tenant_swaps_no_pages_in() -> None:
     world.run()
     world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
     world.submit([*NEWER, 200], max_new_tokens=2, ignore_eos=True, salt="another")
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world)[-1] == 0
 
 
@@ -201,8 +183,7 @@ def test_the_loss_of_a_worker_drops_its_host_pages() -> None:
     assert load(world).host_pages_total == 0
     world.join()
     assert load(world).host_pages_used == 0
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all_swap_ins(world) == []
 
 
@@ -231,8 +212,7 @@ def test_host_pages_of_a_failed_plan_are_evicted() -> None:
     world.apply()
     world.deliver()
     assert load(world).host_pages_used == 0
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_flush_evicts_and_counts_host_pages() -> None:
@@ -240,8 +220,7 @@ def test_a_flush_evicts_and_counts_host_pages() -> None:
     # Two pages in host memory, and on the device these two and two of the older request.
     assert flush(world) == 2 + 4
     assert (load(world).host_pages_used, load(world).pages_cached) == (0, 0)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all_swap_ins(world) == []
     assert first_positions(world) == [0, 0, 0]
 

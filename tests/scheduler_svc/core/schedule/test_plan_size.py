@@ -26,13 +26,11 @@ def test_rows_beyond_the_size_of_a_plan_start_with_the_next_plans() -> None:
     limit = 6000
     world = World(SHAPE, config=greedy(max_plan_bytes=limit))
     streams = [world.submit([1] * 200, max_new_tokens=8, ignore_eos=True, seed=i) for i in range(30)]
-    for _ in range(7):
-        world.step()
+    world.steps(7)
     world.kill()
     world.sent.clear()
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(len(world.streams[stream].tokens) == 8 for stream in streams)
     sizes = [started_bytes(plan) for plan in world.sent if len(plan.starts) > 1]
     assert sizes and max(sizes) <= limit
@@ -43,8 +41,7 @@ def test_a_row_larger_than_the_bound_starts_alone() -> None:
     world = World(SHAPE, config=greedy(max_plan_bytes=1))
     for i in range(5):
         world.submit([i] * 50, max_new_tokens=3)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert {len(plan.starts) for plan in world.sent if plan.starts} == {1}
 
 

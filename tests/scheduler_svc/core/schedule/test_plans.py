@@ -40,10 +40,7 @@ def seen(plan: Plan) -> Expected:
 
 def lockstep(world: World, steps: int) -> None:
     """Steps with two plans in flight before each result, as for a busy worker, then ticks once more."""
-    for _ in range(steps):
-        world.tick()
-        world.apply()
-        world.deliver()
+    world.steps(steps)
     world.tick()
 
 
@@ -101,8 +98,7 @@ def test_no_token_is_sampled_beyond_max_new_tokens() -> None:
         Expected(starts=((1, (1,)),), chunks=((1, 0, 3, True),)),
         Expected(decode=(1,)),
     ]
-    end = world.streams[1].end
-    assert end is not None
+    end = world.end(1)
     assert end.stats.discarded_tokens == 0
 
 
@@ -110,8 +106,7 @@ def test_preemption_frees_a_page_in_the_same_step_and_the_victim_resumes() -> No
     world = World(Shape(page_size=2, num_pages=4, token_budget=8, max_rows=2))
     world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
     world.submit([3, 4], max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     plans = [seen(plan) for plan in world.sent]
     assert plans[0] == Expected(starts=((1, (1,)), (2, (2,))), chunks=((1, 0, 2, True), (2, 0, 2, True)))
     # Page 3 goes to the older request. No row is after the newer one in the order, so it is preempted itself.
@@ -176,8 +171,7 @@ def test_a_prompt_that_ends_does_not_wait_for_long_chunks_of_others(token_us: fl
     # The next step has the decode row and the rest of its budget for the other prompt.
     assert chunks[1] == ((2, beside, 448, False),)
     assert world.sent[1].decode_rows.tolist() == [1]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_no_two_plans_have_the_same_checksum() -> None:
@@ -217,8 +211,7 @@ def test_a_step_with_a_preemption_admits_no_request() -> None:
         Expected(appends=((1, 3),), decode=(1,)),
         Expected(starts=((2, (2,)),), decode=(1, 2)),
     ]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_pages_go_to_the_first_in_the_queue_order() -> None:

@@ -11,23 +11,17 @@ from scheduler_svc.core.messages.page_hash import hash_pages, prefix_root
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import chunks, first_positions, load, starts
-from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy
+from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy, text
 
 POISON = 280
 SHORT = Shape(num_pages=32)
-
-
-def text(length: int, first: int = 0) -> list[int]:
-    """Returns tokens that share no prefix with those of another `first`."""
-    return [first + i for i in range(length)]
 
 
 def run(world: World, prompt: list[int], **options: object) -> int:
     """Runs the prompt to its end and returns its first position, the number of tokens that were cached."""
     number = len(first_positions(world))
     world.submit(prompt, **({"max_new_tokens": 1, "ignore_eos": True} | options))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     return first_positions(world)[number]
 
 
@@ -56,7 +50,6 @@ def test_a_prompt_that_ends_at_a_page_edge_computes_its_last_page_again() -> Non
     run(world, text(8))
     assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 8)], [(1, 4, 4)]]
-    assert world.lane is not None
     # Pages 1 and 2 are cached. Page 3 has the same tokens as page 2 but is not cached, so it is allocated first.
     assert world.lane.pool.free_pages()[0] == 3
     assert world.lane.pool.num_evictable == 2
@@ -82,8 +75,7 @@ def test_pages_of_a_running_prompt_are_matched_by_the_next_request() -> None:
     world = World(Shape(num_pages=32, token_budget=12), greedy(plans_in_flight=1))
     for _ in range(2):
         world.submit(text(18), max_new_tokens=1, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # The second request is admitted beside the first one's last chunk, when all of its full pages are planned.
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 12)], [(1, 12, 6), (2, 16, 2)]]
 
@@ -94,7 +86,6 @@ def test_a_prompt_page_is_cached_when_the_plan_that_fills_it_is_made() -> None:
     cached: list[list[int]] = []
     for _ in range(3):
         world.tick()
-        assert world.lane is not None
         cached.append([page for page in range(1, 32) if world.lane.pool.hash_of(page)])
         world.apply()
         world.deliver()
@@ -114,10 +105,8 @@ def test_equal_prompts_in_one_step_share_pages() -> None:
     plan = world.sent[0]
     assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 4]), (8, [1, 2, 5])]
     assert chunks(plan) == [(1, 0, 10), (2, 8, 2), (3, 8, 2)]
-    assert world.lane is not None
     assert [world.lane.pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step() -> None:
@@ -126,8 +115,7 @@ def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step() ->
     world.submit(text(14), max_new_tokens=3, ignore_eos=True)
     world.tick()
     assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 4, 5])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 # Salts and cache options ------------------------------------------------------------------------------------------
@@ -143,8 +131,7 @@ def test_equal_prompts_with_different_salts_share_no_pages_in_one_step() -> None
     world = World(SHORT)
     for salt in ("a", "b"):
         world.submit(text(9), max_new_tokens=1, ignore_eos=True, salt=salt)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world) == [0, 0]
 
 
@@ -177,8 +164,7 @@ def test_a_request_that_does_not_write_the_cache_shares_no_pages_in_its_step() -
     world = World(SHORT)
     for options in ({"cache_write": False}, {}, {}):
         world.submit(text(9), max_new_tokens=1, ignore_eos=True, **options)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world) == [0, 0, 8]
 
 
@@ -207,8 +193,7 @@ def test_pages_with_the_same_hash_and_other_tokens_do_not_match_in_one_step() ->
     one, other = text(9), text(9, 100)
     world.submit(one, max_new_tokens=3, ignore_eos=True)
     world.submit(other, max_new_tokens=3, ignore_eos=True, page_hashes=hashes_for(one))
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert starts(world) == [(0, [1, 2, 3]), (0, [4, 5, 6])]
 
 
@@ -247,25 +232,20 @@ def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
     world.submit(turn, max_new_tokens=1, ignore_eos=True)
     world.tick()
     assert first_positions(world) == [0, 0, 4]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 # Values that are not finite ---------------------------------------------------------------------------------------
 
 
 def poisoned() -> World:
-    world = World(SHORT, join=False)
-    world.join(Faults(nonfinite_token=POISON))
-    return world
+    return World(SHORT, faults=Faults(nonfinite_token=POISON))
 
 
 def failed(world: World, prompt: list[int]) -> fx.Failure:
     stream = world.submit(prompt, max_new_tokens=3)
     world.run()
-    failure = world.end(stream).failure
-    assert failure is not None
-    return failure
+    return world.failure(stream)
 
 
 def test_pages_of_a_nonfinite_request_are_evicted() -> None:
@@ -315,8 +295,7 @@ def test_the_load_counts_the_prompt_of_a_resumed_request_once() -> None:
     world = World(SHORT)
     stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
     world.step()
-    world.kill()
-    world.join()
+    world.restart()
     world.run()
     report = load(world)
     assert (report.prompt_tokens, report.cached_prompt_tokens) == (9, 0)

@@ -26,8 +26,8 @@ def test_front_ends_get_the_model_after_the_first_confirmed_step() -> None:
     world = World(SHAPE, config=STRICT)
     world.tick()
     assert models(world) == [] and world.core.info is None
-    rejected = world.streams[world.submit([1])].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.NOT_READY
+    rejected = world.refusal(world.submit([1]))
+    assert rejected.code is fx.RejectCode.NOT_READY
     assert world.apply() and world.deliver()
     assert models(world) == [100]
     stream = world.submit([1, 2], max_new_tokens=5)
@@ -48,21 +48,19 @@ def test_a_worker_that_need_not_be_proven_gets_a_request_in_its_first_plan() -> 
 def test_a_worker_that_only_joins_makes_no_request_wait_for_it() -> None:
     """Its sizes are not the service's, and a request that only it could hold is refused."""
     fleet = Fleet(replace(SHAPE, max_length=4000, num_pages=2000), config=STRICT)
-    too_early = fleet.streams[fleet.submit([1] * 200)].rejected
-    assert too_early is not None and too_early.code is fx.RejectCode.NOT_READY
+    too_early = fleet.refusal(fleet.submit([1] * 200))
+    assert too_early.code is fx.RejectCode.NOT_READY
     proven = fleet.join_as(SHAPE)
     for _ in range(2):
         fleet.tick()
-        fleet.apply_plans(proven)
-        fleet.deliver_from(proven)
+        fleet.serve(proven)
     stream = fleet.submit([1, 2], max_new_tokens=3)
     for _ in range(20):
         fleet.tick(0.001)
-        fleet.apply_plans(proven)
-        fleet.deliver_from(proven)
+        fleet.serve(proven)
     assert fleet.streams[stream].end is not None
-    refused = fleet.streams[fleet.submit([1] * 200)].rejected
-    assert refused is not None and refused.code is fx.RejectCode.INVALID
+    refused = fleet.refusal(fleet.submit([1] * 200))
+    assert refused.code is fx.RejectCode.INVALID
 
 
 def test_the_first_step_computes_one_token_in_one_page() -> None:
@@ -89,12 +87,11 @@ def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
     streams = [fleet.submit([i] * 5, max_new_tokens=3) for i in range(30)]
     for _ in range(200):
         fleet.tick(0.001)
-        fleet.apply_plans("a")
-        fleet.deliver_from("a")
+        fleet.serve("a")
     assert all(fleet.streams[stream].end for stream in streams)
     assert len(fleet.plans_of[unproven]) == 1
-    invalid = fleet.streams[fleet.submit([1] * 200)].rejected
-    assert invalid is not None and invalid.message.endswith("the limit is 100")
+    invalid = fleet.refusal(fleet.submit([1] * 200))
+    assert invalid.message.endswith("the limit is 100")
 
 
 def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
@@ -104,21 +101,17 @@ def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet.tick()
     name = fleet.join_as(SHAPE)
     fleet.tick()
-    fleet.apply_plans(name)
-    fleet.deliver_from(name)
+    fleet.serve(name)
     assert models(fleet) == [100]
     # Its result comes too late, because a core serves one identity.
-    fleet.apply_plans("unproven")
-    fleet.deliver_from("unproven")
+    fleet.serve("unproven")
     assert [effect.retry for effect in fleet.effects if isinstance(effect, fx.WorkerRefused)] == [False]
     assert list(fleet.core.lanes) == [name]
 
 
 def test_a_worker_that_fails_its_first_step_is_retried_then_refused() -> None:
-    world = World(SHAPE, config=STRICT, join=False)
-    world.join(Faults(fail_steps=frozenset(range(1, 9))))
-    for _ in range(5):
-        world.step()
+    world = World(SHAPE, config=STRICT, faults=Faults(fail_steps=frozenset(range(1, 9))))
+    world.steps(5)
     assert [effect.retry for effect in world.effects if isinstance(effect, fx.WorkerRefused)] == [True]
     assert world.core.lanes == {} and world.core.info is None
 
@@ -161,8 +154,7 @@ def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
         fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="unproven")))
     fleet.tick()
     for name in ("a", *(f"unproven-{i}" for i in range(DEATHS))):
-        fleet.apply_plans(name)
-        fleet.deliver_from(name)
+        fleet.serve(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
     assert not [effect for effect in fleet.effects if isinstance(effect, fx.CoreStatus) and effect.refuses]

@@ -6,32 +6,22 @@ Pages have four tokens. The window is six unless the test sets another: position
 import pytest
 
 from scheduler_svc.core.scheduler import CoreConfig
-from scheduler_svc.core.state.lane import Lane
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.sent_plans import chunks, first_positions, flush, load, starts
-from tests.scheduler_svc.core.world import World, greedy
-
-
-def text(length: int, first: int = 0) -> list[int]:
-    return [first + i for i in range(length)]
+from tests.scheduler_svc.core.world import World, greedy, text
 
 
 def shape(num_pages: int = 32, **settings: int) -> Shape:
     return Shape(**({"page_size": 4, "num_pages": num_pages, "window": 6, "max_length": 256} | settings))
 
 
-def lane(world: World) -> Lane:
-    assert world.lane is not None
-    return world.lane
-
-
 def held(world: World, row: int = 1) -> list[int]:
     """Returns the logical indices of the pages that the row holds."""
-    pages = lane(world).rows.pages[row]
-    held_from = int(lane(world).rows.held_from[row])
-    indices = [i for i in range(len(pages)) if i >= held_from or i < lane(world).sink_pages]
-    assert [pages[i] for i in indices] == lane(world).held_pages(row)
+    pages = world.lane.rows.pages[row]
+    held_from = int(world.lane.rows.held_from[row])
+    indices = [i for i in range(len(pages)) if i >= held_from or i < world.lane.sink_pages]
+    assert [pages[i] for i in indices] == world.lane.held_pages(row)
     return indices
 
 
@@ -45,7 +35,7 @@ def test_a_row_holds_only_the_pages_that_its_next_position_reads(window: int, si
     world.submit(text(7), max_new_tokens=20, ignore_eos=True)
     for _ in range(19):
         world.tick()
-        planned = int(lane(world).rows.planned[1])
+        planned = int(world.lane.rows.planned[1])
         seen = {*range(planned - window + 1, planned), *range(sinks)}
         pages = {position // 4 for position in seen if 0 <= position < planned}
         # A sink page is held in full, although it may hold more than the sinks. So is the page that is being filled.
@@ -54,15 +44,13 @@ def test_a_row_holds_only_the_pages_that_its_next_position_reads(window: int, si
         assert held(world) == sorted(pages)
         world.apply()
         world.deliver()
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_page_before_the_window_is_released_and_can_be_allocated_again() -> None:
     world = World(shape(num_pages=4), greedy(plans_in_flight=3))
     world.submit(text(7), max_new_tokens=12, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     given = [
         (int(lane_row), int(page))
         for plan in world.sent
@@ -78,16 +66,14 @@ def test_a_page_before_the_window_is_released_and_can_be_allocated_again() -> No
 def test_without_a_window_no_page_is_released() -> None:
     world = World(shape(window=0), greedy(plans_in_flight=1))
     world.submit(text(7), max_new_tokens=20, ignore_eos=True)
-    for _ in range(19):
-        world.step()
+    world.steps(19)
     assert held(world) == list(range(7))
 
 
 def test_a_request_does_not_verify_a_page_that_it_released() -> None:
     """There is one page and a window of one token, so the page is unused once the first request's plan is made. The
     next request writes values that are not finite to it before the first one ends."""
-    world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(shape(num_pages=2, window=1), greedy(plans_in_flight=2), faults=Faults(nonfinite_token=280))
     world.submit(text(4), max_new_tokens=1, ignore_eos=True)
     world.submit([1, 280], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
@@ -101,8 +87,11 @@ def test_a_request_does_not_verify_a_page_that_it_released() -> None:
 def test_a_row_that_leaves_does_not_verify_a_page_that_it_released() -> None:
     """Pages and window have one token, so the first row's page is unused once its plan is made. The second row gets the
     page and writes values that are not finite, and the first row ends in between. The third row must zero the page."""
-    world = World(shape(num_pages=6, page_size=1, window=1, max_rows=3), greedy(plans_in_flight=2), join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(
+        shape(num_pages=6, page_size=1, window=1, max_rows=3),
+        greedy(plans_in_flight=2),
+        faults=Faults(nonfinite_token=280),
+    )
     for prompt in ([7], [280]):
         world.submit(prompt, max_new_tokens=1, ignore_eos=True, salt=None)
         world.tick()
@@ -123,8 +112,7 @@ def test_a_sequence_longer_than_the_pool_completes() -> None:
     """Five pages for fifty prompt tokens and six output tokens: chunks are cut to the unused pages."""
     world = World(shape(num_pages=6), greedy(plans_in_flight=1))
     stream = world.submit(text(50), max_new_tokens=6, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # After twenty positions the next one reads from 15 on: pages 3 and 4 of five are used, three are unused.
     assert [chunk for plan in world.sent for chunk in chunks(plan)] == [
         (1, 0, 20), (1, 20, 12), (1, 32, 12), (1, 44, 6)
@@ -138,8 +126,7 @@ def test_several_long_sequences_share_a_pool_smaller_than_each(num_pages: int, s
     world = World(shape(num_pages=num_pages + (sinks > 0), sink_tokens=sinks, max_rows=3))
     for first in (0, 50, 100, 150):
         world.submit(text(40, first), max_new_tokens=30, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [len(stream.tokens) for stream in world.streams.values()] == [30] * 4
 
 
@@ -148,19 +135,16 @@ def test_a_first_chunk_leaves_the_headroom_of_the_running_rows() -> None:
     world = World(shape(num_pages=11, max_rows=4), CoreConfig(plans_in_flight=1))
     for first in (0, 100):
         world.submit(text(40, first), max_new_tokens=40, ignore_eos=True)
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     assert world.core.counters.preemptions == 0
-    assert lane(world).rows.num_seated == 2
-    world.run()
-    world.check_all_ended()
+    assert world.lane.rows.num_seated == 2
+    world.finish()
 
 
 def test_a_request_too_large_for_its_window_is_rejected_with_the_numbers() -> None:
     world = World(shape(num_pages=4, sink_tokens=1))
     # The sink page, and three pages that a window of six covers while it moves.
-    rejected = world.streams[world.submit(text(13), max_new_tokens=5)].rejected
-    assert rejected is not None
+    rejected = world.refusal(world.submit(text(13), max_new_tokens=5))
     assert rejected.message == ("prompt (13 tokens) and max_new_tokens (5) take 4 pages of 4 tokens; the pool has 3")
     fits = world.submit(text(8), max_new_tokens=5, ignore_eos=True)
     world.run()
@@ -173,16 +157,14 @@ def test_prompts_that_starve_each_other_are_resolved_in_the_same_tick() -> None:
     world = World(shape(num_pages=5, max_rows=2, spare_logit_rows=4), greedy(plans_in_flight=1))
     world.submit(text(20), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
     world.submit(text(20, 100), max_new_tokens=3, ignore_eos=True)
-    for _ in range(2):
-        world.step()
+    world.steps(2)
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 4), (2, 0, 12)], [(1, 4, 4)]]
     assert [held(world, row) for row in (1, 2)] == [[0, 1], [1, 2]]
     world.tick()
     # The newer request is preempted, and the older one continues in the plan of the same tick.
     assert chunks(world.sent[2]) == [(1, 8, 4)]
     assert world.core.counters.preemptions == 1
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [world.end(stream).stats.preemptions for stream in (1, 2)] == [0, 1]
 
 
@@ -194,8 +176,7 @@ def test_a_prefix_match_needs_only_the_pages_in_the_window() -> None:
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
     world.submit([*text(21), 200], max_new_tokens=1, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # Position 20 reads from 15 on, so indices 3 and 4. The page list has 0 for the indices before.
     assert starts(world) == [(0, [1, 2, 3, 4, 5, 6]), (20, [0, 0, 0, 4, 5, 6])]
 
@@ -205,10 +186,9 @@ def test_a_prefix_match_needs_the_sink_pages() -> None:
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
     world.submit([*text(21), 200], max_new_tokens=1, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert starts(world)[1] == (20, [1, 0, 0, 4, 5, 6])
-    lane(world).pool.evict(1)
+    world.lane.pool.evict(1)
     world.submit([*text(21), 201], max_new_tokens=1, ignore_eos=True)
     world.run()
     assert first_positions(world)[2] == 0
@@ -231,10 +211,9 @@ def test_a_prefix_match_ends_at_the_last_page_with_a_cached_window(evicted: list
     world.submit(text(21), max_new_tokens=1, ignore_eos=True)
     world.run()
     for page in evicted:
-        lane(world).pool.evict(page)
+        world.lane.pool.evict(page)
     world.submit([*text(21), 200], max_new_tokens=1, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert first_positions(world) == [0, matched]
 
 
@@ -245,8 +224,7 @@ def test_equal_prompts_share_within_the_window() -> None:
     world.tick()
     # Position 8 reads from 3 on.
     assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 4])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_samples_fork_within_the_window() -> None:
@@ -255,22 +233,18 @@ def test_samples_fork_within_the_window() -> None:
     world.tick()
     # Position 18 reads from 13 on: index 3, and two tokens of index 4, which are copied.
     assert starts(world) == [(0, [1, 2, 3, 4, 5]), (18, [0, 0, 0, 4, 6])]
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_preempted_request_resumes_without_the_pages_before_its_window() -> None:
     """Five pages. In the eleventh plan both need a page, for positions 16 and 8, and one page is unused."""
     world = World(shape(num_pages=6), greedy(plans_in_flight=1))
     victim = world.submit(text(7), max_new_tokens=20, ignore_eos=True)
-    for _ in range(8):
-        world.step()
+    world.steps(8)
     world.submit(text(7, 100), max_new_tokens=3, ignore_eos=True, priority=1)
-    for _ in range(3):
-        world.step()
+    world.steps(3)
     assert world.core.counters.preemptions == 1
-    world.run()
-    world.check_all_ended()
+    world.finish()
     first_position, pages = starts(world)[2]
     assert (first_position, [page > 0 for page in pages]) == (16, [False, False, True, True, True])
     stats = world.end(victim).stats
@@ -284,5 +258,4 @@ def test_a_flush_does_not_release_pages_of_running_rows() -> None:
     assert load(world).pages_cached == 4
     # Four cached pages behind the window and one that the row holds. The last page is not full.
     assert flush(world) == 5
-    world.run()
-    world.check_all_ended()
+    world.finish()

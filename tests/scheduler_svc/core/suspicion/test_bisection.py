@@ -36,8 +36,7 @@ def check(fleet: DeadlyFleet, culprit: int) -> None:
     assert fleet.core.suspects.handles == set()
 
 
-@pytest.mark.parametrize("poisoned", [0, 1, 31, 32, 63])
-@pytest.mark.parametrize("restart_seconds", [0.0, 1.0])
+@pytest.mark.parametrize(("poisoned", "restart_seconds"), [(0, 0.0), (1, 1.0), (31, 1.0), (32, 0.0), (63, 1.0)])
 def test_one_culprit_among_64_causes_at_most_8_deaths(poisoned: int, restart_seconds: float) -> None:
     fleet = DeadlyFleet(SHAPE, restart_seconds=restart_seconds)
     streams = submit_all(fleet, poisoned)
@@ -48,8 +47,7 @@ def test_one_culprit_among_64_causes_at_most_8_deaths(poisoned: int, restart_sec
     sizes = [len(death.streams) for death in fleet.deaths]
     assert sizes[0] == ROWS and all(after <= max(1, before // 2) for before, after in pairwise(sizes))
     assert [death.streams for death in fleet.deaths[-2:]] == [(streams[poisoned],)] * 2
-    failure = fleet.end(streams[poisoned]).failure
-    assert failure is not None
+    failure = fleet.failure(streams[poisoned])
     assert "its worker died or hung 2 times while it ran alone at token 3" in failure.message
     assert fleet.core.lanes.crash_loop.cause(fleet.now) == ""
 
@@ -134,7 +132,7 @@ def test_other_requests_leave_the_lane_of_a_repeated_trial() -> None:
     assert sum(end.stats.preemptions for end in ends) == fleet.core.counters.preemptions > 0
 
 
-@pytest.mark.parametrize("num_kills", [150, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_kills", [80, pytest.param(500, marks=pytest.mark.long)])
 def test_random_kills_under_64_streams_convict_nobody(num_kills: int) -> None:
     rng, fleet = random.Random(5), DeadlyFleet(SHAPE, workers=3, restart_seconds=0.02)
     numbers: list[int] = []
@@ -153,7 +151,7 @@ def test_random_kills_under_64_streams_convict_nobody(num_kills: int) -> None:
 
 
 def test_a_kill_in_the_middle_of_a_bisection_convicts_no_innocent() -> None:
-    for seed in range(20):
+    for seed in range(10):
         rng, fleet = random.Random(seed), DeadlyFleet(SHAPE, restart_seconds=0.05)
         streams = submit_all(fleet, 3, 16)
         while fleet.end_of(streams[3]) is None:
@@ -226,8 +224,8 @@ def test_a_request_whose_step_fails_is_found_while_the_worker_lives() -> None:
     check(fleet, streams[50])
     assert fleet.deaths == [] and list(fleet.workers) == ["a"]
     assert fleet.core.counters.resets <= 8
-    failure = fleet.end(streams[50]).failure
-    assert failure is not None and "its step failed 2 times while it ran alone" in failure.message
+    failure = fleet.failure(streams[50])
+    assert "its step failed 2 times while it ran alone" in failure.message
 
 
 @pytest.mark.parametrize("culprits", [1, 3])

@@ -40,8 +40,8 @@ def test_a_convicted_request_is_refused_without_a_death() -> None:
     fleet = convicted()
     deaths = len(fleet.deaths)
     again = fleet.submit([1, 2, KILLER], max_new_tokens=5, ignore_eos=True, temperature=1.0, seed=1, num_samples=2)
-    rejected = fleet.streams[again].rejected
-    assert rejected is not None and rejected.code is fx.RejectCode.QUARANTINED
+    rejected = fleet.refusal(again)
+    assert rejected.code is fx.RejectCode.QUARANTINED
     assert "quarantined for another 3" in rejected.message and "'bad'" in rejected.message
     assert "while it ran alone at token 3" in rejected.message
     fleet.run_until_ended()

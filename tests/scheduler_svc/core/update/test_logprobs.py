@@ -6,24 +6,15 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.plan import Plan
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World, greedy
+from tests.scheduler_svc.core.sent_plans import chunks
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy, prompt
 
 ONE = greedy(plans_in_flight=1)
 # As `num_logprobs` counts them.
 TWO_BEST = 3
-
-
-def prompt(length: int, salt: int = 0) -> list[int]:
-    return [(7 * i + 13 * salt) % 250 for i in range(length)]
-
-
-def chunks_of(plan: Plan) -> list[tuple[int, int, int]]:
-    """Returns (row, start, count) of each chunk."""
-    return list(zip(plan.chunk_rows.tolist(), plan.chunk_starts.tolist(), plan.chunk_counts.tolist(), strict=True))
 
 
 def starts_of(world: World) -> list[tuple[int, int]]:
@@ -33,7 +24,7 @@ def starts_of(world: World) -> list[tuple[int, int]]:
 
 def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
     """Returns (start, count) of every piece of prompt logprobs that the stream got."""
-    outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
+    outputs = world.told(fx.StepOutput)
     pieces = [piece for output in outputs for piece in output.prompt_logprobs if piece.stream == stream]
     return [(piece.start, len(piece.values.logprobs)) for piece in pieces]
 
@@ -42,7 +33,7 @@ def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("wanted_from", "logits", "chunks"),
+    ("wanted_from", "logits", "expected"),
     [
         (0, 4, [(0, 16), (16, 4)]),
         (1, 100, [(0, 16), (16, 4)]),
@@ -62,13 +53,13 @@ def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
     ],
 )
 def test_chunks_are_cut_to_the_available_logit_rows(
-    wanted_from: int, logits: int, chunks: list[tuple[int, int]]
+    wanted_from: int, logits: int, expected: list[tuple[int, int]]
 ) -> None:
     shape = Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16, spare_logit_rows=logits)
     world = World(shape, ONE)
     world.submit(prompt(20), max_new_tokens=1, ignore_eos=True, prompt_logprobs_from=wanted_from)
     world.run()
-    assert [(start, count) for plan in world.sent for _, start, count in chunks_of(plan)] == chunks
+    assert [(start, count) for plan in world.sent for _, start, count in chunks(plan)] == expected
     world.check_all_ended()
     assert sum(count for _, count in pieces_of(world)) == (20 - wanted_from if wanted_from else 0)
 
@@ -77,7 +68,7 @@ def test_the_last_prompt_position_alone_decodes_without_prompt_logprobs() -> Non
     world = World(Shape(page_size=4, num_pages=20, max_rows=1, chunk_align=4, token_budget=16), ONE)
     world.submit(prompt(17), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.run()
-    assert [(chunks_of(plan), plan.decode_rows.tolist()) for plan in world.sent] == [
+    assert [(chunks(plan), plan.decode_rows.tolist()) for plan in world.sent] == [
         ([(1, 0, 16)], []),
         ([], [1]),
         ([], [1]),
@@ -89,8 +80,7 @@ def test_the_last_prompt_position_alone_decodes_without_prompt_logprobs() -> Non
 def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     world = World()
     world.submit([5], prompt_logprobs_from=1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert starts_of(world) == [(1, 0)]
 
 
@@ -100,9 +90,8 @@ def test_every_row_that_may_sample_keeps_a_logit_row() -> None:
     world = World(shape, ONE)
     world.submit([1], max_new_tokens=2, ignore_eos=True)
     world.submit(prompt(14), max_new_tokens=1, ignore_eos=True, prompt_logprobs_from=1)
-    world.run()
-    world.check_all_ended()
-    assert [chunks_of(plan) for plan in world.sent] == [[(2, 0, 4)], [(2, 4, 4)], [(2, 8, 6)]]
+    world.finish()
+    assert [chunks(plan) for plan in world.sent] == [[(2, 0, 4)], [(2, 4, 4)], [(2, 8, 6)]]
 
 
 def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass_it() -> None:
@@ -110,26 +99,25 @@ def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass
     world = World(shape, ONE)
     first, second = (world.submit(prompt(9, i), max_new_tokens=1, prompt_logprobs_from=1) for i in range(2))
     plain = [world.submit(prompt(6, 7 + i), max_new_tokens=1, ignore_eos=True) for i in range(2)]
-    world.run()
-    world.check_all_ended()
+    world.finish()
     # Eight logit rows and four rows that may sample, so four are left. The second prompt waits and blocks no request.
-    assert [chunks_of(plan) for plan in world.sent[:2]] == [
+    assert [chunks(plan) for plan in world.sent[:2]] == [
         [(1, 0, 4), (2, 0, 6), (3, 0, 6)],
         # Two rows may sample, so six logit rows are left. The first prompt takes four, and two are too few for a chunk.
         [(1, 4, 5)],
     ]
     # The second prompt alone has seven.
-    assert [chunk[1:] for plan in world.sent[2:] for chunk in chunks_of(plan)] == [(0, 4), (4, 5)]
+    assert [chunk[1:] for plan in world.sent[2:] for chunk in chunks(plan)] == [(0, 4), (4, 5)]
     assert [len(world.streams[stream].tokens) for stream in (first, second, *plain)] == [1, 1, 1, 1]
 
 
 def test_a_suspect_with_prompt_logprobs_runs_alone_and_finishes() -> None:
-    world = World(Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(
+        Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, faults=Faults(fail_steps=frozenset({2}))
+    )
     world.submit(prompt(10), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
     world.submit(prompt(10, 1), max_new_tokens=2, ignore_eos=True)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert all(stream.end and not stream.end.failure for stream in world.streams.values())
 
 
@@ -143,13 +131,10 @@ CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budg
 def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: int, wanted_from: int) -> None:
     world = World(CHUNKED)
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=wanted_from, num_logprobs=TWO_BEST)
-    for _ in range(confirmed):
-        world.step()
+    world.steps(confirmed)
     world.tick()
-    world.kill()
-    world.join()
-    world.run()
-    world.check_all_ended()
+    world.restart()
+    world.finish()
     # Each step computes six positions. Logprobs from confirmed steps are not wanted again.
     following = max(wanted_from, 6 * confirmed + 1)
     assert starts_of(world) == [(1, wanted_from), (1, following if following < 15 else 0)]
@@ -157,11 +142,9 @@ def test_prompt_logprobs_are_sent_once_although_the_worker_is_lost(confirmed: in
 
 
 def test_prompt_logprobs_are_sent_once_although_a_step_fails() -> None:
-    world = World(CHUNKED, join=False)
-    world.join(Faults(fail_steps=frozenset({2})))
+    world = World(CHUNKED, faults=Faults(fail_steps=frozenset({2})))
     world.submit(prompt(15), max_new_tokens=3, ignore_eos=True, prompt_logprobs_from=1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert starts_of(world) == [(1, 1), (1, 7)]
     assert pieces_of(world) == [(1, 6), (7, 6), (13, 2)]
 
@@ -173,15 +156,14 @@ def test_a_preempted_prompt_gets_its_pending_logprobs_and_resumes_after_them() -
     world.submit(prompt(15), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=2, num_logprobs=TWO_BEST)
     world.tick()
     # In the third plan the first request takes one of the second one's four pages.
-    assert [chunks_of(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
+    assert [chunks(plan) for plan in world.sent] == [[(1, 0, 3), (2, 0, 2)], [(2, 2, 6)], []]
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_plans, victim.pending_tokens) == (0, 2, 0)
     while world.apply() | world.deliver():
         pass
     assert pieces_of(world, 2) == [(2, 1), (3, 6)]
     assert victim.prompt_logprobs_from == 9
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert [wanted for _, wanted in starts_of(world)] == [0, 2, 9]
     assert sum(count for _, count in pieces_of(world, 2)) == 13
 
@@ -196,8 +178,7 @@ def test_a_request_is_admitted_again_after_its_last_prompt_logprobs_were_pending
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens, victim.prompt_logprobs_from) == (0, 1, 1)
     assert world.core.queue.head() is victim
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert pieces_of(world, 2) == [(1, 7)]
     assert [wanted for _, wanted in starts_of(world)] == [0, 1, 0]
 
@@ -207,8 +188,7 @@ def test_only_the_first_sample_gets_prompt_logprobs() -> None:
     world.submit(
         prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, num_logprobs=TWO_BEST
     )
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert sum(count for _, count in pieces_of(world, 1)) == 8
     assert pieces_of(world, 2) == []
 
@@ -230,23 +210,17 @@ def test_each_piece_has_the_number_of_alternatives_of_its_request() -> None:
     for salt, num_logprobs in enumerate([6, 1, 0, 3]):
         asked = {"num_logprobs": num_logprobs, "prompt_logprobs_from": 1}
         world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, **asked)
-    world.run()
-    world.check_all_ended()
+    world.finish()
     [output] = [e for e in world.effects if isinstance(e, fx.StepOutput) and e.prompt_logprobs]
     assert [piece.values.top_token_ids.shape for piece in output.prompt_logprobs] == [(4, 5), (4, 0), (4, 0), (4, 2)]
 
 
 def test_nonfinite_prompt_logprobs_end_the_request_before_its_first_token() -> None:
-    world = World(CHUNKED, join=False)
-    world.join(Faults(nonfinite_token=280))
+    world = World(CHUNKED, faults=Faults(nonfinite_token=280))
     doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
     other = world.submit(prompt(4), max_new_tokens=4, ignore_eos=True, num_logprobs=TWO_BEST)
-    world.run()
-    world.check_content()
-    world.check_empty()
-    failure = world.end(doomed).failure
-    assert failure is not None
-    assert failure.code is fx.FailureCode.INTERNAL
+    world.settle()
+    world.fault(doomed)
     assert pieces_of(world, doomed) == [(1, 6)], "the first chunk is finite, the second is not"
     assert len(world.streams[other].tokens) == 4
 
@@ -259,8 +233,7 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
     world.apply()
     world.results[0].prompt_logprobs.logprobs = np.array([-1, np.nan, -1, -1], "<f4").tobytes()
     world.deliver()
-    failure = world.end(stream).failure
-    assert failure is not None and failure.code is fx.FailureCode.INTERNAL
+    world.fault(stream)
     world.check_empty()
 
 
@@ -287,9 +260,8 @@ def test_only_samples_that_want_logprobs_have_them() -> None:
     world = World(config=ONE)
     for salt, num_logprobs in enumerate([0, TWO_BEST, 0, 1]):
         world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, num_logprobs=num_logprobs)
-    world.run()
-    world.check_all_ended()
-    outputs = [effect for effect in world.effects if isinstance(effect, fx.StepOutput)]
+    world.finish()
+    outputs = world.told(fx.StepOutput)
     assert [output.logprobs and output.logprobs.entries.tolist() for output in outputs] == [[1, 3], [1, 3]]
 
 
@@ -298,7 +270,6 @@ def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
     world.submit(prompt(3), presence_penalty=1.0)
     world.tick()
     lane = world.lane
-    assert lane is not None
     assert (lane.rows.num_with_logprobs, lane.in_flight[0].num_logprobs, lane.in_flight[0].wanted_prompt_logprobs) == (
         0,
         None,
@@ -339,7 +310,8 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
     world.tick()
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
-    world.apply(), world.deliver()
+    world.apply()
+    world.deliver()
     assert len(world.streams[2].logprobs) == 1
     world.check_content()
     world.cancel(2)
@@ -383,13 +355,12 @@ def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, 
         case _:
             logprobs.top_token_ids = np.full(len(logprobs.top_token_ids) // 4, 288, "<i4").tobytes()
     world.deliver()
-    assert world.lane is None
+    assert world.is_lost
     refused = world.effects[-1]
     assert isinstance(refused, fx.WorkerRefused)
     assert refused.retry
     world.join()
-    world.run()
-    world.check_all_ended()
+    world.finish()
     assert len(world.streams[stream].tokens) == 3
 
 
@@ -402,7 +373,7 @@ def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite() -> No
     world.results[0].nonfinite = np.array([0], "<i4").tobytes()
     world.results[0].logprobs.top_token_ids = np.full(2, 288, "<i4").tobytes()
     world.deliver()
-    assert world.lane is None
+    assert world.is_lost
 
 
 def test_a_nan_logprob_of_a_finite_row_is_refused() -> None:
@@ -412,7 +383,7 @@ def test_a_nan_logprob_of_a_finite_row_is_refused() -> None:
     world.apply()
     world.results[0].logprobs.logprobs = np.array([np.nan], "<f4").tobytes()
     world.deliver()
-    assert world.lane is None
+    assert world.is_lost
 
 
 def test_unrequested_logprobs_are_refused() -> None:
@@ -423,4 +394,4 @@ def test_unrequested_logprobs_are_refused() -> None:
         world.apply()
         getattr(world.results[0], what).logprobs = bytes(4)
         world.deliver()
-        assert world.lane is None
+        assert world.is_lost

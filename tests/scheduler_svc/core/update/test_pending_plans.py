@@ -20,8 +20,7 @@ def preempted(
 ) -> World:
     """Returns a world with three plans in flight. In the third, request 1 took the page of request 2, which has two
     pending tokens."""
-    world = World(shape, greedy(plans_in_flight=3), join=False)
-    world.join(faults)
+    world = World(shape, greedy(plans_in_flight=3), faults=faults)
     world.submit(FIRST, max_new_tokens=6, ignore_eos=True)
     world.submit(VICTIM, max_new_tokens=max_new_tokens, **options)
     world.tick(1.0)
@@ -44,8 +43,7 @@ def test_pending_tokens_are_delivered_and_the_first_sets_the_first_token_time() 
     deliver(world, 4.0)
     assert world.streams[2].tokens == list(TOKENS[:2])
     assert world.core.queue.waiting_tokens == 5
-    world.run()
-    world.check_all_ended()
+    world.finish()
     stats = world.end(2).stats
     assert (stats.queue_seconds, stats.prefill_seconds, stats.first_token_seconds) == (1.0, 2.0, 3.0)
     assert (stats.output_tokens, stats.recomputed_tokens, stats.preemptions) == (4, 0, 1)
@@ -66,8 +64,7 @@ def test_a_pending_stop_token_ends_the_request_and_later_tokens_are_dropped(
     end = world.end(2)
     assert (end.reason, end.stop_token_id) == (reason, TOKENS[0])
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (1, 1)
-    world.run()
-    world.check_all_ended()
+    world.finish()
 
 
 def test_a_pending_token_can_end_the_request_by_length() -> None:
@@ -86,9 +83,7 @@ def test_nonfinite_logits_of_a_pending_plan_end_the_request() -> None:
     assert end.failure is not None
     assert end.failure.code is fx.FailureCode.INTERNAL
     assert (end.stats.output_tokens, end.stats.discarded_tokens) == (0, 1)
-    world.run()
-    world.check_content()
-    world.check_empty()
+    world.settle()
 
 
 def test_a_request_with_pending_plans_is_not_admitted() -> None:
@@ -111,7 +106,7 @@ def test_offsets_continue_after_a_second_preemption() -> None:
     world.cancel(1)
     deliver(world, 4.0)
     world.tick()
-    assert world.lane is not None
+    assert not world.is_lost
     # The request resumes with five tokens on two of three pages. The next request takes the third, then one of the two.
     world.leave()
     world.shape = replace(SHAPE, num_pages=4)

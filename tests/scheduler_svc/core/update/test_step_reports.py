@@ -1,12 +1,15 @@
 """The core's step reports: their exact values if the config asks for reports, and none otherwise."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import NO_IDS
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
+from tests.rigs.core_events import step_done
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
@@ -20,7 +23,18 @@ def world(shape: Shape = SHAPE, **config: float) -> World:
 
 
 def reports(world: World) -> list[StepReport]:
-    return [effect for effect in world.effects if isinstance(effect, StepReport)]
+    return world.told(StepReport)
+
+
+def report(kind: StepKind, **fields: Any) -> StepReport:
+    """The report of the only lane, with these fields and no other event."""
+    plain: dict[str, Any] = {
+        "cause": None, "at": 0.0, "step": 0, "lane": 1, "generation": 1, "running": 0, "waiting": 0,
+        "prefill_tokens": 0, "decode_tokens": 0, "output_tokens": 0, "pages_used": 0, "pages_cached": 0,
+        "pages_total": 10, "preemptions": 0, "compute_us": 0, "span_seconds": 0.0, "workers": 1,
+    } | fields  # fmt: skip
+    of_all = {f"all_{name}": plain[name] for name in ("running", "pages_used", "pages_cached", "pages_total")}
+    return StepReport(kind=kind, **(of_all | plain))
 
 
 def prompt(length: int) -> list[int]:
@@ -38,8 +52,7 @@ def test_nothing_is_reported_by_default() -> None:
     silent = World(SHAPE)
     silent.submit(prompt(3))
     silent.run()
-    silent.kill()
-    silent.join()
+    silent.restart()
     assert reports(silent) == []
 
 
@@ -56,33 +69,16 @@ def test_each_step_is_reported() -> None:
     at.tick()
     finish(at, 125)
     joined, *steps = reports(at)
-    assert joined == StepReport(
-        kind=StepKind.JOINED, cause=None, at=0.0, step=0, lane=1, generation=1, running=0, waiting=0,
-        prefill_tokens=0, decode_tokens=0, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
-        preemptions=0, compute_us=0, span_seconds=0.0, workers=1, all_running=0, all_pages_used=0,
-        all_pages_cached=0, all_pages_total=10,
-    )  # fmt: skip
+    assert joined == report(StepKind.JOINED)
     # One prompt while the other waits. Then the first request decodes beside the second's prompt, on its own page.
     assert steps == [
-        StepReport(
-            kind=StepKind.PREFILL, cause=None, at=1.25, step=1, lane=1, generation=1, running=1, waiting=1,
-            prefill_tokens=7, decode_tokens=0, output_tokens=1, pages_used=2, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=1500, span_seconds=0.25, workers=1, all_running=1, all_pages_used=2,
-            all_pages_cached=0, all_pages_total=10,
-        ),
-        StepReport(
-            kind=StepKind.MIXED, cause=None, at=2.0, step=2, lane=1, generation=1, running=2, waiting=0,
-            prefill_tokens=2, decode_tokens=1, output_tokens=2, pages_used=3, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=250, span_seconds=0.5, workers=1, all_running=2, all_pages_used=3,
-            all_pages_cached=0, all_pages_total=10,
-        ),
+        report(StepKind.PREFILL, at=1.25, step=1, running=1, waiting=1, prefill_tokens=7, output_tokens=1,
+               pages_used=2, compute_us=1500, span_seconds=0.25),
+        report(StepKind.MIXED, at=2.0, step=2, running=2, prefill_tokens=2, decode_tokens=1, output_tokens=2,
+               pages_used=3, compute_us=250, span_seconds=0.5),
         # Both requests end with this step and count as running in it.
-        StepReport(
-            kind=StepKind.DECODE, cause=None, at=2.0, step=3, lane=1, generation=1, running=2, waiting=0,
-            prefill_tokens=0, decode_tokens=2, output_tokens=2, pages_used=4, pages_cached=0, pages_total=10,
-            preemptions=0, compute_us=125, span_seconds=0.0, workers=1, all_running=2, all_pages_used=4,
-            all_pages_cached=0, all_pages_total=10,
-        ),
+        report(StepKind.DECODE, at=2.0, step=3, running=2, decode_tokens=2, output_tokens=2, pages_used=4,
+               compute_us=125),
     ]  # fmt: skip
     at.check_all_ended()
 
@@ -96,11 +92,9 @@ def test_the_report_of_a_lost_worker_counts_the_tokens_of_its_lost_plans() -> No
     at.now = 4.0
     at.join()
     _, reset, joined = reports(at)
-    assert reset == StepReport(
-        kind=StepKind.RESET, cause=ResetCause.WORKER_LOST, at=1.5, step=0, lane=1, generation=2, running=0,
-        waiting=1, prefill_tokens=7, decode_tokens=1, output_tokens=0, pages_used=0, pages_cached=0, pages_total=10,
-        preemptions=0, compute_us=0, span_seconds=0.5, workers=0, all_running=0, all_pages_used=0,
-        all_pages_cached=0, all_pages_total=0,
+    assert reset == report(
+        StepKind.RESET, cause=ResetCause.WORKER_LOST, at=1.5, generation=2, waiting=1, prefill_tokens=7,
+        decode_tokens=1, span_seconds=0.5, workers=0, all_pages_total=0,
     )  # fmt: skip
     assert (joined.kind, joined.at, joined.generation, joined.waiting) == (StepKind.JOINED, 4.0, 3, 1)
     at.run()
@@ -128,10 +122,7 @@ def test_a_failed_step_reports_its_status_as_the_cause(status: ev.StepStatus, ca
 
 
 def _answer(at: World, **fields: object) -> None:
-    plan, empty = at.sent[-2], at.streams[1].submit.prompt[:0]
-    values = {"step": plan.step, "status": ev.StepStatus.OK, "tokens": empty, "nonfinite": empty, "compute_us": 0}
-    event = ev.StepDone(worker=at.worker, generation=plan.generation, detail="", **{**values, **fields})  # type: ignore[arg-type]
-    at.handle(event)
+    at.handle(step_done(at.worker, at.sent[-2], NO_IDS, **fields))
 
 
 def test_results_that_match_no_plan_report_their_cause() -> None:
