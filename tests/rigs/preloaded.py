@@ -35,8 +35,15 @@ _SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_
 # Each kind of process that forks: its programs, and what they import, at once and later.
 _KINDS = {
     "without torch": (
-        (_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
         (
+            _SERVICE,
+            "tests.rigs.checking_worker",
+            "scheduler_svc.recording.replay",
+            "gpu_worker.holder",
+            "tests.gpu_worker.holder.user",
+        ),
+        (
+            "gpu_worker.holder",
             "scheduler_svc.__main__",
             "scheduler_svc.frontend.__main__",
             "scheduler_svc.frontend.server",

@@ -27,6 +27,7 @@ from tests.gpu_worker.reference import plain_attention
 from tests.gpu_worker.rig import ERROR_FLOOR, Rig, RigSpec
 from tests.gpu_worker.rig_specs import FLEX, SPECS
 from tests.rigs.padded_shapes import Place, placed_in, unpadded
+from tests.rigs.plain_flex import plain_flex
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -41,26 +42,30 @@ def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig
         check_mixed_step(runner.geometry, place, steps.views, steps.kernels, device.cache, device.tables, index)
 
 
+# Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks.
+EVERYTHING = AttentionKind(
+    num_heads=3,
+    num_kv_heads=1,
+    key_dim=24,
+    value_dim=16,
+    scale=0.3,
+    softcap=2.0,
+    pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
+)
+# Heads that need no padding: decode kernels read the model's own queries.
+UNPADDED = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, scale=0.3)
+
+
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
 def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device, on_cpu: bool) -> None:
-    """Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks, in
-    float16."""
-    kind = AttentionKind(
-        num_heads=3,
-        num_kv_heads=1,
-        key_dim=24,
-        value_dim=16,
-        scale=0.3,
-        softcap=2.0,
-        pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
-    )
-    check_one_layer(kind, device, torch.float16, on_cpu=on_cpu)
+    check_one_layer(EVERYTHING, device, torch.float16, on_cpu=on_cpu)
 
 
-def test_a_kernel_reads_the_models_own_queries(device: torch.device) -> None:
-    """Decode rows in the order of the slots, with heads that need no padding."""
-    kind = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, scale=0.3)
-    check_one_layer(kind, device, torch.float32, on_cpu=False)
+@pytest.mark.parametrize("kind", [EVERYTHING, UNPADDED], ids=["everything", "unpadded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_what_stands_for_kernels_in_other_tests_is_right(kind: AttentionKind, dtype: torch.dtype) -> None:
+    with plain_flex():
+        check_one_layer(kind, torch.device("cpu"), dtype, on_cpu=False)
 
 
 def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtype, *, on_cpu: bool) -> None:

@@ -24,6 +24,7 @@ from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import VOCAB_SIZE, RigSpec, config_of
 from tests.rigs.graph_recorder import GraphRecorder
 from tests.rigs.padded_shapes import padded_runner
+from tests.rigs.plain_flex import plain_flex
 from tests.rigs.recorded_worker import recorder
 
 CPU = torch.device("cpu")
@@ -98,7 +99,7 @@ Scenario = Callable[[Session], None]
 
 
 class GraphRig:
-    """One runner, with kernels for every shape."""
+    """One runner, with plain attention for every shape."""
 
     def __init__(self) -> None:
         register()
@@ -106,9 +107,10 @@ class GraphRig:
         model.set_attn_implementation(ATTENTION_NAME)
         layers = check_model(meta_model_of(config_of(SPEC), dtype=torch.float32))
         model = prepare(model, device=CPU, dtype=torch.float32)
-        self.runner = padded_runner(
-            model, layers, GEOMETRY, device=CPU, dtype=torch.float32, shapes=Shapes.of(GEOMETRY), graphs=recorder()
-        )
+        with plain_flex():
+            self.runner = padded_runner(
+                model, layers, GEOMETRY, device=CPU, dtype=torch.float32, shapes=Shapes.of(GEOMETRY), graphs=recorder()
+            )
         self.runner.warm_up()
         self._generation = 0
 

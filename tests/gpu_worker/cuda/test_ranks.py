@@ -18,6 +18,7 @@ from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import config_of
 from tests.rigs.graph_recorder import GraphRecorder
 from tests.rigs.padded_shapes import padded_runner
+from tests.rigs.plain_flex import plain_flex
 from tests.rigs.recorded_worker import recorder
 from tests.rigs.torch_kernels import torch_kernels
 
@@ -42,7 +43,7 @@ def captured(folder: Path, rank: int) -> tuple[Runner, GraphRecorder]:
     whole = examine(files.config, dtype=torch.float32, packs=True)
     part = part_of(files.config, whole, ranks, dtype=torch.float32, packs=True)
     backend = recorder()
-    with pretended_group(ranks):
+    with pretended_group(ranks), plain_flex():
         facts = part.facts
         model = load_weights(files, device=CPU, dtype=torch.float32, merged=facts.merged, shared=part.plan)
         runner = padded_runner(

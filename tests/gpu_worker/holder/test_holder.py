@@ -2,13 +2,10 @@
 
 import mmap
 import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +14,14 @@ import pytest
 
 from gpu_worker import holder as server
 from gpu_worker.shared_pool.messages import HolderClient, HolderError, holder_socket, new_socket
+from tests.gpu_worker.holder.user import NUM_PAGES
 from tests.rigs.processes import Child, Rig
 
 NUM_BYTES = 2 << 20
 LIMIT = 4 * NUM_BYTES
-# A worker: takes a new pool, writes its own number to it, and says which pool it has.
-USER = """
-import mmap, os, signal, sys
-from pathlib import Path
-from gpu_worker.shared_pool.messages import HolderClient
-pool, memory = HolderClient(Path(sys.argv[1])).create(int(sys.argv[2]))
-content = mmap.mmap(memory, 0)
-content[:8] = os.getpid().to_bytes(8, "little")
-print(pool.hex(), flush=True)
-signal.pause()
-"""
+PROGRAM = "gpu_worker.holder"
+# A file stands for the memory of this device, which the holder never maps.
+DEVICE, DEVICE_BYTES = "0123456789abcdef0123456789abcdef", 5 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +40,22 @@ class Holding:
         return sum("tandem-kv-pool" in name for name in names)
 
 
-@dataclass(slots=True, kw_only=True)
-class User:
-    """A process with a pool."""
+class User(Child):
+    """A process with a pool, in host memory or, with a file, on the device."""
 
-    process: subprocess.Popen[str]
-    pool_id: bytes
+    def __init__(self, folder: Path, file: Path | None = None) -> None:
+        own = [] if file is None else [DEVICE, str(file), str(DEVICE_BYTES)]
+        super().__init__("user", ["tests.gpu_worker.holder.user", str(folder), str(NUM_BYTES), *own])
+        self.pool_id = bytes.fromhex(self.wait_line("has (.*)").group(1))
+
+
+Start = Callable[..., User]
 
 
 @pytest.fixture
 def holding() -> Iterator[Holding]:
     with Rig() as rig:
-        arguments = ["gpu_worker.holder", "--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT)]
+        arguments = [PROGRAM, "--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT)]
         child = Child("holder", [*arguments, "--exit-with-parent"])
         rig.children.append(child)
         child.wait_line("holds pools")
@@ -71,60 +65,48 @@ def holding() -> Iterator[Holding]:
 
 
 @pytest.fixture
-def users(holding: Holding) -> Iterator[list[User]]:
+def start(holding: Holding) -> Iterator[Start]:
+    """Starts users of the holder."""
     started: list[User] = []
-    yield started
-    for user in started:
-        user.process.kill()
-        user.process.communicate()
+
+    def user(file: Path | None = None) -> User:
+        started.append(User(holding.folder, file))
+        return started[-1]
+
+    yield user
+    for each in started:
+        each.reap()
 
 
-def start(holding: Holding, users: list[User]) -> User:
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER, str(holding.folder), str(NUM_BYTES)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    users.append(User(process=process, pool_id=bytes.fromhex(process.stdout.readline())))
-    return users[-1]
-
-
-def test_a_dead_process_s_pool_is_granted_with_its_content(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
-    user.process.kill()
-    user.process.wait()
+def test_a_dead_process_s_pool_is_granted_with_its_content(holding: Holding, start: Start) -> None:
+    user = start()
+    user.kill()
     [memory] = holding.client.take(user.pool_id, NUM_BYTES)
-    assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.process.pid
+    assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.pid
     os.close(memory)
 
 
-def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
-    user.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(HolderError, match=f"process {user.process.pid} still uses the pool") as refused:
+def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead(holding: Holding, start: Start) -> None:
+    user = start()
+    user.signal(signal.SIGSTOP)
+    with pytest.raises(HolderError, match=f"process {user.pid} still uses the pool") as refused:
         holding.client.take(user.pool_id, NUM_BYTES)
     assert refused.value.is_busy
-    user.process.kill()
-    user.process.wait()
+    user.kill()
     os.close(*holding.client.take(user.pool_id, NUM_BYTES))
 
 
-def test_a_pool_is_granted_to_one_process(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
-    user.process.kill()
-    user.process.wait()
+def test_a_pool_is_granted_to_one_process(holding: Holding, start: Start) -> None:
+    user = start()
+    user.kill()
     os.close(*holding.client.take(user.pool_id, NUM_BYTES))
-    other = f"from gpu_worker.shared_pool.messages import *; HolderClient(Path(sys.argv[1])).take({user.pool_id!r}, 1)"
-    taken = subprocess.run(
-        [sys.executable, "-c", f"import sys; {other}", str(holding.folder)],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert f"process {os.getpid()} still uses the pool" in taken.stderr
+    other = Child("other", ["tests.gpu_worker.holder.user", str(holding.folder), "take", user.pool_id.hex()])
+    other.wait_line(f"process {os.getpid()} still uses the pool")
+    assert other.wait() == 0
 
 
-def test_only_its_user_gives_a_pool_back(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
+def test_only_its_user_gives_a_pool_back(holding: Holding, start: Start) -> None:
+    user = start()
     with pytest.raises(HolderError, match="only its user"):
         holding.client.give_back(user.pool_id)
     own, memory = holding.client.create(NUM_BYTES)
@@ -134,14 +116,13 @@ def test_only_its_user_gives_a_pool_back(holding: Holding, users: list[User]) ->
     assert holding.memories() == 1
 
 
-def test_the_limit_counts_all_pools_and_unused_ones_make_room(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
+def test_the_limit_counts_all_pools_and_unused_ones_make_room(holding: Holding, start: Start) -> None:
+    user = start()
     pool, memory = holding.client.create(LIMIT - NUM_BYTES)
     os.close(memory)
     with pytest.raises(HolderError, match=rf"pools in use have {LIMIT} bytes, and the limit is {LIMIT} \(max_bytes\)"):
         holding.client.create(NUM_BYTES)
-    user.process.kill()
-    user.process.wait()
+    user.kill()
     _, memory = holding.client.create(NUM_BYTES)
     os.close(memory)
     with pytest.raises(HolderError, match="no such pool"):
@@ -161,33 +142,11 @@ def test_memory_has_its_size_and_is_not_for_others(holding: Holding) -> None:
     assert holder_socket(holding.folder).stat().st_mode & 0o777 == 0o600
 
 
-def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
+def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, start: Start) -> None:
+    user = start()
     assert holding.client.unused_on("") == (0, 0)
-    user.process.kill()
-    user.process.wait()
+    user.kill()
     assert 0 < holding.client.unused_on("")[0] <= 64 << 10
-
-
-# Pools on a GPU: a file stands for device memory, which the holder never maps ------------------------------
-
-DEVICE = "0123456789abcdef0123456789abcdef"
-GPU_USER = (
-    USER.replace("create(int(sys.argv[2]))", f"create(int(sys.argv[2]), device='{DEVICE}', pages=77)")
-    .replace("print(", "CLIENT.attach(pool, os.open(sys.argv[3], os.O_RDWR), 5 << 30); print(")
-    .replace(
-        "pool, memory = HolderClient(Path(sys.argv[1]))",
-        "CLIENT = HolderClient(Path(sys.argv[1]))\npool, memory = CLIENT",
-    )
-)
-
-
-def gpu_user(holding: Holding, users: list[User], path: Path) -> User:
-    command = [sys.executable, "-c", GPU_USER, str(holding.folder), str(NUM_BYTES), str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    users.append(User(process=process, pool_id=bytes.fromhex(process.stdout.readline())))
-    return users[-1]
 
 
 def is_open(holding: Holding, path: Path) -> bool:
@@ -197,23 +156,23 @@ def is_open(holding: Holding, path: Path) -> bool:
 
 
 def test_a_dead_process_s_device_memory_is_granted_with_its_header(
-    holding: Holding, users: list[User], tmp_path: Path
+    holding: Holding, start: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "device memory"
     path.write_bytes(b"pages")
-    user = gpu_user(holding, users, path)
+    user = start(path)
     assert is_open(holding, path) and holding.client.unused_on(DEVICE) == (0, 0)
-    user.process.kill()
-    user.process.wait()
+    user.kill()
     # The limit of the holder is one of host memory.
-    assert holding.client.unused_on(DEVICE) == (5 << 30, 77) and holding.client.unused_on("another") == (0, 0)
-    with pytest.raises(HolderError, match=f"the pool has {5 << 30} bytes; {4 << 30} are needed"):
+    assert holding.client.unused_on(DEVICE) == (DEVICE_BYTES, NUM_PAGES)
+    assert holding.client.unused_on("another") == (0, 0)
+    with pytest.raises(HolderError, match=f"the pool has {DEVICE_BYTES} bytes; {4 << 30} are needed"):
         holding.client.take(user.pool_id, NUM_BYTES, 4 << 30)
     with pytest.raises(HolderError, match="the holder's answer has 2 descriptors; 1 are needed"):
         holding.client.take(user.pool_id, NUM_BYTES)
     before = set(os.listdir("/proc/self/fd"))
-    header, memory = holding.client.take(user.pool_id, NUM_BYTES, 5 << 30)
-    assert int.from_bytes(os.pread(header, 8, 0), "little") == user.process.pid and os.pread(memory, 9, 0) == b"pages"
+    header, memory = holding.client.take(user.pool_id, NUM_BYTES, DEVICE_BYTES)
+    assert int.from_bytes(os.pread(header, 8, 0), "little") == user.pid and os.pread(memory, 9, 0) == b"pages"
     os.close(header)
     os.close(memory)
     assert set(os.listdir("/proc/self/fd")) == before
@@ -221,27 +180,24 @@ def test_a_dead_process_s_device_memory_is_granted_with_its_header(
     assert not is_open(holding, path) and holding.memories() == 0
 
 
-def test_unused_device_memory_is_freed_when_a_worker_needs_it(
-    holding: Holding, users: list[User], tmp_path: Path
-) -> None:
+def test_unused_device_memory_is_freed_when_a_worker_needs_it(holding: Holding, start: Start, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first", "second")]
     for path in paths:
         path.touch()
-    dead, alive = (gpu_user(holding, users, path) for path in paths)
-    dead.process.kill()
-    dead.process.wait()
+    dead, alive = (start(path) for path in paths)
+    dead.kill()
     holding.client.free_unused("another")
     assert is_open(holding, paths[0])
     holding.client.free_unused(DEVICE)
     assert not is_open(holding, paths[0]) and is_open(holding, paths[1])
     with pytest.raises(HolderError, match="no such pool"):
-        holding.client.take(dead.pool_id, NUM_BYTES, 5 << 30)
+        holding.client.take(dead.pool_id, NUM_BYTES, DEVICE_BYTES)
     with pytest.raises(HolderError, match="still uses the pool"):
-        holding.client.take(alive.pool_id, NUM_BYTES, 5 << 30)
+        holding.client.take(alive.pool_id, NUM_BYTES, DEVICE_BYTES)
 
 
-def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: Holding, users: list[User]) -> None:
-    user = start(holding, users)
+def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: Holding, start: Start) -> None:
+    user = start()
     own, header = holding.client.create(NUM_BYTES, device=DEVICE, pages=3)
     with pytest.raises(HolderError, match="only its user can attach"):
         holding.client.attach(user.pool_id, header, 1)
@@ -302,25 +258,24 @@ def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, an
 
 @pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])
 def test_wrong_settings_end_the_holder_with_exit_code_2(flags: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "gpu_worker.holder", *flags]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+    ended = Child("holder", [PROGRAM, *flags])
+    code = ended.wait()
+    ended.join_output()
+    assert (code, len(ended.lines)) == (2, 1), ended.lines
 
 
 def test_a_second_holder_is_refused_and_a_dead_one_replaced(holding: Holding) -> None:
-    command = [sys.executable, "-m", "gpu_worker.holder", "--runtime-dir", str(holding.folder)]
-    second = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert second.returncode == 1
-    assert re.search(rf"another holder serves \S+: process {holding.process.pid}\n", second.stderr)
+    arguments = [PROGRAM, "--runtime-dir", str(holding.folder), "--exit-with-parent"]
+    second = Child("second", arguments)
+    assert second.wait() == 1
+    second.wait_line(rf"another holder serves \S+: process {holding.process.pid}$")
     holding.process.kill()
-    third = subprocess.Popen([*command, "--exit-with-parent"], stderr=subprocess.PIPE, text=True)
-    assert third.stderr is not None and "holds pools" in third.stderr.readline()
+    third = Child("third", arguments)
+    third.wait_line("holds pools")
     # The same client finds the new holder.
     _, memory = holding.client.create(NUM_BYTES)
     os.close(memory)
-    third.terminate()
-    assert third.wait() == 0
-    third.communicate()
+    assert third.terminate() == 0
     assert not holder_socket(holding.folder).exists()
 
 
