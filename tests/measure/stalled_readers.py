@@ -11,7 +11,7 @@ from itertools import count
 from tests.measure.harness import Measurement, spread
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, random_asks, send
 from tests.system.test_slow_reader import SHAPE, SMALL_WINDOW
 
 STALLED_TOKENS = 3000
@@ -21,7 +21,7 @@ def seconds(caller: Caller, seed: int) -> float:
     """The time in which twelve streams are read."""
     asks = random_asks(12, seed=seed, prompts=(1, 30), outputs=(150, 200))
     begun = time.perf_counter()
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, asks)
     for stream in streams:
         stream.result()
     return time.perf_counter() - begun

@@ -29,6 +29,7 @@ from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_FRONT_END = "scheduler_svc.frontend"
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
@@ -54,10 +55,33 @@ def _server(kind: str) -> Server:
     return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
 
 
-def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
-    """What forks a program of these arguments, None if it is to be started."""
-    kind = kind_of(arguments) if sys.platform == "linux" else None
-    return server if kind and (server := _server(kind)).can_fork(environment) else None
+def popen(
+    *arguments: str, within: Sequence[str] = (), python: str = sys.executable, **options: Any
+) -> "subprocess.Popen[Any]":
+    """Starts `python -m` with the arguments: forks it, if it can be forked. `within` comes before the command.
+
+    Without other options it has the environment and the folder of a test's child, and no input.
+    """
+    options = {"stdin": subprocess.DEVNULL, "cwd": REPOSITORY, "env": child_environment()} | options
+    command = [*within, python, "-m", *arguments]
+    kind = kind_of(arguments) if sys.platform == "linux" and command[0] == sys.executable else None
+    if kind and (server := _server(kind)).can_fork(options["env"]):
+        return Popen(server, command, **options)
+    return subprocess.Popen(command, **options)
+
+
+def run(*arguments: str, text: str | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs `python -m` with the arguments to its end, with these variables, too. It reads the text, if there is one."""
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    if text is not None:
+        pipes["stdin"] = subprocess.PIPE
+    with popen(*arguments, env=child_environment() | variables, text=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(text, timeout=TIMEOUT_SECONDS)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 class Child:
@@ -71,24 +95,21 @@ class Child:
         environment: dict[str, str] | None = None,
         python: str = sys.executable,
         within: Sequence[str] = (),
+        folder: Path = REPOSITORY,
+        group: int | None = None,
     ) -> None:
-        """Starts `python -m` with the arguments. `within` comes before them: a command that becomes another one."""
+        """Starts `python -m` with the arguments. `within` comes before them: a command that becomes another one.
+
+        It runs in the folder, and in this group of processes: 0 is a new one.
+        """
         self.name = name
         self.lines: list[str] = []
         self.killed = False
         self._changed = threading.Condition()
-        options: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "cwd": REPOSITORY,
-            "env": child_environment() | (environment or {}),
-            "text": True,
-            "errors": "replace",
-        }
-        command = [*within, python, "-m", *arguments]
-        server = None if within or python != sys.executable else _server_of(arguments, options["env"])
-        self._process = subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
+        self._process: subprocess.Popen[str] = popen(
+            *arguments, within=within, python=python, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder,
+            env=child_environment() | (environment or {}), text=True, errors="replace", process_group=group,
+        )  # fmt: skip
         self._drained = False
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
@@ -179,10 +200,14 @@ class SchedulerProcess(Child):
         found = [match.group(1) for line in self.lines if (match := _LISTENING.search(line))]
         return found[-1] if found else self.wait_line(_LISTENING.pattern).group(1)
 
+    def frontends(self) -> list[psutil.Process]:
+        """The front ends that live."""
+        children = psutil.Process(self.pid).children()
+        return [each for each in children if each.status() != psutil.STATUS_ZOMBIE and _FRONT_END in each.cmdline()]
+
     def frontend_pid(self) -> int:
         """The process id of its front end."""
-        children = psutil.Process(self.pid).children()
-        [frontend] = [child for child in children if "scheduler_svc.frontend" in child.cmdline()]
+        [frontend] = self.frontends()
         return frontend.pid
 
     def kill_with_frontends(self, seconds: float = TIMEOUT_SECONDS) -> None:
@@ -205,7 +230,6 @@ class Rig:
         self.violations_file = self.runtime_dir / "violations.txt"
         self.children: list[Child] = []
         self.callers: list[Caller] = []
-        self.allowed_errors: list[str] = []
         self._seed = 0
 
     @staticmethod
@@ -242,6 +266,12 @@ class Rig:
                 # None is left for the warnings of a later test.
                 child.reap()
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
+
+    def start(self, name: str, *arguments: str, **options: Any) -> Child:
+        """Starts a program as `Child` does, without waiting for it."""
+        child = Child(name, [*arguments], **options)
+        self.children.append(child)
+        return child
 
     def launch_scheduler(
         self,
@@ -287,10 +317,21 @@ class Rig:
         self.children.append(child)
         return child
 
+    def real_worker(self, *flags: str, program: str = "gpu_worker", **options: Any) -> Child:
+        """Starts the real worker on a CPU, with one thread, without waiting for it."""
+        where = ("--runtime-dir", str(self.runtime_dir), "--device", "cpu", "--threads", "1", "--exit-with-parent")
+        options["environment"] = {"OMP_NUM_THREADS": "1"} | options.get("environment", {})
+        return self.start(f"worker {len(self.children)}", program, *where, *flags, **options)
+
+    def holder(self) -> Child:
+        """Starts a holder of pools, and waits until it holds them."""
+        holder = self.start("holder", "gpu_worker.holder", "--runtime-dir", str(self.runtime_dir), "--exit-with-parent")
+        holder.wait_line("holds pools")
+        return holder
+
     def check_record(self, path: Path, seconds: float = TIMEOUT_SECONDS) -> None:
         """Replays a stopped scheduler's event log through a fresh core; the effects and the states must be the same."""
-        replay = Child("replay", ["scheduler_svc.recording.replay", "--audit", str(path)])
-        self.children.append(replay)
+        replay = self.start("replay", "scheduler_svc.recording.replay", "--audit", str(path))
         assert replay.wait(seconds) == 0, replay.output()
         replay.wait_line("gave the same effects")
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of, details_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer, send
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
@@ -39,7 +39,7 @@ def test_a_full_queue_refuses_with_a_retry_hint_and_admitted_streams_finish(rig:
     for stream in streams:
         ASK.check(stream.result())
     caller.wait_idle()
-    ASK.check(caller.generate(ASK.request()).result())
+    answer(caller, ASK)
 
 
 def test_rows_stay_busy_while_requests_are_refused(rig: Rig) -> None:
@@ -89,7 +89,7 @@ def test_a_request_that_can_never_fit_is_refused_with_its_sizes(rig: Rig) -> Non
     # 9 usable pages of 4 hold 36 positions, although max_length is 256.
     _, _, caller = rig.serve("--num-pages", "10")
     fits = Ask(prompt=tuple(b"x" * 30), max_new_tokens=7)
-    fits.check(caller.generate(fits.request()).result())
+    answer(caller, fits)
     error = caller.generate(Ask(prompt=tuple(b"x" * 30), max_new_tokens=8).request()).failed()
     assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
     for number in ("30", "8", "10 pages", "9"):
@@ -112,8 +112,7 @@ def test_a_request_that_can_never_fit_is_refused_with_its_sizes(rig: Rig) -> Non
 
 def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "8")
-    asks = [BLOCKER, BLOCKER, ASK, ASK]
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, [BLOCKER, BLOCKER, ASK, ASK])
     streams[0].wait_tokens(1)
     for stream in streams:
         stream.wait_accepted()
@@ -121,8 +120,7 @@ def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
     caller.wait_health(NOT_SERVING)
     error = caller.generate(ASK.request()).failed()
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert scheduler.wait() == 0
 
 
@@ -130,8 +128,7 @@ def test_sigterm_lets_streams_finish_on_the_next_worker(rig: Rig) -> None:
     """A drain of the service goes on over the death of its only worker, while another starts."""
     flags = ("--max-rows", "2", "--step-ms", "8")
     scheduler, worker, caller = rig.serve(*flags)
-    asks = [BLOCKER, BLOCKER, ASK, ASK]
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, [BLOCKER, BLOCKER, ASK, ASK])
     for stream in streams:
         stream.wait_accepted()
     streams[0].wait_tokens(1)
@@ -139,22 +136,17 @@ def test_sigterm_lets_streams_finish_on_the_next_worker(rig: Rig) -> None:
     caller.wait_health(NOT_SERVING)
     worker.kill()
     rig.worker(*flags)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert scheduler.wait() == 0
 
 
 def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--step-ms", "8")
-    streams = [caller.generate(BLOCKER.request()) for _ in range(2)]
-    for stream in streams:
-        stream.wait_tokens(1)
+    streams = send(caller, [BLOCKER] * 2, tokens=1)
     scheduler.signal(signal.SIGTERM)
     caller.wait_health(NOT_SERVING)
     psutil.Process(scheduler.frontend_pid()).kill()
-    for stream in streams:
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-        assert stream.transcript.tokens == BLOCKER.expected().tokens[: len(stream.transcript.tokens)]
+    streams.check_lost()
     assert scheduler.wait() == 0
 
 
@@ -162,17 +154,12 @@ def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None
 def test_sigterm_ends_streams_after_the_grace_time_or_a_second_signal(rig: Rig, signals: int) -> None:
     grace = "0.5" if signals == 1 else "3600"
     scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", grace))
-    ask = Ask(prompt=(1, 2), max_new_tokens=250)
-    streams = [caller.generate(ask.request()) for _ in range(3)]
-    for stream in streams:
-        stream.wait_tokens(2)
+    streams = send(caller, [Ask(prompt=(1, 2), max_new_tokens=250)] * 3, tokens=2)
     scheduler.signal(signal.SIGTERM)
     if signals == 2:
         caller.wait_health(NOT_SERVING)
         scheduler.signal(signal.SIGTERM)
-    for stream in streams:
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-        assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
+    streams.check_lost()
     assert scheduler.wait() == 0
 
 
@@ -190,5 +177,5 @@ def test_a_second_scheduler_refuses_a_runtime_directory_in_use(rig: Rig) -> None
     assert second.wait() != 0
     assert str(rig.runtime_dir) in second.output()
     second.killed = True
-    ASK.check(caller.generate(ASK.request()).result())
+    answer(caller, ASK)
     assert first.exit_code is None

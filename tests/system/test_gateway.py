@@ -35,8 +35,7 @@ def gateway(rig: Rig, address: str, *flags: str) -> Iterator[tuple[Child, str]]:
     It waits for headers as long as callers may be kept from running: some open hundreds of connections at once.
     """
     patient = ("--head-seconds", "60", *flags)
-    child = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", address, *patient])
-    rig.children.append(child)
+    child = rig.start("gateway", "tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", address, *patient)
     yield child, child.wait_line(r"gateway listening on (http\S+)$").group(1)
     assert child.terminate() == 0, child.output()
 
@@ -182,9 +181,7 @@ async def _beside_greedy(url: str, polite: str, greedy: str) -> list[int]:
 
 def test_openais_client_with_the_bundled_model(rig: Rig) -> None:
     """A chat and its stream are equal, a schema is obeyed, and a tool that must be called is called."""
-    flags = ("--device", "cpu", "--threads", "1", "--max-rows", "8", "--num-pages", "128")
-    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent", *flags]
-    rig.children.append(Child("worker", arguments, environment={"OMP_NUM_THREADS": "1"}))
+    rig.real_worker("--max-rows", "8", "--num-pages", "128")
     scheduler = rig.scheduler()
     rig.caller(scheduler).wait_serving()
     ask: dict[str, Any] = {

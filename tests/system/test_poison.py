@@ -10,8 +10,8 @@ from tandem.v1 import control_pb2
 
 from tests.rigs.processes import Rig
 from tests.rigs.restarting import RestartingWorkers
-from tests.rigs.streams import Caller, Stream, code_of
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import Caller, code_of
+from tests.system.asks import Ask, Sent, random_asks, send
 
 SHAPE = ("--num-pages", "1600", "--max-rows", "64", "--max-length", "600", "--token-budget", "512", "--step-ms", "5")
 CULPRIT = 281
@@ -21,22 +21,15 @@ POISON = Ask(prompt=(1, 2, CULPRIT, 3), max_new_tokens=20, request_id="poison")
 @contextmanager
 def poisoned(
     rig: Rig, how: str, asks: list[Ask], *, workers: int = 1
-) -> Iterator[tuple[Caller, RestartingWorkers, list[Stream]]]:
+) -> Iterator[tuple[Caller, RestartingWorkers, Sent]]:
     """Serves `asks` with workers that CULPRIT kills, hangs or fails, until all streams flow."""
     scheduler = rig.scheduler("--step-timeout-seconds", "2")
     with RestartingWorkers(rig, (*SHAPE, f"--{how}-token", str(CULPRIT)), workers) as restarting:
         caller = rig.caller(scheduler)
         caller.wait_serving()
         caller.wait_load(lambda load: load.workers == workers)
-        streams = [caller.generate(ask.request()) for ask in asks]
-        for stream in streams:
-            stream.wait_tokens(3)
+        streams = send(caller, asks, tokens=3)
         yield caller, restarting, streams
-
-
-def check(asks: list[Ask], streams: list[Stream]) -> None:
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
 
 
 def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_sent_again(rig: Rig) -> None:
@@ -52,7 +45,7 @@ def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_se
         flowing = time.monotonic() - restarting.deaths[0]
         print(f"{len(restarting.deaths)} deaths; all 63 batchmates flow again {flowing:.1f} s after the first one")
         assert len(restarting.deaths) <= 8
-        check(asks, streams)
+        streams.check()
         before = len(restarting.deaths)
         again = caller.generate(Ask(prompt=POISON.prompt, max_new_tokens=20, seed=77).request()).failed()
         assert code_of(again) == grpc.StatusCode.FAILED_PRECONDITION
@@ -72,7 +65,7 @@ def test_with_two_workers_the_streams_of_the_other_one_flow_on(rig: Rig) -> None
         error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert len(restarting.deaths) <= 8
-        check(asks, streams)
+        streams.check()
         caller.wait_idle()
 
 
@@ -83,7 +76,7 @@ def test_a_request_that_hangs_its_worker_is_found(rig: Rig) -> None:
         error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert len(restarting.deaths) <= 1 + 3 + 1
-        check(asks, streams)
+        streams.check()
         caller.wait_idle()
 
 
@@ -93,6 +86,6 @@ def test_a_request_whose_steps_fail_costs_its_batchmates_little(rig: Rig) -> Non
         error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
         assert "its step failed 2 times while it ran alone" in error.details()
-        check(asks, streams)
+        streams.check()
         assert restarting.deaths == []
         assert caller.wait_idle().lane_resets <= 1 + 5 + 1

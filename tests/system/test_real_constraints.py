@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from tandem_client.errors import InvalidArgument
-from tests.rigs.processes import Rig
-from tests.system.real_service import TIMEOUT_SECONDS, RealService
+from tests.system.real_service import TIMEOUT_SECONDS, RealService, real_service
 
 SCHEMA = {
     "type": "object",
@@ -65,11 +64,8 @@ ASKS = [
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[RealService]:
-    with Rig() as rig:
-        rig.allowed_errors.append("lost")
-        service = RealService(rig)
+    with real_service() as service:
         yield service
-        service.client.close()
 
 
 def texts(service: RealService, num_asks: int, during: Callable[[], object] = lambda: None) -> list[tuple[str, str]]:
@@ -145,10 +141,8 @@ def test_killed_mask_servers_change_no_text(service: RealService) -> None:
 @pytest.mark.long
 def test_two_ranks_choose_tokens_by_the_masks_of_the_leader(service: RealService) -> None:
     expected = texts(service, 6)
-    with Rig() as rig:
-        group = RealService(rig, flags=["--ranks", "2"])
+    with real_service(flags=["--ranks", "2"]) as group:
         found = texts(group, 6)
-        group.client.close()
     check(found)
     # Sums of two ranks round differently, and a draw may then be another token.
     assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 3

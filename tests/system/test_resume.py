@@ -6,7 +6,6 @@ import signal
 from dataclasses import replace
 
 import grpc
-import psutil
 import pytest
 from tandem.v1 import inference_pb2 as pb
 
@@ -22,20 +21,15 @@ SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--st
 LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=LINGER_SECONDS))
 
 
-def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
-    children = psutil.Process(scheduler.pid).children()
-    return {child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()}
-
-
 def without_logprobs(asks: list[Ask]) -> list[Ask]:
     return [replace(ask, logprobs=None, prompt_logprobs_start=None) for ask in asks]
 
 
 def kill_frontends(scheduler: SchedulerProcess) -> None:
     """Kills all front ends and waits until as many listen again."""
-    for pid in frontend_pids(scheduler):
+    for each in scheduler.frontends():
         number = len(scheduler.lines)
-        os.kill(pid, signal.SIGKILL)
+        each.kill()
         scheduler.wait_line("frontend listening on ", after=number)
 
 

@@ -20,18 +20,7 @@ from tests.system.asks import Ask
 from tests.system.conftest import Served
 from tests.system.featured import Reading, random_featured
 
-SHAPE = (
-    "--num-pages",
-    "1024",
-    "--max-rows",
-    "32",
-    "--max-length",
-    "1024",
-    "--token-budget",
-    "128",
-    "--page-size",
-    "16",
-)
+SHAPE = ("--num-pages=1024", "--max-rows=32", "--max-length=1024", "--token-budget=128", "--page-size=16")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.processes import Child, Rig
-from tests.rigs.streams import Caller, Stream
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import Caller
+from tests.system.asks import Ask, random_asks, send
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 
@@ -62,15 +62,6 @@ def long_asks(count: int, seed: int) -> list[Ask]:
     return random_asks(count, seed=seed, prompts=(1, 40), outputs=(150, 250))
 
 
-def generate(caller: Caller, asks: list[Ask]) -> list[Stream]:
-    return [caller.generate(ask.request()) for ask in asks]
-
-
-def check(asks: list[Ask], streams: list[Stream]) -> None:
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-
-
 def running(caller: Caller) -> dict[int, int]:
     """Running requests by the worker's pid."""
     return {one.pid: one.running for one in caller.load().per_worker}
@@ -80,9 +71,7 @@ def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, C
     first, second, caller = two
     asks = long_asks(16, seed=1)
     with slowed(shared_rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(3)
+        streams = send(caller, asks, tokens=3)
         load = caller.load()
     each = {one.pid: one for one in load.per_worker}
     assert each.keys() == {first.pid, second.pid}
@@ -91,8 +80,8 @@ def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, C
     assert load.running == sum(one.running for one in each.values()) == 16
     assert load.pages_total == sum(one.pages_total for one in each.values()) == 2 * 1023
     assert all(one.pages_used > 0 for one in each.values())
-    check(asks, streams)
-    assert all(stream.transcript.summary.timing.worker_changes == 0 for stream in streams)
+    streams.check()
+    assert not any(streams.worker_changes())
     caller.wait_idle()
 
 
@@ -121,26 +110,22 @@ def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -
     first, second, caller = two_of(rig)
     asks = long_asks(16, seed=2)
     with slowed(rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(5)
+        streams = send(caller, asks, tokens=5)
         # None of its streams ends between the count and its death.
         second.signal(signal.SIGSTOP)
         theirs = running(caller)[second.pid]
         assert theirs >= 6
         second.kill()
     caller.wait_load(lambda load: load.workers == 1)
-    check(asks, streams)
-    assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs
+    streams.check()
+    assert sum(streams.worker_changes()) == theirs
     again = worker(rig)
     asks = long_asks(8, seed=3)
     with slowed(rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(3)
+        streams = send(caller, asks, tokens=3)
         assert running(caller).keys() == {first.pid, again.pid}
         assert min(running(caller).values()) >= 3
-    check(asks, streams)
+    streams.check()
     caller.wait_idle()
 
 
@@ -156,8 +141,7 @@ def test_a_request_too_long_for_the_remaining_worker_waits_for_a_larger_one(rig:
         large.kill()
     caller.wait_load(lambda load: load.workers == 1 and load.waiting == 1)
     # The small worker serves the requests that fit it.
-    asks = random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))
-    check(asks, generate(caller, asks))
+    send(caller, random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))).check()
     assert (caller.load().waiting, caller.load().running) == (1, 0)
     assert not stream.ended
     rig.worker(*flags, "--max-length", "600")

@@ -5,20 +5,9 @@ import psutil
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, random_asks, send
 
-SHAPE = (
-    "--num-pages",
-    "4096",
-    "--page-size",
-    "16",
-    "--max-rows",
-    "64",
-    "--max-length",
-    "4096",
-    "--token-budget",
-    "256",
-)
+SHAPE = ("--num-pages=4096", "--page-size=16", "--max-rows=64", "--max-length=4096", "--token-budget=256")
 # With a window this small the server's writes block after a few messages.
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]
 
@@ -30,9 +19,7 @@ def test_stalled_readers_delay_no_other_stream_and_lose_no_token(rig: Rig) -> No
     asks = random_asks(12, seed=13, prompts=(1, 30), outputs=(150, 200))
 
     def run_all() -> None:
-        streams = [caller.generate(ask.request()) for ask in asks]
-        for ask, stream in zip(asks, streams, strict=True):
-            ask.check(stream.result())
+        send(caller, asks).check()
 
     run_all()
     before = frontend.memory_info().rss

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.rigs import byte_tokenizer
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer, send
 from tests.system.conftest import Served
 
 LENGTH = 160
@@ -121,7 +121,7 @@ def test_text_held_back_for_an_unmatched_stop_string_arrives_at_the_end(served: 
     tail = free.expected().text[-3:]
     ask = Ask(prompt=free.prompt, max_new_tokens=20, stop_strings=(tail + "!", tail[1:] + "?"))
     assert ask.expected().reason == "LENGTH"
-    ask.check(served.caller.generate(ask.request()).result())
+    answer(served.caller, ask)
 
 
 def test_a_stop_string_before_min_new_tokens_does_not_match(served: Served) -> None:
@@ -150,6 +150,5 @@ def test_many_streams_with_stop_strings_equal_the_oracle(served: Served) -> None
         pairs = (text[i : i + 2] for i in range(50, len(text)))
         stop = next(pair for pair in pairs if "\ufffd" not in pair)
         asks.append(Ask(prompt=prompt, max_new_tokens=LENGTH, stop_strings=(stop, "\0\0\0")))
-    streams = [served.caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams = send(served.caller, asks)
+    streams.check()

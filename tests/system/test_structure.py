@@ -16,11 +16,11 @@ import pytest
 from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tests.gpu_worker.constraints.schemas import SchemaMaker, with_null
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Rig
 from tests.system.real_service import TIMEOUT_SECONDS
 from tests.system.test_gateway import gateway
 
-_WORKER = "--page-size 16 --max-rows 16 --max-length 512 --token-budget 128 --threads 1 --device cpu --num-pages 512"
+_WORKER = ("--page-size=16", "--max-rows=16", "--max-length=512", "--token-budget=128", "--num-pages=512")
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -39,19 +39,11 @@ TOOLS: list[Any] = [
 MESSAGES: list[Any] = [{"role": "user", "content": "What will the weather be?"}]
 
 
-def start_worker(rig: Rig) -> Child:
-    """A worker with the bundled model."""
-    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), *_WORKER.split(), "--exit-with-parent"]
-    child = Child(f"worker {len(rig.children)}", arguments, environment={"OMP_NUM_THREADS": "1"})
-    rig.children.append(child)
-    return child
-
-
 @pytest.fixture(scope="module")
 def talking() -> Iterator[tuple[Client, openai.OpenAI]]:
     """The service's own client, and OpenAI's at a gateway."""
     with Rig() as rig:
-        start_worker(rig)
+        rig.real_worker(*_WORKER)
         address = rig.scheduler().address
         client = Client(address)
         client.wait_ready(TIMEOUT_SECONDS)
@@ -267,7 +259,7 @@ def test_random_schemas_finish_and_validate(talking: tuple[Client, openai.OpenAI
 @pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_change_no_structured_answer(rig: Rig, num_kills: int) -> None:
     """Greedy and sampled answers under four constraints, each while a worker is killed, against undisturbed ones."""
-    workers = [start_worker(rig)]
+    workers = [rig.real_worker(*_WORKER)]
     client = Client(rig.scheduler().address)
     client.wait_ready(TIMEOUT_SECONDS)
     constraints: list[dict[str, Any]] = [
@@ -288,7 +280,7 @@ def test_kills_change_no_structured_answer(rig: Rig, num_kills: int) -> None:
     undisturbed = [read(ask(i)) for i in range(8)]
     num_changed = 0
     for _ in range(num_kills):
-        workers.append(start_worker(rig))
+        workers.append(rig.real_worker(*_WORKER))
         workers[-1].wait_line("joined", TIMEOUT_SECONDS)
         with ThreadPoolExecutor(8) as pool:
             # An iterator that is dropped cancels its request.

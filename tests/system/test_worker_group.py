@@ -13,26 +13,19 @@ import pytest
 
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import (
-    BUNDLED,
     NEAR_TIE,
-    NEW_TOKENS,
     TIMEOUT_SECONDS,
-    RealService,
-    cases_of,
-    prompts,
-    reference,
+    bundled_cases,
+    real_service,
 )
 from tests.system.test_real_model import Served, different
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    texts = prompts()
-    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:
-        service = RealService(rig, flags=["--ranks", "2"])
-        rig.allowed_errors.append("lost")
-        yield Served(service=service, cases=cases_of(process, texts))
-        service.client.close()
+    cases = bundled_cases()
+    with real_service(flags=["--ranks", "2"]) as service:
+        yield Served(service=service, cases=cases)
 
 
 def ranks(worker: Child) -> list[psutil.Process]:
