@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -228,6 +228,7 @@ class Rig:
         # Not pytest's tmp_path, because a socket's path is limited to 107 bytes.
         self.runtime_dir = Path(tempfile.mkdtemp(prefix="tandem-rig-"))
         self.violations_file = self.runtime_dir / "violations.txt"
+        self._slow_file = self.runtime_dir / "slow"
         self.children: list[Child] = []
         self.callers: list[Caller] = []
         self._seed = 0
@@ -310,12 +311,25 @@ class Rig:
         """Starts a worker without waiting for it. `late` makes it apply plans and answer with random delays."""
         self._seed += 1
         arguments = [program, "--runtime-dir", str(self.runtime_dir)]
-        arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
+        arguments += ["--violations", str(self.violations_file), "--exit-with-parent"]
+        if not within:
+            # What comes before the command may bring code of another version, which does not know the flag.
+            arguments += ["--slow-file", str(self._slow_file)]
+        arguments += flags
         if late:
             arguments += ["--lateness", str(self._seed if seed is None else seed)]
         child = Child(f"worker {self._seed}", arguments, within=within)
         self.children.append(child)
         return child
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Steps of checking workers are slow within, so that no stream ends there."""
+        self._slow_file.touch()
+        try:
+            yield
+        finally:
+            self._slow_file.unlink(missing_ok=True)
 
     def real_worker(self, *flags: str, program: str = "gpu_worker", **options: Any) -> Child:
         """Starts the real worker on a CPU, with one thread, without waiting for it."""

@@ -31,9 +31,9 @@ from tests.rigs.processes import Child, Rig, SchedulerProcess, run
 from tests.rigs.waiting import LINGER_SECONDS, until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
-PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
+PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 112
 # A stream without a maximum ends here, with some tokens more than the others.
-MAX_LENGTH = 224
+MAX_LENGTH = 176
 _SHAPE = (
     f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length {MAX_LENGTH} --token-budget 128"
 )

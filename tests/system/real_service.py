@@ -23,7 +23,7 @@ from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
 # Sums of two ranks round differently, so the better of two logits that differ by less may change.
 NEAR_TIE = 1e-4
-NUM_PROMPTS = 64
+NUM_PROMPTS = 32
 NEW_TOKENS = 64
 PAGE_SIZE = 16
 MAX_ROWS = 12

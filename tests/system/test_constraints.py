@@ -23,7 +23,7 @@ def lark(words: str) -> str:
 def constrained(count: int, *, seed: int, complete: tuple[int, int]) -> list[Ask]:
     """Requests, three of four with one of a few constraints."""
     rng = random.Random(seed)
-    asks = random_asks(count, seed=seed, prompts=(1, 600), outputs=(350, 400))
+    asks = random_asks(count, seed=seed, prompts=(1, 600), outputs=(200, 240))
     return [
         replace(ask, ignore_eos=False, lark=lark(f"{rng.randrange(3)} toy_complete={rng.randint(*complete)}"))
         if rng.random() < 0.75
@@ -38,7 +38,7 @@ def test_kills_change_no_constrained_stream(rig: Rig, num_kills: int) -> None:
     workers = [rig.worker(*SHAPE), rig.worker(*SHAPE)]
     caller = rig.caller(rig.scheduler())
     caller.wait_serving()
-    asks = constrained(8 + 4 * num_kills, seed=num_kills, complete=(100, 300))
+    asks = constrained(8 + 4 * num_kills, seed=num_kills, complete=(80, 180))
     streams = send(caller, asks[:8])
     for _ in range(num_kills):
         streams.wait_more(rng.randrange(1, 100))

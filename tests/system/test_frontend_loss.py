@@ -11,12 +11,13 @@ from tests.system.asks import random_asks, send
 def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: Rig) -> None:
     scheduler, worker, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     address = scheduler.address
-    asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(300, 400))
-    streams = send(caller, asks)
-    for stream in streams[:4]:
-        stream.wait_tokens(5)
-    number, old = len(scheduler.lines), scheduler.frontend_pid()
-    os.kill(old, signal.SIGKILL)
+    asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(40, 60))
+    with rig.slowed():
+        streams = send(caller, asks)
+        for stream in streams[:4]:
+            stream.wait_tokens(2)
+        number, old = len(scheduler.lines), scheduler.frontend_pid()
+        os.kill(old, signal.SIGKILL)
     streams.check_lost()
     scheduler.wait_line("frontend listening on " + address, after=number)
     assert scheduler.frontend_pid() != old
@@ -32,7 +33,7 @@ def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: 
 
 def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
-    streams = send(caller, random_asks(4, seed=13, prompts=(1, 30), outputs=(100, 200)), tokens=5)
+    streams = send(caller, random_asks(4, seed=13, prompts=(1, 30), outputs=(60, 80)), tokens=5)
     number, old = len(scheduler.lines), scheduler.frontend_pid()
     os.kill(old, signal.SIGTERM)
     streams.check()
@@ -45,7 +46,7 @@ def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -
 
 def test_a_paused_front_end_keeps_its_streams(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
-    streams = send(caller, random_asks(4, seed=12, prompts=(1, 30), outputs=(200, 300)))
+    streams = send(caller, random_asks(4, seed=12, prompts=(1, 30), outputs=(80, 100)))
     streams[0].wait_tokens(5)
     frontend = scheduler.frontend_pid()
     os.kill(frontend, signal.SIGSTOP)

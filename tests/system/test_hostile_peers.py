@@ -66,7 +66,7 @@ def _frames(rng: random.Random) -> Iterator[list[bytes]]:
 def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
     flags = ("--max-rows", "8", "--num-pages", "1200", "--max-length", "500")
     scheduler, worker, caller = rig.serve(*flags, scheduler_flags=("--log-level", "error"))
-    streams = send(caller, random_asks(10, seed=20, prompts=(1, 30), outputs=(200, 300)))
+    streams = send(caller, random_asks(10, seed=20, prompts=(1, 30), outputs=(100, 120)))
     streams[0].wait_tokens(1)
     context = zmq.Context()
     try:
@@ -87,7 +87,7 @@ def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
 def test_a_forged_hello_leaves_the_real_front_end_connected(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     before = scheduler.frontend_pid()
-    streams = send(caller, random_asks(4, seed=21, prompts=(1, 30), outputs=(200, 300)))
+    streams = send(caller, random_asks(4, seed=21, prompts=(1, 30), outputs=(100, 120)))
     streams[0].wait_tokens(1)
     hello = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=b"x" * 32))
     submit = frontend_pb2.Submit(stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, num_samples=1)

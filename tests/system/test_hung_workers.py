@@ -33,7 +33,7 @@ def test_a_hung_worker_is_killed_and_replaced_and_no_stream_changes(rig: Rig, ho
     worker = rig.worker(*SHAPE, *flags)
     scheduler = rig.scheduler(*SUPERVISED)
     caller = rig.caller(scheduler)
-    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(100, 200))
+    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(70, 100))
     streams = []
     if how != "at its first step":
         caller.wait_serving()
@@ -54,7 +54,7 @@ def test_a_hung_worker_is_killed_and_replaced_and_no_stream_changes(rig: Rig, ho
 
 def test_a_worker_of_another_parent_is_asked_to_rejoin_and_not_killed(rig: Rig) -> None:
     # The scheduler's parent is not known to be a supervisor, because --exit-with-parent is not set.
-    _, worker, caller = rig.serve(*SHAPE)
+    _, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--silence-timeout-seconds", "1.5"))
     worker.signal(signal.SIGSTOP)
     caller.wait_load(lambda load: load.workers == 0)
     worker.signal(signal.SIGCONT)
@@ -83,7 +83,7 @@ def test_a_frozen_scheduler_gives_up_no_worker(rig: Rig) -> None:
 
 def test_steps_out_of_memory_get_smaller_and_no_stream_changes(rig: Rig) -> None:
     _, _, caller = rig.serve(*SHAPE, "--memory-tokens", "20", "--memory-rows", "5")
-    streams = send(caller, random_asks(24, seed=19, prompts=(1, 60), outputs=(150, 250)))
+    streams = send(caller, random_asks(16, seed=19, prompts=(1, 60), outputs=(60, 90)))
     streams.check()
     load = caller.wait_idle()
     counts = load.incidents

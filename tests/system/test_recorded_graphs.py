@@ -25,7 +25,7 @@ def preempted(outputs: Sequence[Output]) -> list[Output]:
 
 
 def test_replayed_steps_of_a_small_pool_equal_the_reference() -> None:
-    cases = bundled_cases()[::5]
+    cases = bundled_cases()[::3]
     with real_service(PROGRAM, SMALL_PAGES) as service:
         outputs = service.read(cases).result()
         service.roomy.wait_line(CAPTURED)
@@ -44,7 +44,7 @@ def test_replayed_steps_equal_the_reference_across_preemptions_and_a_kill() -> N
         outputs = reading.result()
         service.start_small().wait_line(CAPTURED)
     assert [output.tokens for output in outputs] == [case.tokens for case in cases]
-    assert len(cases) == NUM_PROMPTS == NEW_TOKENS == 64
+    assert len(cases) == NUM_PROMPTS == 32
     assert preempted(outputs)
     interrupted = [output for output in outputs if output.summary and output.summary.timing.worker_changes]
     assert len(interrupted) >= MAX_ROWS // 4

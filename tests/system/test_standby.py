@@ -20,18 +20,20 @@ def test_kills_with_a_standby_worker_change_no_stream(rig: Rig) -> None:
     rng = random.Random(4)
     record = rig.runtime_dir / "record.bin"
     scheduler, serving, caller = rig.serve(*SHAPE, *SLOW, scheduler_flags=("--record", str(record)))
-    streams = send(caller, random_asks(16, seed=3, prompts=(1, 60), outputs=(850, 950)))
+    streams = send(caller, random_asks(16, seed=3, prompts=(1, 60), outputs=(150, 200)))
     for _ in range(3):
-        standby = rig.worker(*SHAPE, *SLOW, "--standby")
-        caller.wait_load(lambda load: load.standby_workers == 1)
-        rng.choice(streams).wait_tokens(rng.randint(1, 30))
-        assert roles(caller) == ([serving.pid], [standby.pid])
-        before = caller.load()
-        assert (before.workers, before.pages_total) == (1, 2047)
-        serving.kill()
-        after = caller.wait_load(lambda load: load.worker_lost_reason != "" and not load.standby_workers)
-        assert (after.workers, after.lane_resets) == (1, before.lane_resets + 1)
-        standby.wait_line("^seated")
+        with rig.slowed():
+            standby = rig.worker(*SHAPE, *SLOW, "--standby")
+            caller.wait_load(lambda load: load.standby_workers == 1)
+        streams.wait_more(rng.randint(1, 300))
+        with rig.slowed():
+            assert roles(caller) == ([serving.pid], [standby.pid])
+            before = caller.load()
+            assert (before.workers, before.pages_total) == (1, 2047)
+            serving.kill()
+            after = caller.wait_load(lambda load: load.worker_lost_reason != "" and not load.standby_workers)
+            assert (after.workers, after.lane_resets) == (1, before.lane_resets + 1)
+            standby.wait_line("^seated")
         serving = standby
     streams.check()
     assert scheduler.terminate() == 0
@@ -42,7 +44,7 @@ def test_a_worker_that_stops_in_order_is_replaced(rig: Rig) -> None:
     _, serving, caller = rig.serve(*SHAPE, *SLOW)
     standby = rig.worker(*SHAPE, *SLOW, "--standby")
     caller.wait_load(lambda load: load.standby_workers == 1)
-    streams = send(caller, random_asks(8, seed=5, prompts=(1, 40), outputs=(200, 300)))
+    streams = send(caller, random_asks(8, seed=5, prompts=(1, 40), outputs=(60, 90)))
     streams[0].wait_tokens(3)
     assert serving.terminate() == 0
     standby.wait_line("^seated")

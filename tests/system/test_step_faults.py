@@ -41,20 +41,6 @@ def _answer(stream) -> grpc.RpcError | None:
     return stream.error
 
 
-def test_a_request_that_fails_each_of_its_steps_fails_alone(rig: Rig) -> None:
-    culprit = 281
-    _, _, caller = rig.serve(*SHAPE, "--fail-token", str(culprit))
-    streams = send(caller, random_asks(15, seed=15, prompts=(1, 60), outputs=(100, 200)))
-    streams[0].wait_tokens(3)
-    poison = caller.generate(Ask(prompt=(1, 2, culprit, 3), max_new_tokens=20, request_id="poison").request())
-    error = poison.failed()
-    assert code_of(error) == grpc.StatusCode.INTERNAL
-    assert "poison" in error.details()
-    streams.check()
-    load = caller.wait_idle()
-    assert 1 <= load.lane_resets <= 8
-
-
 def test_nonfinite_logits_end_only_their_request(rig: Rig) -> None:
     # In a pool this small the culprits' pages are soon allocated to other requests.
     flags = ("--num-pages", "40", "--max-rows", "8", "--max-length", "100")

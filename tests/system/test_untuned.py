@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from tests.rigs.processes import REPOSITORY, Rig, SchedulerProcess, child_environment
 from tests.rigs.streams import code_of
 from tests.system.asks import Ask, answer, random_asks, send
+from tests.system.conftest import Served
 
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=4000)
 SHAPE = ("--max-rows", "8", "--num-pages", "2048", "--max-length", "4096")
@@ -60,7 +61,6 @@ def test_an_untuned_front_end_answers_cancels_and_outlives_its_callers(rig: Rig)
     assert not any("grpc tuning" in line for line in scheduler.lines)
 
 
-def test_a_tuned_front_end_has_patient_threads(rig: Rig) -> None:
+def test_a_tuned_front_end_has_patient_threads(served: Served) -> None:
     """What the other test looks at can be seen."""
-    scheduler, _, _ = rig.serve(*SHAPE)
-    assert policies(scheduler)[os.SCHED_BATCH] > 0
+    assert policies(served.scheduler)[os.SCHED_BATCH] > 0

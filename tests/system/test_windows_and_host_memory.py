@@ -13,7 +13,7 @@ def test_outputs_far_longer_than_the_pool_run_side_by_side(rig: Rig) -> None:
     _, worker, caller = rig.serve(*WINDOW, *WINDOWED)
     info = caller.model_info()
     assert (info.window, info.sink_tokens, info.num_pages) == (16, 5, 23)
-    streams = send(caller, random_asks(4, seed=1, prompts=(150, 300), outputs=(200, 300)))
+    streams = send(caller, random_asks(4, seed=1, prompts=(150, 200), outputs=(120, 160)))
     # The next worker computes all tokens again, with the same window.
     running = caller.wait_load(lambda load: load.running >= 2 and load.output_tokens >= 100).running
     worker.kill()
@@ -46,7 +46,7 @@ def test_preempted_requests_resume_from_host_memory(rig: Rig) -> None:
     _, _, caller = rig.serve(*shape, *host)
     assert (caller.load().host_pages_used, caller.load().host_pages_total) == (0, 1024)
     # Each request fills half of the pool in the end.
-    streams = send(caller, random_asks(14, seed=2, prompts=(1, 60), outputs=(180, 220)))
+    streams = send(caller, random_asks(8, seed=2, prompts=(1, 60), outputs=(180, 220)))
     streams.check()
     load = caller.wait_idle()
     assert load.preemptions > 0

@@ -49,7 +49,7 @@ def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None
     assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
     assert len(ranks(served.service.roomy)) == 2
     outputs = served.service.read(served.cases).result()
-    assert_equal_but_for_ties(served, list(range(64)), [output.tokens for output in outputs])
+    assert_equal_but_for_ties(served, list(range(len(outputs))), [output.tokens for output in outputs])
 
 
 def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
