@@ -53,6 +53,11 @@ class Stop:
         """Whether the service takes no more requests."""
         return self.deadline is not None
 
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """When the live requests end, and then the time of the front ends for the last answers; () before the stop."""
+        return () if self.deadline is None else (self.deadline, self.deadline + self._farewell_seconds)
+
     def begins(self, requests: StopRequests) -> bool:
         """Takes note of all requests to stop so far. Returns whether the first one has come since the last call."""
         core, now, is_first = self._core, time.monotonic(), False
@@ -263,9 +268,7 @@ class Loop:
         until = now + _IDLE_SECONDS
         if (wake := self._core.next_wake()) is not None and wake < until:
             until = wake
-        if self._stop.deadline is not None:
-            # No socket reports that a front end has ended.
-            until = min(until, max(self._stop.deadline, now), now + _PROBE_EVERY_SECONDS)
+        until = min([until, *(end for end in self._stop.ends if end > now)])
         if now < self._probe_until:
             until = min(until, self._probe_at)
         return max(0.0, until - now)

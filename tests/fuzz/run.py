@@ -14,7 +14,7 @@ from tests.fuzz.metadata import FuzzDoor
 from tests.fuzz.to_core import CoreUnderFire
 from tests.fuzz.to_peers import fuzz_frontend, fuzz_worker
 from tests.rigs.processes import Rig
-from tests.system.asks import random_asks
+from tests.system.asks import answer, random_asks
 
 # Half of the frames go to the core, which has two kinds of peers.
 _TO_CORE, _TO_WORKER, _TO_FRONTEND = 0.5, 0.25, 0.25
@@ -61,7 +61,7 @@ def fuzz_methods(count: int, seed: int, report: Callable[[str], None]) -> int:
             assert scheduler.frontend_pid() == frontend, f"{outcome.method} ended the front end"
             total += count
         for ask in random_asks(10, seed=3, prompts=(1, 60), outputs=(1, 60)):
-            ask.check(caller.generate(ask.request()).result())
+            answer(caller, ask)
         assert caller.wait_idle().worker_pid == worker.pid
     return total
 

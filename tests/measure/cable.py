@@ -13,7 +13,7 @@ from tests.rigs.network import Network, why_not
 from tests.rigs.processes import Rig
 from tests.rigs.remote import RemoteKeys
 from tests.rigs.streams import Stream
-from tests.system.asks import Ask
+from tests.system.asks import Ask, send
 
 _SHAPE = ("--page-size", "16", "--max-rows", "16", "--max-length", "8192", "--num-pages", "8192", "--step-ms", "5")
 _NUM_STREAMS, _AWAY_SECONDS = 16, 3.0
@@ -31,9 +31,7 @@ def one_round(rig: Rig, net: Network) -> dict[str, float]:
     caller = rig.caller(scheduler)
     caller.wait_serving()
     asks = [Ask(prompt=(1, 2, number), max_new_tokens=4000) for number in range(_NUM_STREAMS)]
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams:
-        stream.wait_tokens(20)
+    streams = send(caller, asks, tokens=20)
     net.cut()
     pulled = time.monotonic()
     while caller.load().workers:

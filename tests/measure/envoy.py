@@ -19,7 +19,7 @@ from tests.measure.machine import cpu_seconds
 from tests.rigs.envoy import HOW_TO_INSTALL, Envoy, find_envoy
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller
-from tests.system.asks import Ask
+from tests.system.asks import Ask, send
 
 _SHAPE = ("--page-size", "16", "--max-rows", "32", "--max-length", "2048", "--num-pages", "4096")
 _NUM_STREAMS, _NUM_TOKENS, _WARM_UP = 32, 500, 20
@@ -41,7 +41,7 @@ def _streaming(caller: Caller, pids: dict[str, int]) -> dict[str, float]:
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     began = time.perf_counter()
     asks = [Ask(prompt=(number, 1, 2), max_new_tokens=_NUM_TOKENS) for number in range(_NUM_STREAMS)]
-    for stream in [caller.generate(ask.request()) for ask in asks]:
+    for stream in send(caller, asks):
         stream.result()
     seconds = time.perf_counter() - began
     tokens = _NUM_STREAMS * _NUM_TOKENS

@@ -6,7 +6,7 @@ interpreter's, or a signal's. It differs where modules read variables at their i
 that it has imported and does not use; so a program is started in the ordinary way if its variables are other than the
 forking process's, and tests of imports start it themselves.
 
-The forks of a scheduler service have children ready too, which become its first front ends.
+Programs that start others have children ready, which become the first of them.
 """
 
 import argparse
@@ -31,28 +31,29 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-_SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_worker"
+_SERVICE, _GATEWAY, _COMMAND, _WORKER = "scheduler_svc", "tandem_client.gateway", "tandem_client.cli", "gpu_worker"
 # Each kind of process that forks: its programs, and what they import, at once and later.
 _KINDS = {
     "without torch": (
         (
-            _SERVICE,
-            "tests.rigs.checking_worker",
-            "scheduler_svc.recording.replay",
-            "gpu_worker.holder",
-            "tests.gpu_worker.holder.user",
+            *(_SERVICE, _GATEWAY, _COMMAND, "gpu_worker.holder", "scheduler_svc.recording.replay"),
+            *("tests.rigs.checking_worker", "tests.rigs.known_secrets", "tests.gpu_worker.holder.user"),
         ),
         (
-            "gpu_worker.holder",
             "scheduler_svc.__main__",
             "scheduler_svc.frontend.__main__",
             "scheduler_svc.frontend.server",
             "scheduler_svc.recording.replay",
+            "tandem_client.cli.__main__",
+            "tandem_client.cli.commands.queries",
+            "tandem_client.gateway.__main__",
+            "tandem_client.gateway.server",
+            "gpu_worker.holder",
             "tests.rigs.checking_worker",
         ),
     ),
     "with torch": (
-        (_WORKER,),
+        (_WORKER, "tests.rigs.reference_tokens"),
         (
             "gpu_worker.__main__",
             "tests.rigs.preloaded_torch",
@@ -61,13 +62,34 @@ _KINDS = {
             "gpu_worker.native.library",
         ),
     ),
+    "with the compiler": (
+        (_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
+        (
+            "gpu_worker.__main__",
+            "tests.rigs.preloaded_compiler",
+            "gpu_worker.startup",
+            "gpu_worker.link.link",
+            "tests.rigs.graph_recorder",
+            "tests.rigs.padded_shapes",
+        ),
+    ),
 }
 # Workers with them import the compiler.
 _WITH_COMPILER = ("--ranks", "--fused-layers")
+# The number of its first children, by program: that of a flag, and without the flag. A group starts twice.
+_CHILDREN = {
+    _SERVICE: ("--frontends", 1),
+    "tests.rigs.known_secrets": ("--frontends", 1),
+    _GATEWAY: ("--processes", 0),
+    _WORKER: ("--ranks", 0),
+    "tests.rigs.recorded_ranks": ("--ranks", 2),
+}
+_SERVED, _MOST_CHILDREN, _STARTS_OF_GROUP = 4, 8, 2
 # Of this process after all tests were collected, before the first runs.
 environment: dict[str, str] = {}
 # A variable of each test; and what the programs read when they run.
-_READ_LATE = ("PYTEST_CURRENT_TEST", "TANDEM_")
+_READ_LATE = ("PYTEST_CURRENT_TEST", "TANDEM_", "_TANDEM_PARENT")
+_PATH = "PYTHONPATH"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_ORDER_BYTES, _MAX_DESCRIPTORS = 128 << 10, 64
@@ -76,6 +98,8 @@ _ROOM = "-" * (16 << 10)
 _FIRST_UNUSED = 100
 # A test may replace it.
 _PYTHON = sys.executable
+# What the system shows of a child that is ready and nothing yet.
+_SPARE = ["(spare)"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +107,12 @@ class _Order:
     """What a process shall become. `descriptors` are its numbers of those that come with the order."""
 
     command: list[str]
+    folder: str
     environment: dict[str, str]
     descriptors: list[int]
     in_new_session: bool
-    in_new_group: bool
+    # 0: a new one; -1: that of who starts it.
+    group: int
 
 
 class Popen(subprocess.Popen[str]):
@@ -121,8 +147,8 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     passed = list(given["pass_fds"])
     environment = dict(os.environ if given["env"] is None else given["env"])
     order = _Order(
-        command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed],
-        in_new_session=given["start_new_session"], in_new_group=given["process_group"] == 0,
+        command=list(given["args"]), folder=str(given["cwd"] or os.getcwd()), environment=environment,
+        descriptors=[0, 1, 2, *passed], in_new_session=given["start_new_session"], group=given["process_group"],
     )  # fmt: skip
     return order, [*streams, *passed]
 
@@ -145,9 +171,9 @@ def _receive(connection: socket.socket) -> tuple[_Order, list[int]] | None:
 
 def kind_of(arguments: Sequence[str]) -> str | None:
     """Which kind of process forks a program of these arguments; None if it is to be started."""
-    if any(argument.startswith(_WITH_COMPILER) for argument in arguments):
-        return None
-    return next((kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs), None)
+    kinds = [kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs]
+    needs_compiler = any(argument.startswith(_WITH_COMPILER) for argument in arguments)
+    return (kinds[-1] if needs_compiler else kinds[0]) if kinds else None
 
 
 class Server:
@@ -176,8 +202,12 @@ class Server:
         self._process.wait()
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
-        """Whether modules would read the same variables at their import in this environment."""
-        return _read_early(environment) == _read_early(self._environment)
+        """Whether modules would read the same variables at their import in this environment.
+
+        More folders may come before those of PYTHONPATH, with packages in place of others.
+        """
+        ours, theirs = _read_early(self._environment), _read_early(environment)
+        return theirs.pop(_PATH, "").endswith(ours.pop(_PATH, "")) and ours == theirs
 
     def fork(self, order: _Order, descriptors: list[int]) -> int:
         """Returns the id of a new child of this process. The descriptors stay the caller's."""
@@ -230,11 +260,12 @@ def main() -> None:
     programs, modules = _KINDS[sys.argv[2]]
     for name in modules:
         importlib.import_module(name)
-    for name in list(sys.modules):
+    for name, module in list(sys.modules.items()):
         # It becomes the main module, or looks which program that is.
-        if name in programs or (name in modules and name.endswith(".__main__")) or name.endswith(".import_path"):
+        if (name in programs and not hasattr(module, "__path__")) or name.endswith((".__main__", ".import_path")):
             del sys.modules[name]
     assert ("torch" in sys.modules) == (_WORKER in programs)
+    assert ("torch._inductor" in sys.modules) == (sys.argv[2] == "with the compiler")
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()
     gc.freeze()
@@ -272,9 +303,10 @@ def _begin(order: _Order, descriptors: list[int]) -> None:
     """Becomes the program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _take(order, descriptors)
-    program, arguments = order.command[2], order.command[3:]
-    if program == _SERVICE:
-        _prepare_front_ends(arguments)
+    # Python's own flag -P is that of a program which another one starts.
+    at = order.command.index("-m") + 1
+    program, arguments = order.command[at], order.command[at + 1 :]
+    _prepare_children(program, arguments)
     _run(program, arguments)
 
 
@@ -282,8 +314,8 @@ def _take(order: _Order, descriptors: list[int]) -> None:
     """Takes what a program gets from who starts it."""
     if order.in_new_session:
         os.setsid()
-    elif order.in_new_group:
-        os.setpgid(0, 0)
+    elif order.group >= 0:
+        os.setpgid(0, order.group)
     # The server's own would close numbers that are the program's, when the program ends.
     for each in [each for each in gc.get_objects() if isinstance(each, socket.socket)]:
         each.detach()
@@ -298,6 +330,7 @@ def _take(order: _Order, descriptors: list[int]) -> None:
             os.closerange(last + 1, number)
             last = number
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
+    _leave_for(order.folder, order.environment.get(_PATH, "").removesuffix(os.environ.get(_PATH, "")))
     for name in os.environ.keys() - order.environment.keys():
         del os.environ[name]
     os.environ.update(order.environment)
@@ -306,6 +339,17 @@ def _take(order: _Order, descriptors: list[int]) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _leave_for(folder: str, more: str) -> None:
+    """Goes to the folder, and has modules sought in it and in more folders first, as Python does at its start."""
+    os.chdir(folder)
+    folders = list(filter(None, more.split(os.pathsep)))
+    sys.path[:1] = [folder, *folders]
+    for each in folders:
+        for path in Path(each).iterdir():
+            # It stands in for what has this name elsewhere.
+            sys.modules.pop(path.stem, None)
 
 
 def _duplicate(number: int, least: int) -> int:
@@ -330,46 +374,65 @@ def _run(program: str, arguments: list[str]) -> None:
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
     sys.argv = ["-m", *arguments]
+    if (package := program.partition(".")[0]) == _GATEWAY.partition(".")[0]:
+        # The import of the package does it elsewhere.
+        importlib.import_module(f"{package}.import_path")
     runpy._run_module_as_main(program)
     # What it returns, its names, is no exit code.
     sys.exit()
 
 
-def _prepare_front_ends(arguments: list[str]) -> None:
-    """Forks one child for each front end that the service starts, and has its `subprocess` use them."""
+def _prepare_children(program: str, arguments: list[str]) -> None:
+    """Forks the first children of the program, and has its `subprocess` use them."""
+    spares = [_fork_spare() for _ in range(min(_num_children(program, arguments), _MOST_CHILDREN))]
+    if not spares:
+        return
+
+    def execute(popen: subprocess.Popen, *given: Any) -> None:
+        values = _given(popen, given)
+        if not spares or list(values["args"][:3]) != [sys.executable, "-P", "-m"]:
+            return _EXECUTE(popen, *given)
+        popen.pid, connection = spares.pop(0)
+        try:
+            with connection:
+                _send(connection, *_order(values))
+        finally:
+            _close(popen, values)
+        popen._child_created = True
+        return None
+
+    subprocess.Popen._execute_child = execute
+
+
+def _num_children(program: str, arguments: list[str]) -> int:
+    if program == _COMMAND:
+        return _SERVED if arguments[:1] == ["serve"] else 0
+    if program not in _CHILDREN:
+        return 0
+    flag, default = _CHILDREN[program]
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument(flag, type=int, default=default, dest="number")
     with suppress(argparse.ArgumentError):
-        spares = [_fork_spare() for _ in range(min(parser.parse_known_args(arguments)[0].frontends, 8))]
-
-        def execute(popen: subprocess.Popen, *given: Any) -> None:
-            values = _given(popen, given)
-            if not spares or list(values["args"][1:4]) != ["-P", "-m", _FRONT_END]:
-                return _EXECUTE(popen, *given)
-            popen.pid, connection = spares.pop()
-            try:
-                with connection:
-                    _send(connection, *_order(values))
-            finally:
-                _close(popen, values)
-            popen._child_created = True
-            return None
-
-        subprocess.Popen._execute_child = execute
+        number = int(parser.parse_known_args(arguments)[0].number)
+        if flag == "--ranks":
+            # A rank starts no others.
+            return 0 if number == 1 or "RANK" in os.environ else number * _STARTS_OF_GROUP
+        return number
+    return 0
 
 
 def _fork_spare() -> tuple[int, socket.socket]:
+    """A child that becomes the program of the order which its socket gets; it ends if that is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if pid := os.fork():
         theirs.close()
         return pid, ours
     ours.close()
+    _show(_SPARE)
     received = _receive(theirs)
     if received is None:
         os._exit(0)
-    order, descriptors = received
-    _take(order, descriptors)
-    _run(_FRONT_END, order.command[4:])
+    _begin(*received)
     raise AssertionError("a program ends its process")
 
 

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+_FRONT_END = "scheduler_svc.frontend"
 _LISTENING = re.compile(r"frontend listening on (\S+:\d+)")
 
 
@@ -54,10 +55,33 @@ def _server(kind: str) -> Server:
     return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
 
 
-def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
-    """What forks a program of these arguments, None if it is to be started."""
-    kind = kind_of(arguments) if sys.platform == "linux" else None
-    return server if kind and (server := _server(kind)).can_fork(environment) else None
+def popen(
+    *arguments: str, within: Sequence[str] = (), python: str = sys.executable, **options: Any
+) -> "subprocess.Popen[Any]":
+    """Starts `python -m` with the arguments: forks it, if it can be forked. `within` comes before the command.
+
+    Without other options it has the environment and the folder of a test's child, and no input.
+    """
+    options = {"stdin": subprocess.DEVNULL, "cwd": REPOSITORY, "env": child_environment()} | options
+    command = [*within, python, "-m", *arguments]
+    kind = kind_of(arguments) if sys.platform == "linux" and command[0] == sys.executable else None
+    if kind and (server := _server(kind)).can_fork(options["env"]):
+        return Popen(server, command, **options)
+    return subprocess.Popen(command, **options)
+
+
+def run(*arguments: str, text: str | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs `python -m` with the arguments to its end, with these variables, too. It reads the text, if there is one."""
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    if text is not None:
+        pipes["stdin"] = subprocess.PIPE
+    with popen(*arguments, env=child_environment() | variables, text=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(text, timeout=TIMEOUT_SECONDS)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def forking(program: str) -> AbstractContextManager[None]:
@@ -76,24 +100,21 @@ class Child:
         environment: dict[str, str] | None = None,
         python: str = sys.executable,
         within: Sequence[str] = (),
+        folder: Path = REPOSITORY,
+        group: int | None = None,
     ) -> None:
-        """Starts `python -m` with the arguments. `within` comes before them: a command that becomes another one."""
+        """Starts `python -m` with the arguments. `within` comes before them: a command that becomes another one.
+
+        It runs in the folder, and in this group of processes: 0 is a new one.
+        """
         self.name = name
         self.lines: list[str] = []
         self.killed = False
         self._changed = threading.Condition()
-        options: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "cwd": REPOSITORY,
-            "env": child_environment() | (environment or {}),
-            "text": True,
-            "errors": "replace",
-        }
-        command = [*within, python, "-m", *arguments]
-        server = None if within or python != sys.executable else _server_of(arguments, options["env"])
-        self._process = subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
+        self._process: subprocess.Popen[str] = popen(
+            *arguments, within=within, python=python, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder,
+            env=child_environment() | (environment or {}), text=True, errors="replace", process_group=group,
+        )  # fmt: skip
         self._drained = False
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
@@ -184,10 +205,14 @@ class SchedulerProcess(Child):
         found = [match.group(1) for line in self.lines if (match := _LISTENING.search(line))]
         return found[-1] if found else self.wait_line(_LISTENING.pattern).group(1)
 
+    def frontends(self) -> list[psutil.Process]:
+        """The front ends that live."""
+        children = psutil.Process(self.pid).children()
+        return [each for each in children if each.status() != psutil.STATUS_ZOMBIE and _FRONT_END in each.cmdline()]
+
     def frontend_pid(self) -> int:
         """The process id of its front end."""
-        children = psutil.Process(self.pid).children()
-        [frontend] = [child for child in children if "scheduler_svc.frontend" in child.cmdline()]
+        [frontend] = self.frontends()
         return frontend.pid
 
     def kill_with_frontends(self, seconds: float = TIMEOUT_SECONDS) -> None:
@@ -201,6 +226,12 @@ class SchedulerProcess(Child):
         assert not alive, f"front ends outlive their scheduler: {alive}"
 
 
+def ranks_of(launcher: Child) -> list[psutil.Process]:
+    """The processes of a group of ranks on this host, the leader first."""
+    found = [each for each in psutil.Process(launcher.pid).children() if "-P" in each.cmdline()]
+    return sorted(found, key=lambda each: (each.create_time(), each.pid))
+
+
 class Rig:
     """A runtime directory and the processes that use it. Leaving the context ends them and checks their behaviour."""
 
@@ -208,9 +239,9 @@ class Rig:
         # Not pytest's tmp_path, because a socket's path is limited to 107 bytes.
         self.runtime_dir = Path(tempfile.mkdtemp(prefix="tandem-rig-"))
         self.violations_file = self.runtime_dir / "violations.txt"
+        self._slow_file = self.runtime_dir / "slow"
         self.children: list[Child] = []
         self.callers: list[Caller] = []
-        self.allowed_errors: list[str] = []
         self._seed = 0
 
     @staticmethod
@@ -248,10 +279,11 @@ class Rig:
                 child.reap()
             shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
-    def start(self, name: str, *arguments: str) -> Child:
-        """Starts another program, `python -m` with these arguments."""
-        self.children.append(Child(name, list(arguments)))
-        return self.children[-1]
+    def start(self, name: str, *arguments: str, **options: Any) -> Child:
+        """Starts a program as `Child` does, without waiting for it."""
+        child = Child(name, [*arguments], **options)
+        self.children.append(child)
+        return child
 
     def launch_scheduler(
         self,
@@ -290,17 +322,45 @@ class Rig:
         """Starts a worker without waiting for it. `late` makes it apply plans and answer with random delays."""
         self._seed += 1
         arguments = [program, "--runtime-dir", str(self.runtime_dir)]
-        arguments += ["--violations", str(self.violations_file), "--exit-with-parent", *flags]
+        arguments += ["--violations", str(self.violations_file), "--exit-with-parent"]
+        if not within:
+            # What comes before the command may bring code of another version, which does not know the flag.
+            arguments += ["--slow-file", str(self._slow_file)]
+        arguments += flags
         if late:
             arguments += ["--lateness", str(self._seed if seed is None else seed)]
         child = Child(f"worker {self._seed}", arguments, within=within)
         self.children.append(child)
         return child
 
-    def check_record(self, path: Path, seconds: float = TIMEOUT_SECONDS) -> None:
-        """Replays a stopped scheduler's event log through a fresh core; the effects and the states must be the same."""
-        replay = Child("replay", ["scheduler_svc.recording.replay", "--audit", str(path)])
-        self.children.append(replay)
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Steps of checking workers are slow within, so that no stream ends there."""
+        self._slow_file.touch()
+        try:
+            yield
+        finally:
+            self._slow_file.unlink(missing_ok=True)
+
+    def real_worker(self, *flags: str, program: str = "gpu_worker", **options: Any) -> Child:
+        """Starts the real worker on a CPU, with one thread, without waiting for it."""
+        where = ("--runtime-dir", str(self.runtime_dir), "--device", "cpu", "--threads", "1", "--exit-with-parent")
+        options["environment"] = {"OMP_NUM_THREADS": "1"} | options.get("environment", {})
+        return self.start(f"worker {len(self.children)}", program, *where, *flags, **options)
+
+    def holder(self) -> Child:
+        """Starts a holder of pools, and waits until it holds them."""
+        holder = self.start("holder", "gpu_worker.holder", "--runtime-dir", str(self.runtime_dir), "--exit-with-parent")
+        holder.wait_line("holds pools")
+        return holder
+
+    def check_record(self, path: Path, seconds: float = TIMEOUT_SECONDS, *, audited: bool = False) -> None:
+        """Replays a stopped scheduler's event log through a fresh core; the effects and the states must be the same.
+
+        `audited`: and every invariant holds after each event, which takes several times as long.
+        """
+        flags = ["--audit"] if audited else []
+        replay = self.start("replay", "scheduler_svc.recording.replay", *flags, str(path))
         assert replay.wait(seconds) == 0, replay.output()
         replay.wait_line("gave the same effects")
 

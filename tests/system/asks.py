@@ -1,13 +1,14 @@
-"""Requests of the system tests, each with the oracle's answer.
+"""Requests of the system tests, each with the oracle's answer, and the streams of those that were sent.
 
-Owns the translation from request to answer, stop strings included. Knows nothing of processes or streams.
+Owns the translation from request to answer, stop strings included. Knows nothing of processes.
 """
 
 import codecs
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import grpc
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1.constraint_pb2 import Constraint
 
@@ -15,7 +16,9 @@ from scheduler_svc.frontend.constraints.grammar import grammar_of
 from tests.rigs import byte_tokenizer
 from tests.rigs.oracle import Completion, complete, logprobs
 from tests.rigs.sampling import MINUS_INFINITY, SCALARS, Logprob, Settings
+from tests.rigs.streams import Caller, Stream, code_of
 from tests.rigs.transcript import SampleTranscript, Transcript
+from tests.rigs.waiting import until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +186,68 @@ def _difference(got: Sequence[int], wanted: Sequence[int]) -> str:
     return (
         f"{len(got)} tokens of {len(wanted)}; they differ from {at} on: {got[at : at + 4]}, not {wanted[at : at + 4]}"
     )
+
+
+class Sent(list[Stream]):
+    """The streams of asks that were sent together, in their order."""
+
+    def __init__(self, caller: Caller, asks: Iterable[Ask]) -> None:
+        super().__init__()
+        self.asks: list[Ask] = []
+        self._caller = caller
+        self.send(asks)
+
+    def send(self, asks: Iterable[Ask]) -> None:
+        """Starts more streams."""
+        for ask in asks:
+            self.asks.append(ask)
+            self.append(self._caller.generate(ask.request()))
+
+    def wait_tokens(self, count: int) -> None:
+        """Waits until each has so many tokens."""
+        for stream in self:
+            stream.wait_tokens(count)
+
+    def wait_more(self, count: int) -> None:
+        """Waits until they have so many more tokens together, or all have ended."""
+
+        def total() -> int:
+            return sum(len(stream.transcript.tokens) for stream in self)
+
+        due = total() + count
+        until(lambda: total() >= due or all(stream.ended for stream in self), f"{due} tokens")
+
+    def check(self) -> list[Transcript]:
+        """Waits for their ends. Asserts that each equals the oracle's answer."""
+        transcripts = [stream.result() for stream in self]
+        for ask, transcript in zip(self.asks, transcripts, strict=True):
+            ask.check(transcript)
+        return transcripts
+
+    def check_lost(self) -> None:
+        """Waits for their ends. Asserts that each was lost, and that its tokens are the first of the oracle's."""
+        for ask, stream in zip(self.asks, self, strict=True):
+            assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+            tokens = stream.transcript.tokens
+            assert tokens == ask.expected().tokens[: len(tokens)]
+
+    def worker_changes(self) -> list[int]:
+        """How often each went on at another worker. Call it after their ends."""
+        return [stream.result().summary.timing.worker_changes for stream in self]
+
+
+def send(caller: Caller, asks: Iterable[Ask], *, tokens: int = 0) -> Sent:
+    """Starts a stream for each ask, and waits until each has so many tokens."""
+    sent = Sent(caller, asks)
+    if tokens:
+        sent.wait_tokens(tokens)
+    return sent
+
+
+def answer(caller: Caller, ask: Ask) -> Transcript:
+    """The whole answer of one ask, which equals the oracle's."""
+    [transcript] = Sent(caller, [ask]).check()
+    return transcript
 
 
 def random_asks(count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Ask]:

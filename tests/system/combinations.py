@@ -6,10 +6,7 @@ content-checking one; where pages or ranks matter it is the real one with the bu
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,17 +26,17 @@ from tandem_client.types import FinishReason
 from tests.rigs import byte_tokenizer
 from tests.rigs.authorities import MountedCertificate
 from tests.rigs.oracle import complete
-from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
+from tests.rigs.processes import Child, Rig, SchedulerProcess, ranks_of, run
 from tests.rigs.waiting import LINGER_SECONDS, until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
-PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 160
+PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 112
 # A stream without a maximum ends here, with some tokens more than the others.
-MAX_LENGTH = 224
+MAX_LENGTH = 176
 _SHAPE = (
     f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length {MAX_LENGTH} --token-budget 128"
 )
-_REAL, _CHECKING = "--threads 1 --device cpu", "--step-ms 3"
+_CHECKING = ("--step-ms", "3")
 
 
 class Feature(StrEnum):
@@ -213,30 +210,20 @@ class Service:
 
     def _start_workers(self) -> None:
         if Feature.SHARED_POOL in self.features:
-            self._holder = self._start_holder()
+            self._holder = self.rig.holder()
         self._workers = [self._start_worker()]
         if Feature.STANDBY in self.features:
             self._workers.append(self._start_worker(on_standby=True))
         for worker in self._workers:
             worker.wait_line("wait(s|ing) for a scheduler", TIMEOUT_SECONDS)
 
-    def _start_holder(self) -> Child:
-        arguments = ["gpu_worker.holder", "--runtime-dir", str(self.rig.runtime_dir), "--exit-with-parent"]
-        holder = Child("holder", arguments)
-        self.rig.children.append(holder)
-        holder.wait_line("holds pools", TIMEOUT_SECONDS)
-        return holder
-
     def _start_worker(self, *, on_standby: bool = False) -> Child:
         flags = ["--standby"] if on_standby else []
         if not self.is_real:
-            return self.rig.worker(*_SHAPE.split(), *_CHECKING.split(), *flags)
+            return self.rig.worker(*_SHAPE.split(), *_CHECKING, *flags)
         flags += ["--shared-pool", "on"] if Feature.SHARED_POOL in self.features else []
         flags += ["--ranks", "2"] if Feature.RANKS in self.features else []
-        arguments = ["gpu_worker", "--runtime-dir", str(self.rig.runtime_dir), *_SHAPE.split(), *_REAL.split(), *flags]
-        child = Child("worker", [*arguments, "--exit-with-parent"], environment={"OMP_NUM_THREADS": "1"})
-        self.rig.children.append(child)
-        return child
+        return self.rig.real_worker(*_SHAPE.split(), *flags)
 
     def _start_scheduler(self, address: str) -> SchedulerProcess:
         flags = list[str]()
@@ -255,8 +242,7 @@ class Service:
         flags = ["--listen", address, "--address", self._scheduler.address, "--exit-with-parent"]
         flags += [f"--processes={2 if Feature.FRONT_ENDS in self.features else 1}"]
         flags += [f"--service-ca={self._certificate.authority}"] if Feature.TLS in self.features else []
-        child = Child("gateway", ["tandem_client.gateway", *flags])
-        self.rig.children.append(child)
+        child = self.rig.start("gateway", "tandem_client.gateway", *flags)
         return child, child.wait_line(r"gateway listening on (http\S+)$", TIMEOUT_SECONDS).group(1)
 
     def _wait_restored(self) -> None:
@@ -291,11 +277,10 @@ class Service:
         """`tandem requests` has each stream that can be resumed, also one that has just ended."""
         self._check_list()
         states = [f"--state={state}" for state in ("waiting", "running", "kept")]
-        environment = child_environment() | {"TANDEM_ADDRESS": self._scheduler.address, "TANDEM_TOKEN": self._token}
+        variables = {"TANDEM_ADDRESS": self._scheduler.address, "TANDEM_TOKEN": self._token}
         if Feature.TLS in self.features:
-            environment["TANDEM_TLS_CA"] = str(self._certificate.authority)
-        command = [sys.executable, "-m", "tandem_client.cli", "requests", "--json", *states]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            variables["TANDEM_TLS_CA"] = str(self._certificate.authority)
+        done = run("tandem_client.cli", "requests", "--json", *states, **variables)
         assert done.returncode == 0, done.stderr
         streams = [reader.stream for reader in self._readers if reader.kind in _RESUMING]
         ids = {stream.accepted.request_id for stream in streams if stream is not None and stream.accepted is not None}
@@ -436,19 +421,15 @@ class Service:
     def _kill_scheduler_and_worker(self) -> None:
         self._kill_worker(after=self._kill_scheduler)
 
-    def _front_ends(self) -> list[psutil.Process]:
-        children = psutil.Process(self._scheduler.pid).children()
-        return [each for each in children if "scheduler_svc.frontend" in each.cmdline()]
-
     def _kill_front_end(self) -> None:
         """The one with the most callers."""
-        self._lose([max(self._front_ends(), key=lambda each: len(each.net_connections("tcp")))])
+        self._lose([max(self._scheduler.frontends(), key=lambda each: len(each.net_connections("tcp")))])
 
     def _kill_front_ends(self) -> None:
         """All at once: each next one gets the settings anew, in a pipe of its own."""
-        front_ends = self._front_ends()
+        front_ends = self._scheduler.frontends()
         self._lose(front_ends)
-        now = self._front_ends()
+        now = self._scheduler.frontends()
         assert len(now) == len(front_ends) and not {each.pid for each in now} & {each.pid for each in front_ends}
 
     def _lose(self, front_ends: Sequence[psutil.Process]) -> None:
@@ -475,9 +456,8 @@ class Service:
 
     def _kill_rank(self) -> None:
         [launcher] = self._workers
-        ranks = [each for each in psutil.Process(launcher.pid).children() if "--ranks" in each.cmdline()]
         num_lines = len(launcher.lines)
-        os.kill(max(ranks, key=lambda each: int(each.environ()["RANK"])).pid, signal.SIGKILL)
+        ranks_of(launcher)[-1].kill()
         launcher.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
 
     def _replace_certificate(self) -> None:
@@ -511,7 +491,7 @@ class Service:
 
     def _kill_holder(self) -> None:
         self._holder.kill()
-        self._holder = self._start_holder()
+        self._holder = self.rig.holder()
 
     def _kill_gateway(self) -> None:
         self._gateway.kill()

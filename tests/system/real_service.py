@@ -5,32 +5,32 @@ large pool, then beside it one with a pool too small for its rows, which later s
 """
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tandem_client import Client
 from tandem_client.types import Summary
-from tests.rigs.processes import REPOSITORY, Child, Rig
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tandem_client.wire.request import GenerateOptions
+from tests.rigs.processes import REPOSITORY, Child, Rig, run
+from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 
 BUNDLED = REPOSITORY / "gpu_worker" / "bundled"
 # Sums of two ranks round differently, so the better of two logits that differ by less may change.
 NEAR_TIE = 1e-4
-NUM_PROMPTS = 64
+NUM_PROMPTS = 32
 NEW_TOKENS = 64
 PAGE_SIZE = 16
 MAX_ROWS = 12
 # Pages for every row at its longest, and for about half of that.
 ROOMY_PAGES = 128
 SMALL_PAGES = 40
-SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128 --threads 1 --device cpu"
+SHAPE = f"--page-size {PAGE_SIZE} --max-rows {MAX_ROWS} --max-length 512 --token-budget 128"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -52,33 +52,20 @@ def prompts() -> list[str]:
     return [lines[i * len(lines) // NUM_PROMPTS] for i in range(NUM_PROMPTS)]
 
 
-@contextmanager
-def reference(model: Path, texts: list[str], new_tokens: int) -> Iterator[subprocess.Popen[str]]:
-    """The reference in a process of its own; `cases_of` waits for its result."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.rigs.reference_tokens", "--model", str(model)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=REPOSITORY,
-        env=os.environ | _ONE_THREAD,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps({"prompts": texts, "new_tokens": new_tokens}))
-    process.stdin.close()
-    process.stdin = None
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def cases_of(process: subprocess.Popen[str], texts: list[str]) -> list[Case]:
-    """The reference's results, in the order of `texts`."""
-    answer = json.loads(process.communicate(timeout=TIMEOUT_SECONDS)[0])
+def reference(model: Path, texts: list[str], new_tokens: int) -> list[Case]:
+    """What Transformers computes, in a process of its own."""
+    asked = json.dumps({"prompts": texts, "new_tokens": new_tokens})
+    done = run("tests.rigs.reference_tokens", "--model", str(model), text=asked, **_ONE_THREAD)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
     columns = zip(texts, answer["prompt_ids"], answer["tokens"], answer["margins"], strict=True)
     return [Case(text=text, prompt_ids=ids, tokens=tokens, margin=margin) for text, ids, tokens, margin in columns]
+
+
+@cache
+def bundled_cases() -> list[Case]:
+    """Those of all prompts with the bundled model. Several modules compare with them."""
+    return reference(BUNDLED / "model", prompts(), NEW_TOKENS)
 
 
 @dataclass(slots=True)
@@ -86,33 +73,46 @@ class Output:
     """The output of one stream so far."""
 
     tokens: list[int] = field(default_factory=list[int])
+    prompt_tokens: int = 0
     summary: Summary | None = None
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """How many were computed again. Call it after the end."""
+        assert self.summary is not None
+        return self.summary.usage.recomputed_tokens
 
 
 class Reading:
-    """Several streams, started together and read by a thread each."""
+    """Several greedy streams, started together and read by a thread each."""
 
-    def __init__(self, client: Client, cases: Sequence[Case]) -> None:
-        self.outputs = [Output() for _ in cases]
+    def __init__(
+        self,
+        client: Client,
+        prompts: Sequence[str | list[int]],
+        new_tokens: int = NEW_TOKENS,
+        *,
+        resume: bool = False,
+    ) -> None:
+        """`resume`: they go on by themselves when they are lost."""
+        self.outputs = [Output() for _ in prompts]
         self._client = client
+        self._options: GenerateOptions = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+        if resume:
+            self._options |= {"resume": True, "linger_seconds": LINGER_SECONDS}
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(max_workers=len(cases))
-        self._tasks = [self._pool.submit(self._read, i, case) for i, case in enumerate(cases)]
+        self._pool = ThreadPoolExecutor(max_workers=len(prompts))
+        self._tasks = [self._pool.submit(self._read, *pair) for pair in zip(self.outputs, prompts, strict=True)]
 
-    def _read(self, i: int, case: Case) -> None:
-        output = self.outputs[i]
-        # Every other prompt is sent as text: the service must tokenize it to the same ids.
-        prompt = case.text if i % 2 else case.prompt_ids
-        stream = self._client.generate(
-            prompt, temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS
-        )
+    def _read(self, output: Output, prompt: str | list[int]) -> None:
+        stream = self._client.generate(prompt, timeout=TIMEOUT_SECONDS, **self._options)
         for delta in stream:
             with self._changed:
                 assert delta.token_offset == len(output.tokens) or not delta.token_ids
                 output.tokens.extend(delta.token_ids)
                 self._changed.notify_all()
-        assert stream.accepted is not None and stream.accepted.prompt_tokens == len(case.prompt_ids)
-        output.summary = stream.summary
+        assert stream.accepted is not None
+        output.prompt_tokens, output.summary = stream.accepted.prompt_tokens, stream.summary
 
     def wait_tokens(self, total: int) -> list[list[int]]:
         """Waits until the streams have `total` tokens together. Returns the tokens of each."""
@@ -131,6 +131,11 @@ class Reading:
         return self.outputs
 
 
+def read_cases(client: Client, cases: Sequence[Case]) -> Reading:
+    """Starts a stream for each case. Every other prompt is sent as text: the service must make the same ids of it."""
+    return Reading(client, [case.text if i % 2 else case.prompt_ids for i, case in enumerate(cases)])
+
+
 class RealService:
     """`client` talks to the service. The roomy worker serves first, then both, then the small worker alone."""
 
@@ -145,23 +150,20 @@ class RealService:
         """program: the module that runs as a worker. num_pages: of the worker that serves first. flags and environment:
         of workers."""
         self._rig, self._program, self._flags, self._environment = rig, program, flags, environment
-        self.roomy: Child = self._start("roomy", num_pages)
+        self.roomy: Child = self._start(num_pages)
         self._small: Child | None = None
         scheduler = rig.scheduler()
         self.client = Client(scheduler.address)
         self.client.wait_ready(TIMEOUT_SECONDS)
 
-    def _start(self, name: str, num_pages: int) -> Child:
-        arguments = [self._program, "--runtime-dir", str(self._rig.runtime_dir), "--num-pages", str(num_pages)]
-        arguments += [*SHAPE.split(), "--exit-with-parent", *self._flags]
-        child = Child(f"{name} worker", arguments, environment=_ONE_THREAD | self._environment)
-        self._rig.children.append(child)
-        return child
+    def _start(self, num_pages: int) -> Child:
+        flags = ("--num-pages", str(num_pages), *SHAPE.split(), *self._flags)
+        return self._rig.real_worker(*flags, program=self._program, environment=self._environment)
 
     def start_small(self) -> Child:
         """Starts the small worker unless it runs."""
         if self._small is None:
-            self._small = self._start("small", SMALL_PAGES)
+            self._small = self._start(SMALL_PAGES)
         return self._small
 
     def small_serves_alone(self) -> None:
@@ -172,4 +174,13 @@ class RealService:
 
     def read(self, cases: Sequence[Case]) -> Reading:
         """Starts a stream for each case at once."""
-        return Reading(self.client, cases)
+        return read_cases(self.client, cases)
+
+
+@contextmanager
+def real_service(program: str = "gpu_worker", num_pages: int = ROOMY_PAGES, **options: Any) -> Iterator[RealService]:
+    """A service in a rig of its own. Arguments: as those of `RealService`."""
+    with Rig() as rig:
+        service = RealService(rig, program, num_pages, **options)
+        yield service
+        service.client.close()

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tandem_client import Client
-from tests.rigs.processes import Rig
 from tests.rigs.tokenizer_folders import token
-from tests.system.real_service import BUNDLED, SMALL_PAGES, TIMEOUT_SECONDS, RealService
+from tests.system.real_service import BUNDLED, SMALL_PAGES, TIMEOUT_SECONDS, real_service
 
 # The first ids of the bundled model that have no token.
 WORD, SPECIAL, LEFT, NAMED = range(4102, 4106)
@@ -37,10 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     listed = {str(each.pop("id")): each for each in known} | {str(idx): each for idx, each in ADDED.items()}
     added = {"added_tokens_decoder": listed, "extra_special_tokens": ["<named>"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | added))
-    with Rig() as rig:
-        service = RealService(rig, num_pages=SMALL_PAGES, flags=("--model", str(folder)))
+    with real_service(num_pages=SMALL_PAGES, flags=("--model", str(folder))) as service:
         yield Served(client=service.client, truth=AutoTokenizer.from_pretrained(folder))
-        service.client.close()
 
 
 def generated(served: Served, prompt: str | None = "The", **options: Any) -> tuple[list[int], str, str]:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of, details_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer, send
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
@@ -21,25 +21,29 @@ ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
 BLOCKER = Ask(prompt=tuple(b"wait here"), max_new_tokens=240)
 
 
-def test_a_full_queue_refuses_with_a_retry_hint_and_admitted_streams_finish(rig: Rig) -> None:
-    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "12", scheduler_flags=("--max-waiting", "3"))
-    blocker, streams = caller.generate(BLOCKER.request()), []
+@pytest.mark.parametrize(
+    ("flag", "limit", "num_waiting", "says"),
+    [("--max-waiting", "3", 3, ["3"]), ("--max-waiting-tokens", "25", 2, ["18 tokens", "25"])],
+)
+def test_a_full_queue_refuses_with_a_retry_hint_and_admitted_streams_finish(
+    rig: Rig, flag: str, limit: str, num_waiting: int, says: list[str]
+) -> None:
+    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "12", scheduler_flags=(flag, limit))
+    blocker, streams = caller.generate(BLOCKER.request()), send(caller, [])
     blocker.wait_tokens(1)
-    for _ in range(3):
-        streams.append(caller.generate(ASK.request()))
+    for _ in range(num_waiting):
+        streams.send([ASK])
         streams[-1].wait_accepted()
-    for _ in range(5):
+    for _ in range(3):
         error = caller.generate(ASK.request()).failed()
         assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "3" in error.details()
+        assert not [each for each in says if each not in error.details()]
         assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
-        trailing = dict(error.trailing_metadata())
-        assert int(trailing["grpc-retry-pushback-ms"]) > 0
+        assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
     blocker.cancel()
-    for stream in streams:
-        ASK.check(stream.result())
+    streams.check()
     caller.wait_idle()
-    ASK.check(caller.generate(ASK.request()).result())
+    answer(caller, ASK)
 
 
 def test_rows_stay_busy_while_requests_are_refused(rig: Rig) -> None:
@@ -69,27 +73,11 @@ def test_rows_stay_busy_while_requests_are_refused(rig: Rig) -> None:
     assert max(free, default=0) <= 2
 
 
-def test_the_queue_is_bounded_in_tokens(rig: Rig) -> None:
-    _, _, caller = rig.serve("--max-rows", "1", "--step-ms", "12", scheduler_flags=("--max-waiting-tokens", "25"))
-    blocker, streams = caller.generate(BLOCKER.request()), []
-    blocker.wait_tokens(1)
-    for _ in range(2):
-        streams.append(caller.generate(ASK.request()))
-        streams[-1].wait_accepted()
-    error = caller.generate(ASK.request()).failed()
-    assert code_of(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "18 tokens" in error.details()
-    assert "25" in error.details()
-    blocker.cancel()
-    for stream in streams:
-        ASK.check(stream.result())
-
-
 def test_a_request_that_can_never_fit_is_refused_with_its_sizes(rig: Rig) -> None:
     # 9 usable pages of 4 hold 36 positions, although max_length is 256.
     _, _, caller = rig.serve("--num-pages", "10")
     fits = Ask(prompt=tuple(b"x" * 30), max_new_tokens=7)
-    fits.check(caller.generate(fits.request()).result())
+    answer(caller, fits)
     error = caller.generate(Ask(prompt=tuple(b"x" * 30), max_new_tokens=8).request()).failed()
     assert code_of(error) == grpc.StatusCode.INVALID_ARGUMENT
     for number in ("30", "8", "10 pages", "9"):
@@ -110,28 +98,11 @@ def test_a_request_that_can_never_fit_is_refused_with_its_sizes(rig: Rig) -> Non
     caller.wait_idle()
 
 
-def test_sigterm_lets_running_streams_finish(rig: Rig) -> None:
-    scheduler, _, caller = rig.serve("--max-rows", "2", "--step-ms", "8")
-    asks = [BLOCKER, BLOCKER, ASK, ASK]
-    streams = [caller.generate(ask.request()) for ask in asks]
-    streams[0].wait_tokens(1)
-    for stream in streams:
-        stream.wait_accepted()
-    scheduler.signal(signal.SIGTERM)
-    caller.wait_health(NOT_SERVING)
-    error = caller.generate(ASK.request()).failed()
-    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-    assert scheduler.wait() == 0
-
-
 def test_sigterm_lets_streams_finish_on_the_next_worker(rig: Rig) -> None:
     """A drain of the service goes on over the death of its only worker, while another starts."""
     flags = ("--max-rows", "2", "--step-ms", "8")
     scheduler, worker, caller = rig.serve(*flags)
-    asks = [BLOCKER, BLOCKER, ASK, ASK]
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, [BLOCKER, BLOCKER, ASK, ASK])
     for stream in streams:
         stream.wait_accepted()
     streams[0].wait_tokens(1)
@@ -139,22 +110,17 @@ def test_sigterm_lets_streams_finish_on_the_next_worker(rig: Rig) -> None:
     caller.wait_health(NOT_SERVING)
     worker.kill()
     rig.worker(*flags)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert scheduler.wait() == 0
 
 
 def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--step-ms", "8")
-    streams = [caller.generate(BLOCKER.request()) for _ in range(2)]
-    for stream in streams:
-        stream.wait_tokens(1)
+    streams = send(caller, [BLOCKER] * 2, tokens=1)
     scheduler.signal(signal.SIGTERM)
     caller.wait_health(NOT_SERVING)
     psutil.Process(scheduler.frontend_pid()).kill()
-    for stream in streams:
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-        assert stream.transcript.tokens == BLOCKER.expected().tokens[: len(stream.transcript.tokens)]
+    streams.check_lost()
     assert scheduler.wait() == 0
 
 
@@ -162,17 +128,12 @@ def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None
 def test_sigterm_ends_streams_after_the_grace_time_or_a_second_signal(rig: Rig, signals: int) -> None:
     grace = "0.5" if signals == 1 else "3600"
     scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", grace))
-    ask = Ask(prompt=(1, 2), max_new_tokens=250)
-    streams = [caller.generate(ask.request()) for _ in range(3)]
-    for stream in streams:
-        stream.wait_tokens(2)
+    streams = send(caller, [Ask(prompt=(1, 2), max_new_tokens=250)] * 3, tokens=2)
     scheduler.signal(signal.SIGTERM)
     if signals == 2:
         caller.wait_health(NOT_SERVING)
         scheduler.signal(signal.SIGTERM)
-    for stream in streams:
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-        assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
+    streams.check_lost()
     assert scheduler.wait() == 0
 
 
@@ -190,5 +151,5 @@ def test_a_second_scheduler_refuses_a_runtime_directory_in_use(rig: Rig) -> None
     assert second.wait() != 0
     assert str(rig.runtime_dir) in second.output()
     second.killed = True
-    ASK.check(caller.generate(ASK.request()).result())
+    answer(caller, ASK)
     assert first.exit_code is None

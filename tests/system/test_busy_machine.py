@@ -12,7 +12,7 @@ import pytest
 
 from tandem_client import Client
 from tests.rigs.busy_loops import busy_loops
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Rig
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 _SECONDS, _CALLERS, _LOOPS = 60.0, 8, 4
@@ -36,8 +36,8 @@ def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("four_loops")
 def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
-    arguments = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), "--device", "cpu", "--exit-with-parent"]
-    rig.children.append(Child("real worker", arguments))
+    where = ("--runtime-dir", str(rig.runtime_dir), "--device", "cpu", "--exit-with-parent")
+    rig.start("real worker", "gpu_worker", *where)
     # The rig is the parent of both programs, so a worker that is given up would be killed.
     scheduler = rig.scheduler("--exit-with-parent")
     tokens: list[int] = []
@@ -65,8 +65,7 @@ def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
 @pytest.mark.long
 def test_tandem_serve_replaces_a_worker_that_hangs_in_a_step(rig: Rig) -> None:
     arguments = ["tandem_client.cli", "serve", "--listen", "127.0.0.1:0", "--device", "cpu"]
-    serve = Child("serve", [*arguments, "--runtime-dir", str(rig.runtime_dir)])
-    rig.children.append(serve)
+    serve = rig.start("serve", *arguments, "--runtime-dir", str(rig.runtime_dir))
     address = serve.wait_line(r"frontend listening on (\S+:\d+)", 120.0).group(1)
     prompt, options = [5, 6, 7], {"max_new_tokens": 300, "ignore_eos": True, "temperature": 0.0, "timeout": 300.0}
     with Client(address) as client:

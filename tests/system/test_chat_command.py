@@ -22,7 +22,7 @@ from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
 from tests.rigs.terminal import CTRL_D, ENTER, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.conftest import Served
-from tests.system.real_service import BUNDLED, SHAPE
+from tests.system.real_service import SHAPE
 
 TEMPLATE = """\
 {% for message in messages %}{{ message.role }}: {{ message.content }}
@@ -148,23 +148,13 @@ def test_a_service_without_a_template_refuses_with_the_reason(served: Served) ->
 
 @pytest.mark.long
 def test_the_bundled_model_talks_over_the_kill_of_its_worker(rig: Rig, tmp_path: Path) -> None:
-    flags = [*SHAPE.split(), "--model", str(BUNDLED / "model"), "--num-pages", "128", "--exit-with-parent"]
-
-    def worker() -> Child:
-        child = Child(
-            "gpu_worker",
-            ["gpu_worker", "--runtime-dir", str(rig.runtime_dir), *flags],
-            environment={"OMP_NUM_THREADS": "1"},
-        )
-        rig.children.append(child)
-        return child
-
-    first = worker()
+    flags = [*SHAPE.split(), "--num-pages", "128"]
+    first = rig.real_worker(*flags)
     scheduler = rig.scheduler()
     with Client(scheduler.address) as client:
         client.wait_ready(TIMEOUT_SECONDS)
     talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
         say_and_kill(terminal, scheduler, first, talk.texts[0])
-        worker()
+        rig.real_worker(*flags)
         check_the_end(terminal, talk, tmp_path)

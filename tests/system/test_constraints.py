@@ -1,7 +1,6 @@
 """Constraints through the service, with the checking worker's toy matcher: equal text over kills, and failures."""
 
 import random
-import time
 from dataclasses import replace
 
 import grpc
@@ -10,8 +9,8 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1.constraint_pb2 import Constraint
 
 from tests.rigs.processes import Rig
-from tests.rigs.streams import Stream, code_of, details_of
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import code_of, details_of
+from tests.system.asks import Ask, random_asks, send
 
 SHAPE = ("--num-pages", "2048", "--max-rows", "32", "--max-length", "1024", "--token-budget", "256")
 
@@ -21,14 +20,10 @@ def lark(words: str) -> str:
     return f"start: /(.|\\n)*/ // {words}"
 
 
-def _total(streams: list[Stream]) -> int:
-    return sum(len(stream.transcript.tokens) for stream in streams)
-
-
 def constrained(count: int, *, seed: int, complete: tuple[int, int]) -> list[Ask]:
     """Requests, three of four with one of a few constraints."""
     rng = random.Random(seed)
-    asks = random_asks(count, seed=seed, prompts=(1, 600), outputs=(350, 400))
+    asks = random_asks(count, seed=seed, prompts=(1, 600), outputs=(200, 240))
     return [
         replace(ask, ignore_eos=False, lark=lark(f"{rng.randrange(3)} toy_complete={rng.randint(*complete)}"))
         if rng.random() < 0.75
@@ -43,21 +38,16 @@ def test_kills_change_no_constrained_stream(rig: Rig, num_kills: int) -> None:
     workers = [rig.worker(*SHAPE), rig.worker(*SHAPE)]
     caller = rig.caller(rig.scheduler())
     caller.wait_serving()
-    asks = constrained(8 + 4 * num_kills, seed=num_kills, complete=(100, 300))
-    streams = [caller.generate(ask.request()) for ask in asks[:8]]
+    asks = constrained(8 + 4 * num_kills, seed=num_kills, complete=(80, 180))
+    streams = send(caller, asks[:8])
     for _ in range(num_kills):
-        target = _total(streams) + rng.randrange(1, 100)
-        for _ in range(5_000):
-            if _total(streams) >= target or all(stream.ended for stream in streams):
-                break
-            time.sleep(0.001)
+        streams.wait_more(rng.randrange(1, 100))
         num_missing = max(0, 6 - sum(not stream.ended for stream in streams))
-        streams += [caller.generate(ask.request()) for ask in asks[len(streams) : len(streams) + num_missing]]
+        streams.send(asks[len(streams) : len(streams) + num_missing])
         assert len(streams) < len(asks), "too few requests were prepared"
         rig.kill_serving(caller, workers)
         workers.append(rig.worker(*SHAPE))
-    for ask, stream in zip(asks, streams, strict=False):
-        ask.check(stream.result(120))
+    streams.check()
     assert caller.wait_idle().lane_resets >= num_kills
 
 
@@ -96,7 +86,7 @@ def test_each_kind_is_served_and_a_refusal_names_the_field(rig: Rig) -> None:
 def test_a_failing_constraint_ends_its_stream_alone(rig: Rig) -> None:
     _, _, caller = rig.serve(*SHAPE)
     asks = constrained(6, seed=3, complete=(60, 90))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, asks)
     late = caller.generate(_ask(Constraint(lark=lark("toy_fail=7 toy_complete=30"))))
     refused = caller.generate(_ask(Constraint(lark=lark("toy_refuse"))))
     slow = Ask(prompt=(98, 97), max_new_tokens=30, ignore_eos=False, lark=lark("toy_prepare_ms=700 toy_complete=9"))

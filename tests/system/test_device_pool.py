@@ -14,7 +14,7 @@ from tandem_client import Client
 from tests.rigs.processes import Child, Rig
 from tests.rigs.waiting import until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
-from tests.system.test_shared_pool import IN_FLIGHT, NUM_STREAMS, PAGE_SIZE, Service, worker
+from tests.system.test_shared_pool import IN_FLIGHT, NUM_STREAMS, PAGE_SIZE, Service, tokens_of, worker
 
 PROGRAM = "tests.rigs.fake_gpu_worker"
 
@@ -40,9 +40,7 @@ class GpuService(Service):
 @pytest.fixture
 def service() -> Iterator[GpuService]:
     with Rig() as rig:
-        holder = Child("holder", ["gpu_worker.holder", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent"])
-        rig.children.append(holder)
-        holder.wait_line("holds pools")
+        holder = rig.holder()
         first = worker(rig, "--standbys", "1", program=PROGRAM)
         first.wait_line("waiting for a scheduler")
         scheduler = rig.scheduler()
@@ -64,14 +62,14 @@ def test_the_pool_goes_from_worker_to_worker(service: GpuService) -> None:
     service.wait_on_standby()
     service.worker.kill()
     service.worker = service.next_worker(())
-    truth = [output.tokens for output in service.generate(texts)]
+    truth = tokens_of(service.read(texts).result())
     service.wait_on_standby()
     # The next one on standby takes the pool over, and then one that starts after the death of that one.
     for _ in range(2):
         service.client.flush_cache()
         seen = len(service.holder.lines)
-        outputs = service.generate(texts, kills=True)
-        assert [output.tokens for output in outputs] == truth
+        outputs = service.killed(texts)
+        assert tokens_of(outputs) == truth
         assert all(output.recomputed_tokens <= PAGE_SIZE + IN_FLIGHT for output in outputs), outputs
         assert any(output.recomputed_tokens for output in outputs), "nobody met the death of the worker"
         service.holder.wait_line("takes pool .* over", after=seen)

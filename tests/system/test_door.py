@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 from tandem_client import Client, TlsSettings, errors
 from tandem_client.types import AbortOutcome
 from tests.rigs.authorities import Authority
-from tests.rigs.processes import REPOSITORY, Rig, SchedulerProcess, child_environment
+from tests.rigs.processes import Rig, SchedulerProcess, child_environment, run
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 PROMPT = [3, 4, 5]
@@ -29,10 +29,7 @@ class Tenants:
     def add(self, name: str, *rights: str) -> str:
         """Draws a token of a tenant; the first with these rights."""
         words = [word for right in rights for word in ("--rights", right)]
-        done = subprocess.run(
-            [sys.executable, "-m", "tandem_client.cli", "token", "new", "--tenant", name, *words],
-            capture_output=True, text=True, check=True, env=child_environment(), cwd=REPOSITORY,
-        )  # fmt: skip
+        done = run("tandem_client.cli", "token", "new", "--tenant", name, *words)
         token = done.stderr.split()[-1]
         self._entries[token] = done.stdout
         return token
@@ -108,7 +105,7 @@ def test_two_tenants_over_tls(tmp_path: Path) -> None:
             scheduler.wait_line("stay in force")
             assert not refused(mine, errors.Unauthenticated)
         assert scheduler.terminate() == 0
-        rig.check_record(tmp_path / "log")
+        rig.check_record(tmp_path / "log", audited=True)
         lines = "\n".join(child.output() for child in rig.children)
         assert not [token for token in everything if token in lines]
 

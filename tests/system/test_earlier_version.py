@@ -21,7 +21,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from tandem_client import Client
 from tests.rigs.processes import REPOSITORY, Child, Rig
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, random_asks, send
 from tests.system.featured import Reading
 
 # The commit from which on the internal protos only gain fields.
@@ -65,7 +65,7 @@ def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -
         Ask(prompt=(1, 2, 3), max_new_tokens=40, logprobs=2, prompt_logprobs_start=1),
         Ask(prompt=(4, 5, 6), max_new_tokens=60, temperature=0.9, seed=5, num_samples=2, top_k=20, ignore_eos=False),
     ]
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, asks)
     canceled = caller.generate(Ask(prompt=(7, 8), max_new_tokens=400).request())
     canceled.wait_tokens(5)
     canceled.cancel()
@@ -73,8 +73,7 @@ def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -
         stream.wait_tokens(20)
     workers.append(rig.worker(*SHAPE, within=second))
     rig.kill_serving(caller, workers)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     load = caller.wait_idle()
     assert load.lane_resets == 1
     # The streams that the killed worker served went on with the other one.

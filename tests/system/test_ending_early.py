@@ -9,7 +9,7 @@ from tandem.v1 import control_pb2
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller, Stream, code_of
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer
 
 PHASES = ("queued", "prefill", "decode", "preempted")
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=180)
@@ -169,7 +169,7 @@ def test_cancels_at_random_moments_free_everything(slow: Caller) -> None:
                 num_cancelled += 1
         slow.wait_idle()
     assert num_cancelled > 0
-    LONG.check(slow.generate(LONG.request()).result())
+    answer(slow, LONG)
 
 
 def test_a_duplicate_id_is_refused_while_the_first_request_runs(slow: Caller) -> None:
@@ -181,4 +181,4 @@ def test_a_duplicate_id_is_refused_while_the_first_request_runs(slow: Caller) ->
     LONG.check(first.result())
     # The id is free once its request has ended.
     again = Ask(prompt=LONG.prompt, max_new_tokens=5, request_id="victim")
-    again.check(slow.generate(again.request()).result())
+    answer(slow, again)

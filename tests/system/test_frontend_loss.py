@@ -4,24 +4,21 @@ import os
 import re
 import signal
 
-import grpc
-
 from tests.rigs.processes import Rig
-from tests.rigs.streams import code_of
-from tests.system.asks import random_asks
+from tests.system.asks import random_asks, send
 
 
 def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: Rig) -> None:
     scheduler, worker, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     address = scheduler.address
-    asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(300, 400))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams[:4]:
-        stream.wait_tokens(5)
-    number, old = len(scheduler.lines), scheduler.frontend_pid()
-    os.kill(old, signal.SIGKILL)
-    for stream in streams:
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
+    asks = random_asks(8, seed=11, prompts=(1, 30), outputs=(40, 60))
+    with rig.slowed():
+        streams = send(caller, asks)
+        for stream in streams[:4]:
+            stream.wait_tokens(2)
+        number, old = len(scheduler.lines), scheduler.frontend_pid()
+        os.kill(old, signal.SIGKILL)
+    streams.check_lost()
     scheduler.wait_line("frontend listening on " + address, after=number)
     assert scheduler.frontend_pid() != old
     caller = rig.caller(scheduler)
@@ -30,22 +27,16 @@ def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: 
     assert load.worker_pid == worker.pid
     assert load.lane_resets == 0
     # The request ids are free again, too.
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    send(caller, asks).check()
     caller.wait_idle()
 
 
 def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
-    asks = random_asks(4, seed=13, prompts=(1, 30), outputs=(100, 200))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams:
-        stream.wait_tokens(5)
+    streams = send(caller, random_asks(4, seed=13, prompts=(1, 30), outputs=(60, 80)), tokens=5)
     number, old = len(scheduler.lines), scheduler.frontend_pid()
     os.kill(old, signal.SIGTERM)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     scheduler.wait_line("the front end ended with code 0 and is restarted", after=number)
     scheduler.wait_line(f"frontend listening on {scheduler.address}", after=number)
     said = scheduler.lines[number:]
@@ -55,11 +46,9 @@ def test_a_front_end_that_is_asked_to_stop_is_replaced_without_alarm(rig: Rig) -
 
 def test_a_paused_front_end_keeps_its_streams(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
-    asks = random_asks(4, seed=12, prompts=(1, 30), outputs=(200, 300))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(4, seed=12, prompts=(1, 30), outputs=(80, 100)))
     streams[0].wait_tokens(5)
     frontend = scheduler.frontend_pid()
     os.kill(frontend, signal.SIGSTOP)
     os.kill(frontend, signal.SIGCONT)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tandem_client import Client
 from tandem_contract.files import KEY_NAME
-from tests.rigs.processes import Rig, child_environment
+from tests.rigs.processes import Rig, run
 from tests.rigs.small_disk import fill, small_disk
 
 SHAPE = ("--page-size", "4", "--num-pages", "256", "--max-rows", "8", "--max-length", "256")
@@ -70,10 +68,7 @@ def test_a_program_that_cannot_start_names_it(tmp_path: Path, program: tuple[str
         else:
             # The folder itself is the other one.
             (tmp_path / "only").touch()
-        done = subprocess.run(
-            [sys.executable, "-m", *program, f"--runtime-dir={tmp_path}"], capture_output=True, text=True, timeout=120,
-            check=False, env=child_environment(),
-        )  # fmt: skip
+        done = run(*program, f"--runtime-dir={tmp_path}")
         found = sorted(path.name for path in tmp_path.iterdir())
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr
     [*_, last] = (done.stdout + done.stderr).splitlines()

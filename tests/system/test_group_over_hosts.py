@@ -21,16 +21,12 @@ from tests.rigs.processes import Child, Rig
 from tests.rigs.remote import RemoteKeys
 from tests.rigs.waiting import until
 from tests.system.real_service import (
-    BUNDLED,
-    NEW_TOKENS,
     ROOMY_PAGES,
     SHAPE,
     TIMEOUT_SECONDS,
     Case,
-    Reading,
-    cases_of,
-    prompts,
-    reference,
+    bundled_cases,
+    read_cases,
 )
 from tests.system.test_worker_group import NEAR_TIE
 
@@ -49,7 +45,16 @@ class TwoHosts:
         # Both namespaces have this process's ports; nobody listens at that of a socket that was closed.
         with socket.create_server((net.address, 0)) as free:
             port = free.getsockname()[1]
-        self._flags = [*SHAPE.split(), "--num-pages", str(ROOMY_PAGES), *keys.worker_flags(scheduler, "group")]
+        self._flags = [
+            *SHAPE.split(),
+            "--threads",
+            "1",
+            "--device",
+            "cpu",
+            "--num-pages",
+            str(ROOMY_PAGES),
+            *keys.worker_flags(scheduler, "group"),
+        ]
         self._flags += ["--ranks", "2", "--nnodes", "2", "--rdzv-endpoint", f"{meeting}:{port}", "--exit-with-parent"]
         self.launchers = {place: self.start(place) for place in ("near", "far")}
         self.client = Client(scheduler.address)
@@ -58,10 +63,9 @@ class TwoHosts:
     def start(self, place: str) -> Child:
         """Starts a launcher."""
         arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir / place), *self._flags]
-        within = self.net.within if place == "far" else []
-        child = Child(f"{place} launcher", arguments, within=within, environment={"OMP_NUM_THREADS": "1"})
-        self._rig.children.append(child)
-        return child
+        # The environment of a process that is forked cannot be seen, and these are told apart by it.
+        within = self.net.within if place == "far" else ["env"]
+        return self._rig.start(f"{place} launcher", *arguments, within=within, environment={"OMP_NUM_THREADS": "1"})
 
     def rank(self, place: str) -> psutil.Process:
         """The rank of one host."""
@@ -84,11 +88,10 @@ class Served:
 
 @pytest.fixture(scope="module", params=["here", "there"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    texts = prompts()
-    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Network() as net, Rig() as rig:
+    cases = bundled_cases()
+    with Network() as net, Rig() as rig:
         hosts = TwoHosts(rig, net, net.address if request.param == "here" else net.far_address)
-        rig.allowed_errors.append("lost")
-        yield Served(hosts, cases_of(process, texts))
+        yield Served(hosts, cases)
         hosts.client.close()
 
 
@@ -104,7 +107,7 @@ def test_ranks_on_two_hosts_compute_the_tokens_of_the_whole_model(served: Served
     assert {served.hosts.rank(place).environ()["LOCAL_WORLD_SIZE"] for place in ("near", "far")} == {"1"}
     [follows] = [each for each in served.hosts.launchers.values() if "ready: this rank follows" in each.output()]
     assert "worker rank 1 INFO whole start" in follows.output() and "joined the scheduler" not in follows.output()
-    outputs = Reading(served.hosts.client, served.cases).result()
+    outputs = read_cases(served.hosts.client, served.cases).result()
     assert_tokens(served.cases, [output.tokens for output in outputs])
 
 
@@ -142,7 +145,7 @@ def test_a_lost_host_changes_no_stream(served: Served, loss: str, between_steps:
     num_lines = {place: len(launcher.lines) for place, launcher in hosts.launchers.items()}
     reading = None
     if not between_steps:
-        reading = Reading(hosts.client, cases)
+        reading = read_cases(hosts.client, cases)
         reading.wait_tokens(60)
     begun = time.monotonic()
     LOSSES[loss](hosts)
@@ -158,7 +161,7 @@ def test_a_lost_host_changes_no_stream(served: Served, loss: str, between_steps:
     if loss == "cable pulled":
         hosts.net.restore()
     if reading is None:
-        reading = Reading(hosts.client, cases)
+        reading = read_cases(hosts.client, cases)
     reading.wait_tokens(before + 1)
     again = time.monotonic() - begun
     print(f"{loss}: lost after {noticed:.1f} s, others wait after {waited:.1f} s, tokens after {again:.1f} s")

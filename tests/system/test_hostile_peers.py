@@ -11,7 +11,7 @@ import zmq
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 
 from tests.rigs.processes import Rig
-from tests.system.asks import random_asks
+from tests.system.asks import answer, random_asks, send
 
 NUM_FRAMES = 1500
 
@@ -66,8 +66,7 @@ def _frames(rng: random.Random) -> Iterator[list[bytes]]:
 def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
     flags = ("--max-rows", "8", "--num-pages", "1200", "--max-length", "500")
     scheduler, worker, caller = rig.serve(*flags, scheduler_flags=("--log-level", "error"))
-    asks = random_asks(10, seed=20, prompts=(1, 30), outputs=(200, 300))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(10, seed=20, prompts=(1, 30), outputs=(100, 120)))
     streams[0].wait_tokens(1)
     context = zmq.Context()
     try:
@@ -80,8 +79,7 @@ def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
         stranger.close()
     finally:
         context.term()
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert caller.wait_idle().worker_pid == worker.pid
     assert scheduler.exit_code is None
 
@@ -89,8 +87,7 @@ def test_hostile_frames_disturb_no_stream(rig: Rig, name: str) -> None:
 def test_a_forged_hello_leaves_the_real_front_end_connected(rig: Rig) -> None:
     scheduler, _, caller = rig.serve("--max-rows", "4", "--max-length", "500", "--num-pages", "600")
     before = scheduler.frontend_pid()
-    asks = random_asks(4, seed=21, prompts=(1, 30), outputs=(200, 300))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(4, seed=21, prompts=(1, 30), outputs=(100, 120)))
     streams[0].wait_tokens(1)
     hello = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=b"x" * 32))
     submit = frontend_pb2.Submit(stream=1, request_id="stray", prompt=b"\1\0\0\0", max_new_tokens=9, num_samples=1)
@@ -105,8 +102,7 @@ def test_a_forged_hello_leaves_the_real_front_end_connected(rig: Rig) -> None:
     assert r"-\x1b[2J: dropped" in line.string
     stranger.close(0)
     context.term()
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     caller.wait_idle()
     assert scheduler.frontend_pid() == before
 
@@ -136,7 +132,7 @@ def test_a_removed_runtime_folder_is_made_again_and_peers_join(rig: Rig) -> None
     second = rig.worker()
     caller.wait_load(lambda load: {one.pid for one in load.per_worker} == {worker.pid, second.pid})
     for ask in random_asks(3, seed=22, prompts=(1, 30), outputs=(1, 20)):
-        ask.check(caller.generate(ask.request()).result())
+        answer(caller, ask)
     number = len(scheduler.lines)
     os.kill(scheduler.frontend_pid(), signal.SIGKILL)
     scheduler.wait_line("frontend listening on " + scheduler.address, after=number)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rigs.processes import Child, Rig
 from tests.rigs.streams import Caller
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, answer, random_asks, send
 
 SHAPE = ("--num-pages", "2048", "--max-rows", "32", "--max-length", "1024", "--token-budget", "256")
 # The rig starts both programs, as `tandem serve` does, so the scheduler may kill the worker.
@@ -33,12 +33,12 @@ def test_a_hung_worker_is_killed_and_replaced_and_no_stream_changes(rig: Rig, ho
     worker = rig.worker(*SHAPE, *flags)
     scheduler = rig.scheduler(*SUPERVISED)
     caller = rig.caller(scheduler)
-    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(100, 200))
+    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(70, 100))
     streams = []
     if how != "at its first step":
         caller.wait_serving()
     if how == "in a step":
-        streams = [caller.generate(ask.request()) for ask in asks]
+        streams = send(caller, asks)
     elif how == "between steps":
         worker.signal(signal.SIGSTOP)
     wait_killed(worker)
@@ -46,23 +46,22 @@ def test_a_hung_worker_is_killed_and_replaced_and_no_stream_changes(rig: Rig, ho
     assert ("sent no message" if how == "between steps" else "has no result after") in reason
     rig.worker(*SHAPE)
     caller.wait_serving()
-    streams = streams or [caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams = streams or send(caller, asks)
+    streams.check()
     assert hung(caller) == 1
     scheduler.wait_line("killed the hung worker .*, process")
 
 
 def test_a_worker_of_another_parent_is_asked_to_rejoin_and_not_killed(rig: Rig) -> None:
     # The scheduler's parent is not known to be a supervisor, because --exit-with-parent is not set.
-    _, worker, caller = rig.serve(*SHAPE)
+    _, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--silence-timeout-seconds", "1.5"))
     worker.signal(signal.SIGSTOP)
     caller.wait_load(lambda load: load.workers == 0)
     worker.signal(signal.SIGCONT)
     caller.wait_load(lambda load: load.workers == 1)
     assert worker.exit_code is None
     ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-    ask.check(caller.generate(ask.request()).result())
+    answer(caller, ask)
 
 
 def test_a_frozen_scheduler_gives_up_no_worker(rig: Rig) -> None:
@@ -84,10 +83,8 @@ def test_a_frozen_scheduler_gives_up_no_worker(rig: Rig) -> None:
 
 def test_steps_out_of_memory_get_smaller_and_no_stream_changes(rig: Rig) -> None:
     _, _, caller = rig.serve(*SHAPE, "--memory-tokens", "20", "--memory-rows", "5")
-    asks = random_asks(24, seed=19, prompts=(1, 60), outputs=(150, 250))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams = send(caller, random_asks(16, seed=19, prompts=(1, 60), outputs=(60, 90)))
+    streams.check()
     load = caller.wait_idle()
     counts = load.incidents
     assert counts.smaller_steps and not counts.ended_for_memory

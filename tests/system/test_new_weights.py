@@ -12,11 +12,11 @@ from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import Summary, UpdateState, Waiting, WaitReason, WeightsSpan, WorkerState
 from tests.rigs.processes import Child, Rig
-from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, cases_of, reference
+from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, reference
 
 PROMPTS = ["Return the", "def main(", "The list of", "import "]
 NEW_TOKENS = 48
-_WORKER = "--page-size 16 --max-rows 8 --max-length 512 --token-budget 128 --threads 1 --device cpu --num-pages 64"
+_WORKER = ("--page-size=16", "--max-rows=8", "--max-length=512", "--token-budget=128", "--num-pages=64")
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,7 @@ class Updatable:
             worker.wait_line("joined", TIMEOUT_SECONDS)
 
     def start_worker(self) -> Child:
-        arguments = ["gpu_worker", "--runtime-dir", str(self.rig.runtime_dir), *_WORKER.split()]
-        arguments += ["--exit-with-parent", *self.flags]
-        child = Child(f"worker {len(self.rig.children)}", arguments, environment={"OMP_NUM_THREADS": "1"})
-        self.rig.children.append(child)
-        return child
+        return self.rig.real_worker(*_WORKER, *self.flags)
 
     def tokens(self, prompt: str, count: int = NEW_TOKENS) -> tuple[list[int], Summary]:
         stream = self.client.generate(prompt, max_new_tokens=count, temperature=0.0, ignore_eos=True)
@@ -62,8 +58,7 @@ class Updatable:
 @pytest.fixture(scope="module")
 def expected(changed: Path) -> list[Case]:
     """What Transformers computes with the new weights."""
-    with reference(changed, PROMPTS, NEW_TOKENS) as process:
-        return cases_of(process, PROMPTS)
+    return reference(changed, PROMPTS, NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -19,11 +17,11 @@ import pytest
 
 from tests.rigs import network
 from tests.rigs.network import Network
-from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
+from tests.rigs.processes import Child, Rig, SchedulerProcess, run
 from tests.rigs.remote import RemoteKeys
-from tests.rigs.streams import Caller, Stream
-from tests.rigs.waiting import TIMEOUT_SECONDS, until
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import Caller
+from tests.rigs.waiting import until
+from tests.system.asks import Ask, Sent, random_asks, send
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 SLOW = ("--step-ms", "2")
@@ -58,12 +56,8 @@ def serve(
     return scheduler, worker, caller, keys
 
 
-def running(caller: Caller, count: int, seed: int) -> tuple[list[Ask], list[Stream]]:
-    asks = random_asks(count, seed=seed, prompts=(1, 40), outputs=(150, 250))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams:
-        stream.wait_tokens(5)
-    return asks, streams
+def running(caller: Caller, count: int, seed: int) -> Sent:
+    return send(caller, random_asks(count, seed=seed, prompts=(1, 40), outputs=(150, 250)), tokens=5)
 
 
 def restore(net: Network, worker: Child) -> None:
@@ -71,11 +65,6 @@ def restore(net: Network, worker: Child) -> None:
     num_lines = len(worker.lines)
     net.restore()
     worker.wait_line("^joined", after=num_lines)
-
-
-def check(asks: list[Ask], streams: list[Stream]) -> None:
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
 
 
 @needs_network
@@ -88,13 +77,13 @@ def test_a_pulled_cable_is_noticed_between_steps_and_costs_none_of_sixteen_strea
     scheduler.wait_line(r"worker w-\S+@far lost: its connection ended")
     restore(net, worker)
     caller.wait_load(lambda load: load.workers == 1)
-    asks, streams = running(caller, 16, seed=1)
+    streams = running(caller, 16, seed=1)
     net.cut()
     caller.wait_load(lambda load: load.workers == 0)
     assert not any(stream.ended for stream in streams)
     restore(net, worker)
-    check(asks, streams)
-    assert all(stream.transcript.summary.timing.worker_changes == 1 for stream in streams)
+    streams.check()
+    assert set(streams.worker_changes()) == {1}
     caller.wait_idle()
 
 
@@ -105,15 +94,14 @@ def test_a_cable_that_is_loose_costs_no_stream(rig: Rig, net: Network, program: 
     """Away for times around those after which both ends give the connection up, each at its own time."""
     _, _, caller, _ = serve(rig, net, program=program)
     rng = random.Random(8)
-    asks = random_asks(16, seed=8, prompts=(1, 40), outputs=(800, 900))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(16, seed=8, prompts=(1, 40), outputs=(800, 900)))
     for _ in range(8):
         before = sum(len(stream.transcript.tokens) for stream in streams)
         until(lambda before=before: sum(len(stream.transcript.tokens) for stream in streams) >= before + 200, "tokens")
         net.cut()
         time.sleep(rng.choice([0.2, 1.0, *(rng.uniform(1.9, 3.0) for _ in range(4))]))
         net.restore()
-    check(asks, streams)
+    streams.check()
     caller.wait_idle()
 
 
@@ -123,11 +111,11 @@ def test_streams_of_a_worker_behind_a_pulled_cable_go_on_at_another_one(rig: Rig
     _, far, caller, _ = serve(rig, net)
     near = rig.worker(*SHAPE, *SLOW)
     near.wait_line("^joined")
-    asks, streams = running(caller, 12, seed=3)
+    streams = running(caller, 12, seed=3)
     assert sorted(one.pid for one in caller.load().per_worker) == [0, near.pid]
     net.cut()
-    check(asks, streams)
-    changes = [stream.transcript.summary.timing.worker_changes for stream in streams]
+    streams.check()
+    changes = streams.worker_changes()
     assert set(changes) == {0, 1}
     restore(net, far)
     caller.wait_idle()
@@ -137,17 +125,17 @@ def test_streams_of_a_worker_behind_a_pulled_cable_go_on_at_another_one(rig: Rig
 def test_a_hung_worker_whose_connection_stands_is_given_up_by_its_step(rig: Rig) -> None:
     """ZeroMQ's heartbeats are answered by a thread that does not hang. A process of that number here lives on."""
     scheduler, _, caller, keys = serve(rig, None, worker_flags=("--hang-step", "12"))
-    asks, streams = running(caller, 4, seed=4)
+    streams = running(caller, 4, seed=4)
     again = rig.worker(*SHAPE, *SLOW, *keys.worker_flags(scheduler, "other"))
     again.wait_line("^joined")
-    check(asks, streams)
+    streams.check()
     scheduler.wait_line(r"worker w-\S+@far lost: its step 1\d has no result")
     caller.wait_idle()
 
 
 def test_a_removed_key_shuts_its_worker_out_and_a_restored_one_lets_it_in(rig: Rig) -> None:
     scheduler, worker, caller, keys = serve(rig, None)
-    asks, streams = running(caller, 4, seed=5)
+    streams = running(caller, 4, seed=5)
     away = keys.shut_out("far")
     scheduler.wait_line(r"worker w-\S+@far lost: its key is no longer admitted")
     scheduler.wait_line("refused a worker at 127.0.0.1: its public key ")
@@ -155,7 +143,7 @@ def test_a_removed_key_shuts_its_worker_out_and_a_restored_one_lets_it_in(rig: R
     num_lines = len(worker.lines)
     shutil.move(away, keys.public_file("far"))
     worker.wait_line("^joined", after=num_lines)
-    check(asks, streams)
+    streams.check()
     caller.wait_idle()
     secrets = [path.read_text().strip() for path in keys.folder.rglob("*.secret")]
     logged = "\n".join(line for child in rig.children for line in child.lines)
@@ -166,7 +154,7 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
     scheduler, _, caller, keys = serve(rig, None)
     address = keys.worker_flags(scheduler, "far")[1]
     host, port = address.removeprefix("tcp://").split(":")
-    asks, streams = running(caller, 4, seed=6)
+    streams = running(caller, 4, seed=6)
     open_ones = [socket.create_connection((host, int(port)), 10) for _ in range(50)]
     for length in range(300):
         with socket.create_connection((host, int(port)), 10) as stranger:
@@ -179,7 +167,7 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
             greeting = b"\xff" + bytes(8) + b"\x7f\3\1" + mechanism.ljust(20, b"\0") + bytes(32)
             stranger.sendall(greeting + b"\x06" + num_bytes.to_bytes(8, "big") + os.urandom(1000))
             open_ones.append(stranger)
-    check(asks, streams)
+    streams.check()
     assert psutil.Process(scheduler.pid).memory_info().rss - before < 64 << 20
     for stranger in open_ones:
         stranger.close()
@@ -194,14 +182,14 @@ def test_strangers_on_the_port_harm_nobody_and_fill_no_log(rig: Rig) -> None:
 def test_a_process_that_stood_still_for_five_seconds_costs_no_stream(rig: Rig, which: str) -> None:
     """Its threads stand still too, so the other end gives the connection up; it learns that when it goes on."""
     scheduler, worker, caller, _ = serve(rig, None, program=LINKED)
-    asks, streams = running(caller, 16, seed=9)
+    streams = running(caller, 16, seed=9)
     frozen = worker if which == "worker" else scheduler
     num_lines = len(worker.lines)
     frozen.signal(signal.SIGSTOP)
     time.sleep(5.0)
     frozen.signal(signal.SIGCONT)
     worker.wait_line("^joined", after=num_lines)
-    check(asks, streams)
+    streams.check()
     caller.wait_idle()
 
 
@@ -215,8 +203,8 @@ def test_a_scheduler_that_starts_again_at_its_address_is_joined_again(rig: Rig) 
     worker.wait_line("^joined", after=num_lines)
     caller = rig.caller(again)
     caller.wait_serving()
-    asks, streams = running(caller, 2, seed=7)
-    check(asks, streams)
+    streams = running(caller, 2, seed=7)
+    streams.check()
     caller.wait_idle()
 
 
@@ -231,8 +219,7 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
         scheduler = rig.scheduler(*keys.scheduler_flags("127.0.0.1" if net is None else net.address))
         flags = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir / "far"), "--device", "cpu", "--threads", "1"]
         within = [] if net is None else net.within
-        worker = Child("worker", [*flags, "--num-pages", "64", *keys.worker_flags(scheduler, "far")], within=within)
-        rig.children.append(worker)
+        worker = rig.start("worker", *flags, "--num-pages", "64", *keys.worker_flags(scheduler, "far"), within=within)
         caller = rig.caller(scheduler)
         caller.wait_serving()
         worker.wait_line("ready: this worker serves the scheduler at tcp://")
@@ -260,10 +247,7 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
     ],
 )
 def test_tcp_without_keys_is_refused_by_both_programs(program: str, arguments: list[str], rig: Rig) -> None:
-    command = [sys.executable, "-m", program, "--runtime-dir", str(rig.runtime_dir / "x"), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=child_environment(), check=False, timeout=TIMEOUT_SECONDS
-    )
+    done = run(program, "--runtime-dir", str(rig.runtime_dir / "x"), *arguments)
     assert done.returncode == 2
     assert "needs keys" in done.stderr or "need keys" in done.stderr
     assert "`tandem keys DIR" in done.stderr and done.stderr.count("\n") == 1

@@ -3,15 +3,17 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import grpc
-import psutil
 import pytest
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
-from tests.rigs.processes import Rig, SchedulerProcess
+from tandem_client.types import SampleOffset
+from tests.rigs.processes import Rig, SchedulerProcess, child_environment
 from tests.rigs.streams import code_of
 from tests.rigs.transcript import Transcript
 from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
@@ -20,11 +22,20 @@ from tests.system.featured import Reading, keywords, random_featured
 
 SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--step-ms", "4")
 LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=LINGER_SECONDS))
-
-
-def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
-    children = psutil.Process(scheduler.pid).children()
-    return {child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()}
+# Begins a stream, tells id, secret and offsets, and dies as a gateway might.
+_FIRST_GATEWAY = """
+import ast, os, signal, sys
+from tandem_client import Client
+options = ast.literal_eval(sys.argv[2])
+stream = Client(sys.argv[1]).generate(options.pop("prompt"), linger_seconds=600.0, **options)
+read = [[], []]
+for delta in stream:
+    read[delta.sample_idx].append((delta.text, delta.token_ids))
+    if min(map(len, read)) >= 10:
+        break_at = [(offset.token_ids, offset.text_chars) for offset in stream.offsets]
+        print(repr((stream.accepted.request_id, stream.accepted.resume_secret, break_at, read)), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def without_logprobs(asks: list[Ask]) -> list[Ask]:
@@ -33,9 +44,9 @@ def without_logprobs(asks: list[Ask]) -> list[Ask]:
 
 def kill_frontends(scheduler: SchedulerProcess) -> None:
     """Kills all front ends and waits until as many listen again."""
-    for pid in frontend_pids(scheduler):
+    for each in scheduler.frontends():
         number = len(scheduler.lines)
-        os.kill(pid, signal.SIGKILL)
+        each.kill()
         scheduler.wait_line("frontend listening on ", after=number)
 
 
@@ -154,3 +165,30 @@ def test_sigterm_ends_detached_requests_with_the_grace_period(rig: Rig) -> None:
     lost.cancel()
     scheduler.signal(signal.SIGTERM)
     assert scheduler.wait() == 0
+
+
+def test_another_process_continues_the_stream_of_a_dead_one(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--frontends", "2"))
+    [ask] = random_asks(1, seed=41, prompts=(5, 30), outputs=(120, 130))
+    ask = replace(ask, num_samples=2)
+    options = repr({"prompt": ask.prompt, **keywords(ask)})
+    first = subprocess.run(
+        [sys.executable, "-c", _FIRST_GATEWAY, scheduler.address, options],
+        capture_output=True, text=True, env=child_environment(), check=False,
+    )  # fmt: skip
+    assert first.stdout, first.stderr
+    request_id, secret, places, read = eval(first.stdout)
+    offsets = [SampleOffset(token_ids=tokens, text_chars=chars) for tokens, chars in places]
+    assert all(10 <= offset.token_ids < ask.max_new_tokens for offset in offsets)
+    with Client(scheduler.address) as client:
+        stream = client.resume(request_id, secret, offsets=offsets, linger_seconds=600.0)
+        for delta in stream:
+            read[delta.sample_idx].append((delta.text, delta.token_ids))
+    for idx, pieces in enumerate(read):
+        assert [token for _, tokens in pieces for token in tokens] == ask.expected(idx).tokens
+        assert "".join(text for text, _ in pieces) == ask.expected(idx).text
+    assert stream.offsets == tuple(
+        SampleOffset(token_ids=len(ask.expected(idx).tokens), text_chars=len(ask.expected(idx).text))
+        for idx in range(2)
+    )
+    caller.wait_idle()

@@ -13,25 +13,13 @@ from itertools import islice
 import pytest
 
 from tandem_client import Client
-from tandem_client.errors import InvalidArgument
 from tandem_client.types import AbortOutcome, FinishReason
 from tests.rigs.processes import Rig
 from tests.system.asks import Ask
 from tests.system.conftest import Served
 from tests.system.featured import Reading, random_featured
 
-SHAPE = (
-    "--num-pages",
-    "1024",
-    "--max-rows",
-    "32",
-    "--max-length",
-    "1024",
-    "--token-budget",
-    "128",
-    "--page-size",
-    "16",
-)
+SHAPE = ("--num-pages=1024", "--max-rows=32", "--max-length=1024", "--token-budget=128", "--page-size=16")
 
 
 @pytest.fixture
@@ -50,19 +38,19 @@ def assert_all_kinds(asks: list[Ask]) -> None:
 
 
 def test_sequential_requests_equal_the_oracle(client: Client) -> None:
-    for ask in random_featured(16, seed=1, prompts=(1, 80), outputs=(1, 40)):
+    for ask in random_featured(8, seed=1, prompts=(1, 80), outputs=(1, 40)):
         Reading(client, [ask]).check()
 
 
 def test_batched_requests_equal_the_oracle_cold_and_cached(client: Client) -> None:
-    asks = random_featured(48, seed=2, prompts=(1, 120), outputs=(1, 60))
+    asks = random_featured(32, seed=2, prompts=(1, 120), outputs=(1, 40))
     assert_all_kinds(asks)
     Reading(client, asks).check()
     Reading(client, asks[::-1]).check()
 
 
 def test_the_first_of_several_samples_equals_a_single_sample(client: Client) -> None:
-    asks = [ask for ask in random_featured(40, seed=3, prompts=(1, 60), outputs=(20, 40)) if ask.num_samples > 1]
+    asks = [ask for ask in random_featured(20, seed=3, prompts=(1, 60), outputs=(20, 30)) if ask.num_samples > 1]
     together, alone = Reading(client, asks), Reading(client, [replace(ask, num_samples=1) for ask in asks])
     together.check()
     alone.check()
@@ -106,7 +94,8 @@ def test_repeated_worker_kills_change_no_output(rig: Rig, num_kills: int) -> Non
     caller = rig.caller(scheduler)
     caller.wait_serving()
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
-    asks = iter(random_featured(100, seed=5, prompts=(1, 200), outputs=(300, 400)))
+    length = 130 + 20 * num_kills
+    asks = iter(random_featured(100, seed=5, prompts=(1, 200), outputs=(length - 40, length)))
     with Client(scheduler.address) as client:
         reading = Reading(client, islice(asks, 14))
         for number in range(num_kills):
@@ -152,33 +141,3 @@ def test_a_disconnect_frees_every_sample(served: Served, client: Client) -> None
     next(stream)
     stream.close()
     served.caller.wait_idle()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_samples": 65}, "sampling.num_samples is 65; it must be between 1 and 64"),
-        ({"logprobs": 21}, "output.logprobs is 21; it must be between 0 and 20"),
-        (
-            {"prompt_logprobs_start": 3},
-            "output.prompt_logprobs_start is 3; the limit is 2 (the prompt has 3 tokens)",
-        ),
-        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty is 0.0; it must be between 0.01 and 100"),
-        ({"frequency_penalty": -2.1}, "sampling.frequency_penalty is -2.1; it must be between -2 and 2"),
-        ({"allowed_token_ids": []}, "sampling.allowed_token_ids.ids is empty; at least 1 token is needed"),
-        (
-            {"banned_token_ids": range(288)},
-            "the vocabulary has 288 tokens, and sampling.banned_token_ids bans them all; 1 must remain",
-        ),
-    ],
-)
-def test_invalid_options_are_refused(client: Client, options: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        list(client.generate([1, 2, 3], **options))
-    assert caught.value.service_message == message
-
-
-def test_server_info_contains_the_limits(client: Client) -> None:
-    info = client.model_info()
-    assert (info.max_num_samples, info.max_logprobs) == (64, 20)
-    assert (info.sampling_defaults.repetition_penalty, info.sampling_defaults.num_samples) == (1.0, 1)

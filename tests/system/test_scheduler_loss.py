@@ -34,7 +34,7 @@ def restarted(rig: Rig, scheduler: SchedulerProcess, *flags: str) -> SchedulerPr
 
 def stop_asks(count: int, seed: int) -> list[Ask]:
     """Requests of one to three samples, some with a stop string."""
-    asks = random_asks(count, seed=seed, prompts=(1, 60), outputs=(150, 300))
+    asks = random_asks(count, seed=seed, prompts=(1, 60), outputs=(100, 160))
     return [
         Ask(
             prompt=ask.prompt, max_new_tokens=ask.max_new_tokens, temperature=ask.temperature, seed=ask.seed,
@@ -49,21 +49,21 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=flags)
     rig.worker(*SHAPE)
     with Client(scheduler.address) as client:
-        reading = Reading(client, stop_asks(16, seed=31), resume=True)
+        reading = Reading(client, stop_asks(12, seed=31), resume=True)
         for number in range(1, 4):
-            reading.wait_more(400)
+            reading.wait_more(200)
             scheduler = restarted(rig, scheduler, "--record", str(rig.runtime_dir / f"record-{number}"))
-        reading.wait_more(400)
+        reading.wait_more(200)
         # A front end's death beside it.
         os.kill(scheduler.frontend_pid(), signal.SIGKILL)
         reading.check()
-    assert len(reading.streams) == 16
+    assert len(reading.streams) == 12
     caller = rig.caller(scheduler)
     caller.wait_serving()
     caller.wait_idle()
     assert caller.load().journal_bytes > 0
     assert scheduler.terminate() == 0
-    rig.check_record(rig.runtime_dir / "record-3")
+    rig.check_record(rig.runtime_dir / "record-3", audited=True)
 
 
 @pytest.mark.long

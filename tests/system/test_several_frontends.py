@@ -11,7 +11,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.streams import Caller, code_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, answer, random_asks, send
 
 SHAPE = ("--max-rows", "8", "--max-length", "500", "--num-pages", "900")
 # All these connections reach the same one of two front ends once in 2^31 runs.
@@ -19,8 +19,7 @@ MOST_CALLERS = 32
 
 
 def frontend_pids(scheduler: SchedulerProcess) -> set[int]:
-    children = psutil.Process(scheduler.pid).children()
-    return {child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()}
+    return {each.pid for each in scheduler.frontends()}
 
 
 def connections(pids: set[int], port: int) -> dict[int, int]:
@@ -62,7 +61,7 @@ def test_a_killed_front_end_restarts_and_the_other_keeps_its_streams(rig: Rig) -
     callers = spread(rig, scheduler, pids)
     dying, living = sorted(pids)
     asks = {pid: long_asks(3, seed=pid % 1000) for pid in pids}
-    streams = {pid: [callers[pid].generate(ask.request()) for ask in asks[pid]] for pid in pids}
+    streams = {pid: send(callers[pid], asks[pid]) for pid in pids}
     for of_one in streams.values():
         of_one[0].wait_tokens(5)
     number = len(scheduler.lines)
@@ -83,7 +82,7 @@ def test_a_killed_front_end_restarts_and_the_other_keeps_its_streams(rig: Rig) -
     [new] = back - {living}
     caller = spread(rig, scheduler, back)[new]
     for ask in random_asks(3, seed=5, prompts=(1, 30), outputs=(1, 20)):
-        ask.check(caller.generate(ask.request()).result())
+        answer(caller, ask)
 
 
 def test_front_ends_share_request_ids_and_the_prefix_cache(rig: Rig) -> None:

@@ -7,8 +7,8 @@ from tests.rigs.processes import Rig
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
-SHAPE = ("--page-size", "4", "--num-pages", "512", "--max-rows", "16", "--max-length", "1024", "--step-ms", "2")
-ASKS = [Ask(prompt=(number, 1, 2), max_new_tokens=400) for number in range(12)]
+SHAPE = ("--page-size", "4", "--num-pages", "512", "--max-rows", "16", "--max-length", "1024")
+ASKS = [Ask(prompt=(number, 1, 2), max_new_tokens=40) for number in range(12)]
 
 
 def send(client: Client, ask: Ask) -> GenerateStream:
@@ -23,29 +23,24 @@ def check(ask: Ask, stream: GenerateStream) -> None:
 
 def test_a_service_that_dies_takes_its_streams_and_no_others() -> None:
     with Rig() as first, Rig() as second:
-        rigs = [first, second]
-        workers = [rig.worker(*SHAPE) for rig in rigs]
-        schedulers = [rig.launch_scheduler() for rig in rigs]
-        assert len(workers) == len(schedulers)
-        callers = [rig.caller(scheduler) for rig, scheduler in zip(rigs, schedulers, strict=True)]
-        for caller in callers:
-            caller.wait_serving()
+        schedulers, _, callers = zip(*(rig.serve(*SHAPE) for rig in (first, second)), strict=True)
         with Client(f"ipv4:{','.join(caller.address for caller in callers)}") as client:
             client.wait_ready(TIMEOUT_SECONDS)
-            # Until both are connected, all requests go to one.
-            homes: set[int] = set()
-            while len(homes) < 2:
-                stream = send(client, ASKS[0])
-                next(stream)
-                homes.add([caller.load().running for caller in callers].index(1))
-                stream.close()
-                for caller in callers:
-                    caller.wait_idle()
-            streams = [send(client, ask) for ask in ASKS]
-            for stream in streams:
-                next(stream)
-            assert [caller.load().running for caller in callers] == [6, 6]
-            schedulers[0].kill()
+            with first.slowed(), second.slowed():
+                # Until both are connected, all requests go to one.
+                homes: set[int] = set()
+                while len(homes) < 2:
+                    stream = send(client, ASKS[0])
+                    next(stream)
+                    homes.add([caller.load().running for caller in callers].index(1))
+                    stream.close()
+                    for caller in callers:
+                        caller.wait_idle()
+                streams = [send(client, ask) for ask in ASKS]
+                for stream in streams:
+                    next(stream)
+                assert [caller.load().running for caller in callers] == [6, 6]
+                schedulers[0].kill()
             lost = 0
             for ask, stream in zip(ASKS, streams, strict=True):
                 try:

@@ -2,47 +2,27 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.rigs.processes import Child, Rig
-from tests.rigs.streams import Caller, Stream
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import Caller
+from tests.system.asks import Ask, random_asks, send
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
-
-
-def slow_file(rig: Rig) -> Path:
-    return rig.runtime_dir / "slow"
-
-
-def pace(rig: Rig) -> tuple[str, ...]:
-    """A worker's flags for its pace."""
-    return "--step-ms", "2", "--slow-file", str(slow_file(rig))
-
-
-@contextmanager
-def slowed(rig: Rig) -> Iterator[None]:
-    """Steps are slow within, so that no stream ends there."""
-    slow_file(rig).touch()
-    try:
-        yield
-    finally:
-        slow_file(rig).unlink()
+PACE = ("--step-ms", "2")
 
 
 def worker(rig: Rig) -> Child:
     """Another serving worker."""
-    child = rig.worker(*SHAPE, *pace(rig))
+    child = rig.worker(*SHAPE, *PACE)
     child.wait_line("^joined")
     return child
 
 
 def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
     """Two serving workers in the order of their joining, and a caller."""
-    _, first, caller = rig.serve(*SHAPE, *pace(rig))
+    _, first, caller = rig.serve(*SHAPE, *PACE)
     return first, worker(rig), caller
 
 
@@ -59,16 +39,7 @@ def two(shared_rig: Rig) -> tuple[Child, Child, Caller]:
 
 
 def long_asks(count: int, seed: int) -> list[Ask]:
-    return random_asks(count, seed=seed, prompts=(1, 40), outputs=(150, 250))
-
-
-def generate(caller: Caller, asks: list[Ask]) -> list[Stream]:
-    return [caller.generate(ask.request()) for ask in asks]
-
-
-def check(asks: list[Ask], streams: list[Stream]) -> None:
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    return random_asks(count, seed=seed, prompts=(1, 40), outputs=(40, 60))
 
 
 def running(caller: Caller) -> dict[int, int]:
@@ -79,10 +50,8 @@ def running(caller: Caller) -> dict[int, int]:
 def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, Caller], shared_rig: Rig) -> None:
     first, second, caller = two
     asks = long_asks(16, seed=1)
-    with slowed(shared_rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(3)
+    with shared_rig.slowed():
+        streams = send(caller, asks, tokens=3)
         load = caller.load()
     each = {one.pid: one for one in load.per_worker}
     assert each.keys() == {first.pid, second.pid}
@@ -91,8 +60,8 @@ def test_both_workers_serve_and_the_load_reports_both(two: tuple[Child, Child, C
     assert load.running == sum(one.running for one in each.values()) == 16
     assert load.pages_total == sum(one.pages_total for one in each.values()) == 2 * 1023
     assert all(one.pages_used > 0 for one in each.values())
-    check(asks, streams)
-    assert all(stream.transcript.summary.timing.worker_changes == 0 for stream in streams)
+    streams.check()
+    assert not any(streams.worker_changes())
     caller.wait_idle()
 
 
@@ -120,44 +89,39 @@ def test_a_worker_with_another_attention_window_is_refused(two: tuple[Child, Chi
 def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -> None:
     first, second, caller = two_of(rig)
     asks = long_asks(16, seed=2)
-    with slowed(rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(5)
+    with rig.slowed():
+        streams = send(caller, asks, tokens=5)
         # None of its streams ends between the count and its death.
         second.signal(signal.SIGSTOP)
         theirs = running(caller)[second.pid]
         assert theirs >= 6
         second.kill()
     caller.wait_load(lambda load: load.workers == 1)
-    check(asks, streams)
-    assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs
+    streams.check()
+    assert sum(streams.worker_changes()) == theirs
     again = worker(rig)
     asks = long_asks(8, seed=3)
-    with slowed(rig):
-        streams = generate(caller, asks)
-        for stream in streams:
-            stream.wait_tokens(3)
+    with rig.slowed():
+        streams = send(caller, asks, tokens=3)
         assert running(caller).keys() == {first.pid, again.pid}
         assert min(running(caller).values()) >= 3
-    check(asks, streams)
+    streams.check()
     caller.wait_idle()
 
 
 def test_a_request_too_long_for_the_remaining_worker_waits_for_a_larger_one(rig: Rig) -> None:
-    flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *pace(rig))
+    flags = ("--identity", "same", "--page-size", "4", "--num-pages", "256", "--max-rows", "8", *PACE)
     _, large, caller = rig.serve(*flags, "--max-length", "600")
     rig.worker(*flags, "--max-length", "100").wait_line("^joined")
     assert caller.model_info().max_length == 600
-    long = Ask(prompt=(1, 2, 3), max_new_tokens=400)
-    with slowed(rig):
+    long = Ask(prompt=(1, 2, 3), max_new_tokens=150)
+    with rig.slowed():
         stream = caller.generate(long.request())
-        stream.wait_tokens(10)
+        stream.wait_tokens(5)
         large.kill()
     caller.wait_load(lambda load: load.workers == 1 and load.waiting == 1)
     # The small worker serves the requests that fit it.
-    asks = random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))
-    check(asks, generate(caller, asks))
+    send(caller, random_asks(6, seed=5, prompts=(1, 30), outputs=(20, 60))).check()
     assert (caller.load().waiting, caller.load().running) == (1, 0)
     assert not stream.ended
     rig.worker(*flags, "--max-length", "600")

@@ -1,13 +1,12 @@
-"""A worker dies under streams, and the next one takes its pool over: nothing is computed again but the last pages.
+"""Pages outlive a worker, whose pool the next one takes over, and a scheduler: only the last pages are computed again.
 
-The real worker with the bundled model. The undisturbed run of the same prompts is the truth.
+The real worker with the bundled model, its pool in shared memory, and a journal. The undisturbed run of the same
+prompts is the truth. The tests share one service and run in this order.
 """
 
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,22 +14,15 @@ import pytest
 
 from tandem_client import Client
 from tests.rigs.processes import Child, Rig, SchedulerProcess
-from tests.system.real_service import TIMEOUT_SECONDS, prompts
+from tests.system.real_service import TIMEOUT_SECONDS, Output, Reading, prompts
+from tests.system.test_scheduler_loss import journal_flags, restarted
 
-PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 320
-# A step decodes one token per row, or a prompt; so many tokens may be in flight for a row.
-IN_FLIGHT = 2
+PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 200
+# A step decodes one token per row, or a prompt; so many tokens may be in flight for a row. The label of a page goes
+# with a later plan than the one that filled it.
+IN_FLIGHT, UNLABELLED = 2, 4
 HEADER_BYTES = 2 << 20
-_SHAPE = (
-    f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128 --threads 1 "
-    "--device cpu --shared-pool on"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    tokens: list[int]
-    recomputed_tokens: int
+_SHAPE = f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length 512 --token-budget 128"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,39 +33,22 @@ class Service:
     client: Client
     worker: Child
 
-    def generate(
-        self,
-        texts: Sequence[str],
-        *,
-        kills: bool = False,
-        flags: Sequence[str] = (),
-        between: Callable[[], object] = int,
-    ) -> list[Text]:
-        """All completions at once. If `kills`, the worker is killed when each stream has a page of tokens on average:
-        there are pages to keep, and many tokens to come, even if the client reads slowly. Then `between` is called, and
-        a worker with these flags starts."""
-        tokens: list[list[int]] = [[] for _ in texts]
-        enough = threading.Event()
+    def read(self, texts: Sequence[str], *, resume: bool = False) -> Reading:
+        """Starts all completions at once."""
+        return Reading(self.client, texts, NEW_TOKENS, resume=resume)
 
-        def read(i: int) -> Text:
-            stream = self.client.generate(
-                texts[i], temperature=0.0, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout=TIMEOUT_SECONDS
-            )
-            for delta in stream:
-                tokens[i] += delta.token_ids
-                if sum(map(len, tokens)) >= len(texts) * PAGE_SIZE:
-                    enough.set()
-            assert stream.summary is not None
-            return Text(tokens=tokens[i], recomputed_tokens=stream.summary.usage.recomputed_tokens)
-
-        with ThreadPoolExecutor(len(texts)) as threads:
-            tasks = [threads.submit(read, i) for i in range(len(texts))]
-            if kills:
-                assert enough.wait(TIMEOUT_SECONDS)
-                self.worker.kill()
-                between()
-                self.worker = self.next_worker(flags)
-            return [task.result(TIMEOUT_SECONDS) for task in tasks]
+    def killed(
+        self, texts: Sequence[str], flags: Sequence[str] = (), between: Callable[[], object] = int
+    ) -> list[Output]:
+        """All completions. The worker is killed when each stream has a page of tokens on average: there are pages to
+        keep, and many tokens to come, even if the client reads slowly. Then `between` is called, and a worker with
+        these flags starts."""
+        reading = self.read(texts)
+        reading.wait_tokens(len(texts) * PAGE_SIZE)
+        self.worker.kill()
+        between()
+        self.worker = self.next_worker(flags)
+        return reading.result()
 
     def next_worker(self, flags: Sequence[str]) -> Child:
         """The one after a killed worker."""
@@ -81,10 +56,11 @@ class Service:
 
 
 def worker(rig: Rig, *flags: str, program: str = "gpu_worker") -> Child:
-    arguments = [program, "--runtime-dir", str(rig.runtime_dir), *_SHAPE.split(), "--exit-with-parent", *flags]
-    child = Child("worker", arguments, environment={"OMP_NUM_THREADS": "1"})
-    rig.children.append(child)
-    return child
+    return rig.real_worker(*_SHAPE.split(), "--shared-pool", "on", *flags, program=program)
+
+
+def tokens_of(outputs: Sequence[Output]) -> list[list[int]]:
+    return [output.tokens for output in outputs]
 
 
 @pytest.fixture(scope="module")
@@ -95,25 +71,21 @@ def texts() -> list[str]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with Rig() as rig:
-        holder = Child("holder", ["gpu_worker.holder", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent"])
-        rig.children.append(holder)
-        holder.wait_line("holds pools")
-        first = worker(rig)
+        holder, first = rig.holder(), worker(rig)
         first.wait_line("waiting for a scheduler")
-        scheduler = rig.scheduler()
-        client = Client(scheduler.address)
-        client.wait_ready(TIMEOUT_SECONDS)
-        yield Service(rig=rig, holder=holder, scheduler=scheduler, client=client, worker=first)
-        client.close()
+        scheduler = rig.scheduler(*journal_flags(rig))
+        with Client(scheduler.address) as client:
+            client.wait_ready(TIMEOUT_SECONDS)
+            yield Service(rig=rig, holder=holder, scheduler=scheduler, client=client, worker=first)
 
 
 @pytest.fixture(scope="module")
 def truth(service: Service, texts: list[str]) -> list[list[int]]:
     """The tokens of an undisturbed run."""
-    outputs = service.generate(texts)
+    outputs = service.read(texts).result()
     assert [output.recomputed_tokens for output in outputs] == [0] * len(texts)
     service.client.flush_cache()
-    return [output.tokens for output in outputs]
+    return tokens_of(outputs)
 
 
 def shared_memory(child: Child) -> list[Path]:
@@ -122,20 +94,34 @@ def shared_memory(child: Child) -> list[Path]:
 
 
 def test_a_killed_worker_s_pages_are_kept(service: Service, texts: list[str], truth: list[list[int]]) -> None:
-    outputs = service.generate(texts, kills=True)
-    assert [output.tokens for output in outputs] == truth
+    outputs = service.killed(texts)
+    assert tokens_of(outputs) == truth
     assert all(output.recomputed_tokens <= PAGE_SIZE + IN_FLIGHT for output in outputs), outputs
     assert any(output.recomputed_tokens for output in outputs), "nobody met the death of the worker"
     service.holder.wait_line("takes pool .* over")
     held = service.client.load().held_pools
-    assert (held.pools, held.bytes, held.taken_over, held.damaged_pages) == (
-        0,
-        0,
-        1,
-        0,
-    ) and held.pages_kept >= NUM_STREAMS
+    assert (held.pools, held.bytes, held.taken_over, held.damaged_pages) == (0, 0, 1, 0)
+    assert held.pages_kept >= NUM_STREAMS
     # The new worker's own pool was given back.
     assert len(shared_memory(service.holder)) == 1
+
+
+def test_pages_are_kept_over_two_deaths_of_the_scheduler(
+    service: Service, texts: list[str], truth: list[list[int]]
+) -> None:
+    """The third scheduler's generations and steps are larger than those of a service that never restarts."""
+    service.client.flush_cache()
+    reading, next_ones = service.read(texts, resume=True), list[SchedulerProcess]()
+    for pages in (2, 5):
+        reading.wait_tokens(pages * PAGE_SIZE * NUM_STREAMS)
+        service.scheduler = restarted(service.rig, service.scheduler)
+        next_ones.append(service.scheduler)
+    outputs = reading.result()
+    assert tokens_of(outputs) == truth
+    recomputed = [output.recomputed_tokens for output in outputs]
+    assert 0 < max(recomputed) <= 2 * (PAGE_SIZE + UNLABELLED), recomputed
+    for each in next_ones:
+        each.wait_line("has kept [0-9]+ pages")
 
 
 def test_a_changed_page_is_computed_again(service: Service, texts: list[str], truth: list[list[int]]) -> None:
@@ -148,8 +134,8 @@ def test_a_changed_page_is_computed_again(service: Service, texts: list[str], tr
             # One byte in each KiB of the tensors, nothing of the header.
             content[HEADER_BYTES::1024] = bytes(len(range(HEADER_BYTES, size, 1024)))
 
-    outputs = service.generate(texts, kills=True, between=damage)
-    assert [output.tokens for output in outputs] == truth
+    outputs = service.killed(texts, between=damage)
+    assert tokens_of(outputs) == truth
     assert any(output.recomputed_tokens > PAGE_SIZE + IN_FLIGHT for output in outputs)
     service.scheduler.wait_line("page [0-9]+ of the pool that was taken over has changed since", after=seen)
     assert service.client.load().held_pools.damaged_pages == 1
@@ -157,8 +143,8 @@ def test_a_changed_page_is_computed_again(service: Service, texts: list[str], tr
 
 def test_a_worker_of_another_size_computes_again(service: Service, texts: list[str], truth: list[list[int]]) -> None:
     service.client.flush_cache()
-    outputs = service.generate(texts, kills=True, flags=("--num-pages", "230"))
-    assert [output.tokens for output in outputs] == truth
+    outputs = service.killed(texts, ["--num-pages", "230"])
+    assert tokens_of(outputs) == truth
     held = service.client.load().held_pools
     assert held.pools == 1 and held.pages > 0 and held.bytes > HEADER_BYTES
     assert any(output.recomputed_tokens > PAGE_SIZE + IN_FLIGHT for output in outputs)
@@ -167,7 +153,6 @@ def test_a_worker_of_another_size_computes_again(service: Service, texts: list[s
 def test_a_dead_holder_stops_nobody(service: Service, texts: list[str], truth: list[list[int]]) -> None:
     service.holder.kill()
     service.client.flush_cache()
-    assert [output.tokens for output in service.generate(texts)] == truth
+    assert tokens_of(service.read(texts).result()) == truth
     service.client.flush_cache()
-    outputs = service.generate(texts, kills=True, flags=("--shared-pool", "auto"))
-    assert [output.tokens for output in outputs] == truth
+    assert tokens_of(service.killed(texts, ["--shared-pool", "auto"])) == truth

@@ -3,15 +3,11 @@
 import random
 
 from tests.rigs.processes import Rig
-from tests.rigs.streams import Caller, Stream
-from tests.system.asks import Ask, random_asks
+from tests.rigs.streams import Caller
+from tests.system.asks import answer, random_asks, send
 
 SHAPE = ("--page-size", "16", "--num-pages", "2048", "--max-rows", "16", "--max-length", "1024")
 SLOW = ("--step-ms", "2")
-
-
-def generate(caller: Caller, asks: list[Ask]) -> list[Stream]:
-    return [caller.generate(ask.request()) for ask in asks]
 
 
 def roles(caller: Caller) -> tuple[list[int], list[int]]:
@@ -24,22 +20,22 @@ def test_kills_with_a_standby_worker_change_no_stream(rig: Rig) -> None:
     rng = random.Random(4)
     record = rig.runtime_dir / "record.bin"
     scheduler, serving, caller = rig.serve(*SHAPE, *SLOW, scheduler_flags=("--record", str(record)))
-    asks = random_asks(16, seed=3, prompts=(1, 60), outputs=(850, 950))
-    streams = generate(caller, asks)
+    streams = send(caller, random_asks(16, seed=3, prompts=(1, 60), outputs=(150, 200)))
     for _ in range(3):
-        standby = rig.worker(*SHAPE, *SLOW, "--standby")
-        caller.wait_load(lambda load: load.standby_workers == 1)
-        rng.choice(streams).wait_tokens(rng.randint(1, 30))
-        assert roles(caller) == ([serving.pid], [standby.pid])
-        before = caller.load()
-        assert (before.workers, before.pages_total) == (1, 2047)
-        serving.kill()
-        after = caller.wait_load(lambda load: load.worker_lost_reason != "" and not load.standby_workers)
-        assert (after.workers, after.lane_resets) == (1, before.lane_resets + 1)
-        standby.wait_line("^seated")
+        with rig.slowed():
+            standby = rig.worker(*SHAPE, *SLOW, "--standby")
+            caller.wait_load(lambda load: load.standby_workers == 1)
+        streams.wait_more(rng.randint(1, 300))
+        with rig.slowed():
+            assert roles(caller) == ([serving.pid], [standby.pid])
+            before = caller.load()
+            assert (before.workers, before.pages_total) == (1, 2047)
+            serving.kill()
+            after = caller.wait_load(lambda load: load.worker_lost_reason != "" and not load.standby_workers)
+            assert (after.workers, after.lane_resets) == (1, before.lane_resets + 1)
+            standby.wait_line("^seated")
         serving = standby
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert scheduler.terminate() == 0
     rig.check_record(record)
 
@@ -48,13 +44,11 @@ def test_a_worker_that_stops_in_order_is_replaced(rig: Rig) -> None:
     _, serving, caller = rig.serve(*SHAPE, *SLOW)
     standby = rig.worker(*SHAPE, *SLOW, "--standby")
     caller.wait_load(lambda load: load.standby_workers == 1)
-    asks = random_asks(8, seed=5, prompts=(1, 40), outputs=(200, 300))
-    streams = generate(caller, asks)
+    streams = send(caller, random_asks(8, seed=5, prompts=(1, 40), outputs=(60, 90)))
     streams[0].wait_tokens(3)
     assert serving.terminate() == 0
     standby.wait_line("^seated")
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     assert roles(caller) == ([standby.pid], [])
 
 
@@ -80,4 +74,4 @@ def test_a_standby_worker_alone_serves(rig: Rig) -> None:
     _, worker, caller = rig.serve(*SHAPE, "--standby")
     worker.wait_line("^seated")
     [ask] = random_asks(1, seed=8, prompts=(1, 40), outputs=(20, 30))
-    ask.check(caller.generate(ask.request()).result())
+    answer(caller, ask)

@@ -7,7 +7,7 @@ from tests.rigs import byte_tokenizer
 from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, random_asks, send
 
 SHAPE = ("--num-pages", "256", "--max-rows", "16", "--max-length", "300")
 
@@ -18,7 +18,7 @@ SHAPE = ("--num-pages", "256", "--max-rows", "16", "--max-length", "300")
 def test_occasional_step_failures_change_no_stream(rig: Rig, how: str) -> None:
     _, _, caller = rig.serve(*SHAPE, f"--{how}-steps", "1,30,90,150,151")
     asks = random_asks(12, seed=14, prompts=(1, 60), outputs=(60, 200))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, asks)
     for ask, stream in zip(asks, streams, strict=True):
         if how == "out-of-sync":
             ask.check(stream.result())
@@ -39,22 +39,6 @@ def test_occasional_step_failures_change_no_stream(rig: Rig, how: str) -> None:
 def _answer(stream) -> grpc.RpcError | None:
     stream._join(TIMEOUT_SECONDS)
     return stream.error
-
-
-def test_a_request_that_fails_each_of_its_steps_fails_alone(rig: Rig) -> None:
-    culprit = 281
-    _, _, caller = rig.serve(*SHAPE, "--fail-token", str(culprit))
-    asks = random_asks(15, seed=15, prompts=(1, 60), outputs=(100, 200))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    streams[0].wait_tokens(3)
-    poison = caller.generate(Ask(prompt=(1, 2, culprit, 3), max_new_tokens=20, request_id="poison").request())
-    error = poison.failed()
-    assert code_of(error) == grpc.StatusCode.INTERNAL
-    assert "poison" in error.details()
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-    load = caller.wait_idle()
-    assert 1 <= load.lane_resets <= 8
 
 
 def test_nonfinite_logits_end_only_their_request(rig: Rig) -> None:

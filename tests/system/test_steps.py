@@ -6,7 +6,7 @@ from pathlib import Path
 from scheduler_svc.recording.steps_file import HEADER
 from tandem_client.plot.data import read_steps, summarize
 from tests.rigs.processes import Rig
-from tests.system.asks import random_asks
+from tests.system.asks import answer, random_asks, send
 
 SHAPE = ("--num-pages", "60", "--max-rows", "8", "--max-length", "300")
 
@@ -19,13 +19,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_the_steps_file_agrees_with_the_load(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     scheduler, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--steps", str(path)))
-    asks = random_asks(16, seed=21, prompts=(1, 90), outputs=(30, 90))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(16, seed=21, prompts=(1, 90), outputs=(30, 90)))
     streams[0].wait_tokens(10)
     worker.kill()
     rig.worker(*SHAPE)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     load = caller.wait_idle()
     assert scheduler.terminate() == 0
     rows = rows_of(path)
@@ -58,14 +56,12 @@ def test_a_line_has_its_lane_s_figures_and_the_service_s_totals(rig: Rig, tmp_pa
     scheduler, _, caller = rig.serve(*shape, scheduler_flags=("--steps", str(path)))
     second = rig.worker("--num-pages", "40", *shape[2:])
     caller.wait_load(lambda load: load.workers == 2)
-    asks = random_asks(12, seed=23, prompts=(1, 60), outputs=(40, 90))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(12, seed=23, prompts=(1, 60), outputs=(40, 90)))
     for stream in streams[:2]:
         stream.wait_tokens(10)
     caller.wait_load(lambda load: all(worker.running for worker in load.per_worker))
     second.kill()
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams.check()
     steps = caller.wait_idle().steps
     assert scheduler.terminate() == 0
     rows = rows_of(path)
@@ -87,7 +83,7 @@ def test_a_killed_service_leaves_whole_lines(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--steps", str(path)))
     ask = random_asks(1, seed=22, prompts=(5, 9), outputs=(90, 90))[0]
-    ask.check(caller.generate(ask.request()).result())
+    answer(caller, ask)
     load = caller.wait_idle()
     # The idle service writes its lines without another step.
     size = 0

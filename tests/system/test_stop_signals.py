@@ -1,4 +1,7 @@
-"""One signal to every process of a service, as systemd, containers and terminals send it: everything ends in order."""
+"""Signals to every process of a service, as systemd, containers and terminals send them: everything ends in order.
+
+The first one drains the service, the second one ends it with all its processes.
+"""
 
 import json
 import os
@@ -8,9 +11,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import psutil
@@ -19,8 +22,10 @@ import pytest
 from tandem_client import Client
 from tandem_client.errors import Unavailable
 from tandem_client.types import UpdateState
-from tests.rigs.processes import child_environment
+from tests.rigs.processes import Child, child_environment, run
+from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
+from tests.system.asks import Ask, send
 
 # In place of the real worker, which takes seconds to start: the real link, and steps of 20 ms. It loads new weights
 # while the folder has a file `slow`.
@@ -40,41 +45,11 @@ _READY = r"ready: tandem generate"
 _GRPC, _HTTP = r"frontend listening on (\S+)$", r"gateway listening on (\S+)$"
 
 
-@dataclass(eq=False)
-class Program:
-    """A process and its lines."""
-
-    process: "subprocess.Popen[str]"
-    lines: list[str] = field(default_factory=list[str])
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    has_ended: bool = False
-
-    def read(self) -> None:
-        for line in self.process.stdout or ():
-            with self.changed:
-                self.lines.append(line.rstrip())
-                self.changed.notify_all()
-        with self.changed:
-            self.has_ended = True
-            self.changed.notify_all()
-
-    def wait_line(self, pattern: str) -> str:
-        """The last group of the first line that matches."""
-
-        def found() -> list[re.Match[str]]:
-            return [match for line in self.lines if (match := re.search(pattern, line))]
-
-        with self.changed:
-            self.changed.wait_for(lambda: found() or self.has_ended, TIMEOUT_SECONDS)
-            assert found(), "\n".join(self.lines)
-            return found()[0].group(found()[0].lastindex or 0)
-
-
 class Stage:
     """A folder of sockets, and programs that are killed at the end if they still run."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._stack, self.folder = stack, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.programs = folder, list[Child]()
         package = folder / "gpu_worker"
         package.mkdir()
         # The rest of the package is the repository's.
@@ -83,34 +58,22 @@ class Stage:
         self.run = folder / "run"
         self.run.mkdir(mode=0o700)
         self.sockets = f"--runtime-dir={self.run}"
-        self._environment = child_environment()
         # The folder comes before the repository, which has a real worker.
-        self._environment["PYTHONPATH"] = os.pathsep.join([str(folder), self._environment["PYTHONPATH"]])
+        self._environment = {"PYTHONPATH": os.pathsep.join([str(folder), child_environment()["PYTHONPATH"]])}
 
-    def start(self, *command: str, group: int | None = None, within: Sequence[str] = ()) -> Program:
-        process = subprocess.Popen(
-            [*within, sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            cwd=self.folder, env=self._environment, process_group=group,
-        )  # fmt: skip
-        program = Program(process)
-        reader = threading.Thread(target=program.read)
-        reader.start()
-
-        def end() -> None:
-            process.kill()
-            process.wait()
-            reader.join()
-            assert process.stdout is not None
-            process.stdout.close()
-
-        self._stack.callback(end)
-        return program
+    def start(self, *command: str, **options: Any) -> Child:
+        options["environment"] = self._environment | options.get("environment", {})
+        self.programs.append(Child(command[0], [*command], folder=self.folder, **options))
+        return self.programs[-1]
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    with ExitStack() as stack:
-        yield Stage(tmp_path, stack)
+    stage = Stage(tmp_path)
+    yield stage
+    for program in stage.programs:
+        program.reap()
+        program.join_output()
 
 
 @contextmanager
@@ -177,9 +140,10 @@ def check_refusals(grpc: str, http: str) -> None:
         list(client.generate([1], max_new_tokens=1))
 
 
-def check_ends(programs: Sequence[Program], others: Sequence[psutil.Process] = ()) -> None:
+def check_ends(programs: Sequence[Child], others: Sequence[psutil.Process] = ()) -> None:
     for program in programs:
-        assert program.process.wait(TIMEOUT_SECONDS) == 0, "\n".join(program.lines)
+        assert program.wait() == 0, program.output()
+        program.join_output()
     _, alive = psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)
     assert alive == []
     said = [line for program in programs for line in program.lines]
@@ -187,18 +151,18 @@ def check_ends(programs: Sequence[Program], others: Sequence[psutil.Process] = (
 
 
 def start_serve(
-    stage: Stage, *more: str, within: Sequence[str] = ()
-) -> tuple[Program, str, str, psutil.Process, list[psutil.Process]]:
+    stage: Stage, *more: str, **options: Any
+) -> tuple[Child, str, str, psutil.Process, list[psutil.Process]]:
     """Returns it, its two addresses, its process, and those that it started."""
     flags = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--shared-pool", "on", stage.sockets]
-    serve = stage.start("tandem_client.cli", "serve", *flags, *more, within=within)
+    serve = stage.start("tandem_client.cli", "serve", *flags, *more, **options)
     serve.wait_line(_READY)
-    own = psutil.Process(serve.process.pid)
-    if within:
+    own = psutil.Process(serve.pid)
+    if "within" in options:
         [own] = own.children()
     others = own.children(recursive=True)
     assert len(others) >= 5  # scheduler, front end, worker, holder, gateway
-    return serve, serve.wait_line(_GRPC), serve.wait_line(_HTTP), own, others
+    return serve, serve.wait_line(_GRPC)[1], serve.wait_line(_HTTP)[1], own, others
 
 
 def test_a_signal_to_every_process_of_serve_drains_it(stage: Stage) -> None:
@@ -258,7 +222,7 @@ def test_frozen_processes_are_killed_and_named(stage: Stage) -> None:
     serve.wait_line("core.*killed the hung worker")
     own.send_signal(signal.SIGTERM)
     serve.wait_line("serve.*the scheduler was ended by SIGKILL")
-    assert serve.process.wait(TIMEOUT_SECONDS) == 0
+    assert serve.wait() == 0
     assert psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)[1] == []
 
 
@@ -289,7 +253,7 @@ def test_serve_as_process_1_leaves_neither_zombies_nor_orphans(stage: Stage) -> 
     assert len(after) == len(before) and all(each.status() != psutil.STATUS_ZOMBIE for each in after)
     with streams(grpc, http, FEW_TOKENS):
         own.send_signal(signal.SIGTERM)
-    assert serve.process.wait(TIMEOUT_SECONDS) == 0, "\n".join(serve.lines)
+    assert serve.wait() == 0, serve.output()
     assert psutil.wait_procs({*before, *after}, timeout=TIMEOUT_SECONDS)[1] == []
 
 
@@ -303,19 +267,72 @@ def test_a_signal_to_serve_alone_drains_it(stage: Stage) -> None:
 def test_a_signal_to_the_group_of_programs_that_were_started_by_hand_drains_them(stage: Stage) -> None:
     """A worker must not go before the streams that it computes."""
     worker = stage.start("gpu_worker", stage.sockets, group=0)
-    group = worker.process.pid
+    group = worker.pid
     scheduler = stage.start("scheduler_svc", "--listen", "127.0.0.1:0", stage.sockets, group=group)
-    grpc = scheduler.wait_line(_GRPC)
+    grpc = scheduler.wait_line(_GRPC)[1]
     gateway = stage.start("tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", grpc, group=group)
-    http = gateway.wait_line(_HTTP)
+    http = gateway.wait_line(_HTTP)[1]
     worker.wait_line(_READY)
     programs = [worker, scheduler, gateway]
-    others = psutil.Process(scheduler.process.pid).children(recursive=True)
+    others = psutil.Process(scheduler.pid).children(recursive=True)
     with streams(grpc, http):
         # As a terminal does; the front end has a session of its own.
         os.killpg(group, signal.SIGINT)
         for program in programs:
             program.wait_line(r"stopping: .*a second signal")
         check_refusals(grpc, http)
-        assert [program.process.poll() for program in programs] == [None, None, None]
+        assert [program.exit_code for program in programs] == [None, None, None]
     check_ends(programs, others)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_ends_all_streams_and_processes(stage: Stage, second: signal.Signals) -> None:
+    # The first signal alone would let the streams run for an hour.
+    patient = {"TANDEM_SCHEDULER_GRACE_SECONDS": "3600"}
+    serve, grpc, _, own, others = start_serve(stage, environment=patient)
+    caller = Caller(grpc)
+    streams = send(caller, [Ask(prompt=(number, 7), max_new_tokens=4000) for number in range(4)], tokens=5)
+    own.send_signal(signal.SIGTERM)
+    serve.wait_line("stopping: new requests are refused")
+    for stream in streams:
+        stream.wait_tokens(len(stream.transcript.tokens) + 20)
+    with Client(grpc, max_retries=0) as client, pytest.raises(Unavailable):
+        list(client.generate([1], max_new_tokens=1))
+    own.send_signal(second)
+    assert serve.wait() == 0
+    _, alive = psutil.wait_procs(others, timeout=TIMEOUT_SECONDS)
+    assert alive == []
+    streams.check_lost()
+    caller.close()
+    serve.wait_line("stopping now: all requests end")
+
+
+def test_no_program_goes_on_without_the_one_that_started_it(stage: Stage) -> None:
+    """A parent that was killed while its child started: the system then names another process as the parent."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for program in (
+        ["scheduler_svc", "--listen=127.0.0.1:0", stage.sockets],
+        ["gpu_worker", stage.sockets, "--device=cpu"],
+        ["gpu_worker.holder", stage.sockets],
+        ["tandem_client.gateway", "--listen=127.0.0.1:0"],
+    ):
+        done = run(*program, "--exit-with-parent", _TANDEM_PARENT=str(gone.pid))
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    assert list(stage.run.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("turns", range(3))
+def test_a_kill_of_serve_at_its_start_leaves_no_process(stage: Stage, turns: int) -> None:
+    flags = ("--listen", "127.0.0.1:0", stage.sockets, "--shared-pool", "off")
+    # A start in the ordinary way: there is nothing else before its processes.
+    serve = psutil.Process(stage.start("tandem_client.cli", "serve", *flags, within=["env"]).pid)
+    # Later in each turn.
+    while len(found := serve.children(recursive=True)) < 1 + turns:
+        assert serve.is_running()
+    serve.kill()
+    _, left = psutil.wait_procs(found, timeout=60)
+    for process in left:
+        process.kill()
+    assert not left, [process.cmdline() for process in left]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.rigs import byte_tokenizer
 from tests.rigs.processes import Rig
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, answer, random_asks, send
 from tests.system.conftest import Served
 
 PROMPT = tuple(b"Once upon a time")
@@ -51,24 +51,13 @@ def test_a_text_prompt_equals_its_tokens(served: Served) -> None:
     ask.check(served.caller.generate(request).result())
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 15, 16, 17, 64, 65, 128])
-def test_prompts_at_page_and_budget_edges_equal_the_oracle(served: Served, length: int) -> None:
-    # Pages of 4 tokens and steps of 64.
-    ask = Ask(prompt=tuple(b"x" * length), max_new_tokens=9)
-    ask.check(served.caller.generate(ask.request()).result())
-
-
-@pytest.mark.parametrize("length", [1, 4, 7])
-def test_a_single_new_token_is_delivered(served: Served, length: int) -> None:
-    ask = Ask(prompt=PROMPT[:length], max_new_tokens=1)
-    ask.check(served.caller.generate(ask.request()).result())
-
-
-def test_the_longest_sequence_equals_the_oracle(served: Served) -> None:
-    ask = Ask(prompt=PROMPT, max_new_tokens=512 - len(PROMPT))
-    ask.check(served.caller.generate(ask.request()).result())
-    ask = Ask(prompt=tuple(b"y" * 511), max_new_tokens=1)
-    ask.check(served.caller.generate(ask.request()).result())
+def test_prompts_and_outputs_at_edges_equal_the_oracle(served: Served) -> None:
+    """Of pages of 4 tokens, steps of 64, a sequence of 512, and a single new token."""
+    lengths = (1, 3, 4, 5, 8, 15, 16, 17, 64, 65, 128)
+    asks = [Ask(prompt=tuple(b"x" * length), max_new_tokens=9) for length in lengths]
+    asks += [Ask(prompt=PROMPT[:length], max_new_tokens=1) for length in (1, 4, 7)]
+    asks += [Ask(prompt=PROMPT, max_new_tokens=512 - len(PROMPT)), Ask(prompt=tuple(b"y" * 511), max_new_tokens=1)]
+    send(served.caller, asks).check()
 
 
 def _ends_by_eos() -> Ask:
@@ -84,10 +73,10 @@ def test_eos_ends_the_stream_unless_it_is_ignored(served: Served) -> None:
     assert transcript.finished.stop_token_id == byte_tokenizer.EOS_ID
     on = Ask(prompt=ask.prompt, max_new_tokens=60, ignore_eos=True)
     assert byte_tokenizer.EOS_ID in on.expected().tokens[:-1]
-    on.check(served.caller.generate(on.request()).result())
+    answer(served.caller, on)
     kept = Ask(prompt=ask.prompt, max_new_tokens=60, min_new_tokens=50, ignore_eos=False)
     assert len(kept.expected().tokens) >= 50
-    kept.check(served.caller.generate(kept.request()).result())
+    answer(served.caller, kept)
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
@@ -101,7 +90,7 @@ def test_a_stop_token_ends_the_stream(served: Served, include_stop: bool) -> Non
     assert transcript.finished.stop_token_id == stop
     late = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop,), min_new_tokens=30)
     assert len(late.expected().tokens) >= 30
-    late.check(served.caller.generate(late.request()).result())
+    answer(served.caller, late)
 
 
 def test_unrequested_text_or_ids_are_not_sent(served: Served) -> None:
@@ -119,21 +108,14 @@ def test_unrequested_text_or_ids_are_not_sent(served: Served) -> None:
 
 def test_forty_streams_at_once_equal_the_oracle_twice(served: Served) -> None:
     for round_seed in (1, 2):
-        asks = random_asks(40, seed=round_seed, prompts=(1, 70), outputs=(1, 60))
-        streams = [served.caller.generate(ask.request()) for ask in asks]
-        for ask, stream in zip(asks, streams, strict=True):
-            ask.check(stream.result())
+        send(served.caller, random_asks(40, seed=round_seed, prompts=(1, 70), outputs=(1, 60))).check()
         assert served.caller.load().workers == 1
 
 
 def test_preemption_in_a_small_pool_changes_no_stream(rig: Rig) -> None:
     # 23 usable pages of 4 tokens; each stream grows to between 10 and 22 pages.
     _, _, caller = rig.serve("--num-pages", "24", "--max-rows", "8", "--max-length", "96")
-    asks = random_asks(32, seed=3, prompts=(1, 30), outputs=(40, 58))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    transcripts = [stream.result() for stream in streams]
-    for ask, transcript in zip(asks, transcripts, strict=True):
-        ask.check(transcript)
+    transcripts = send(caller, random_asks(32, seed=3, prompts=(1, 30), outputs=(40, 58))).check()
     load = caller.wait_idle()
     assert load.preemptions > 0
     assert load.lane_resets == 0
@@ -145,9 +127,7 @@ def test_a_request_as_large_as_the_pool_finishes(rig: Rig) -> None:
     # 6 usable pages of 4 hold 24 positions; the last token is sampled, and its position is never computed.
     _, _, caller = rig.serve("--num-pages", "7", "--max-rows", "4", "--max-length", "64")
     asks = [Ask(prompt=tuple(b"prompt!"), max_new_tokens=18), Ask(prompt=tuple(b"p" * 24), max_new_tokens=1)]
-    streams = [caller.generate(ask.request()) for ask in asks * 3]
-    for ask, stream in zip(asks * 3, streams, strict=True):
-        ask.check(stream.result())
+    send(caller, asks * 3).check()
     caller.wait_idle()
 
 

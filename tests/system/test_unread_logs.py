@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rigs.processes import REPOSITORY, Rig, child_environment, free_address
+from tests.rigs.processes import REPOSITORY, Rig, child_environment, free_address, popen
 from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer, send
 
-# More than the log queue of one process holds; each request is one line of the front end.
-NUM_REQUESTS, BATCH = 1_200, 40
+# More than the log queue of one process holds; each request, one that is refused too, is a line of the front end.
+NUM_REFUSED, NUM_SERVED, BATCH = 1_160, 40, 40
+REFUSED = Ask(prompt=(1, 2, 3), max_new_tokens=2, min_new_tokens=3)
 
 
 class UnreadPipe:
@@ -56,19 +57,16 @@ def pipe() -> Iterator[UnreadPipe]:
 def test_requests_are_served_while_stderr_is_blocked(rig: Rig, pipe: UnreadPipe) -> None:
     address = free_address()
     flags = ["--runtime-dir", str(rig.runtime_dir), "--listen", address, "--log-format", "json"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "scheduler_svc", *flags],
-        stdin=subprocess.DEVNULL, stdout=pipe.writing, stderr=pipe.writing, cwd=REPOSITORY, env=child_environment(),
-    ) as scheduler:  # fmt: skip
+    with popen("scheduler_svc", *flags, stdout=pipe.writing, stderr=pipe.writing) as scheduler:
         rig.worker("--max-rows", "32", late=False)
         caller = Caller(address)
         rig.callers.append(caller)
         caller.wait_serving()
         ask = Ask(prompt=(1, 2, 3), max_new_tokens=2)
-        for _ in range(NUM_REQUESTS // BATCH):
-            streams = [caller.generate(ask.request()) for _ in range(BATCH)]
-            for stream in streams:
-                ask.check(stream.result())
+        for _ in range(NUM_REFUSED // BATCH):
+            for stream in send(caller, [REFUSED] * BATCH):
+                stream.failed()
+        send(caller, [ask] * NUM_SERVED).check()
         assert scheduler.poll() is None
         counted = 0
         for line in pipe.lines():
@@ -79,9 +77,9 @@ def test_requests_are_served_while_stderr_is_blocked(rig: Rig, pipe: UnreadPipe)
         assert record["process"] == "frontend"
         dropped = int(record["message"].split()[0].replace(",", ""))
         # These are the lines of requests, start and model, and the count of dropped lines.
-        assert 0 < dropped < NUM_REQUESTS
-        assert counted + dropped <= NUM_REQUESTS + 10
-        ask.check(caller.generate(ask.request()).result())
+        assert 0 < dropped < NUM_REFUSED + NUM_SERVED
+        assert counted + dropped <= NUM_REFUSED + NUM_SERVED + 10
+        answer(caller, ask)
         pipe.fill()
         scheduler.send_signal(signal.SIGTERM)
         assert scheduler.wait(TIMEOUT_SECONDS) == 0
@@ -100,8 +98,8 @@ def test_the_service_runs_with_closed_standard_streams(rig: Rig) -> None:
         rig.callers.append(caller)
         caller.wait_serving()
         ask = Ask(prompt=(1, 2, 3), max_new_tokens=20)
-        ask.check(caller.generate(ask.request()).result())
+        answer(caller, ask)
         scheduler.send_signal(signal.SIGTERM)
         assert scheduler.wait(TIMEOUT_SECONDS) == 0
     # No log line was written to a file that reused the descriptor number of stderr.
-    rig.check_record(recorded)
+    rig.check_record(recorded, audited=True)

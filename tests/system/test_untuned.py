@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2
 
 from tests.rigs.processes import REPOSITORY, Rig, SchedulerProcess, child_environment
 from tests.rigs.streams import code_of
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, answer, random_asks, send
+from tests.system.conftest import Served
 
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=4000)
 SHAPE = ("--max-rows", "8", "--num-pages", "2048", "--max-length", "4096")
@@ -31,10 +32,8 @@ def policies(scheduler: SchedulerProcess) -> Counter[int]:
 
 def test_an_untuned_front_end_answers_cancels_and_outlives_its_callers(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--grpc-tuning", "off"))
-    asks = random_asks(8, seed=21, prompts=(1, 30), outputs=(30, 60))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    streams = send(caller, random_asks(8, seed=21, prompts=(1, 30), outputs=(30, 60)))
+    streams.check()
     cancelled = caller.generate(LONG.request())
     killed = subprocess.Popen(
         [sys.executable, "-c", CALLER, scheduler.address],
@@ -57,12 +56,11 @@ def test_an_untuned_front_end_answers_cancels_and_outlives_its_callers(rig: Rig)
     caller.wait_idle()
     assert caller.health() == health_pb2.HealthCheckResponse.SERVING
     ask = random_asks(1, seed=22, prompts=(1, 30), outputs=(30, 60))[0]
-    ask.check(caller.generate(ask.request()).result())
+    answer(caller, ask)
     assert set(policies(scheduler)) == {os.SCHED_OTHER}
     assert not any("grpc tuning" in line for line in scheduler.lines)
 
 
-def test_a_tuned_front_end_has_patient_threads(rig: Rig) -> None:
+def test_a_tuned_front_end_has_patient_threads(served: Served) -> None:
     """What the other test looks at can be seen."""
-    scheduler, _, _ = rig.serve(*SHAPE)
-    assert policies(scheduler)[os.SCHED_BATCH] > 0
+    assert policies(served.scheduler)[os.SCHED_BATCH] > 0

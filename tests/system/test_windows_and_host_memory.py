@@ -2,31 +2,24 @@
 and preempted requests that resume without computing again."""
 
 from tests.rigs.processes import Rig
-from tests.rigs.streams import Stream
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, random_asks, send
 
 # 23 pages of 4 tokens; a row with a window of 16 holds two pages of sink tokens and a few more.
 WINDOW = ("--page-size", "4", "--num-pages", "24", "--max-rows", "4", "--max-length", "2000", "--token-budget", "64")
 WINDOWED = ("--window", "16", "--sink-tokens", "5")
 
 
-def check(asks: list[Ask], streams: list[Stream]) -> None:
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-
-
 def test_outputs_far_longer_than_the_pool_run_side_by_side(rig: Rig) -> None:
     _, worker, caller = rig.serve(*WINDOW, *WINDOWED)
     info = caller.model_info()
     assert (info.window, info.sink_tokens, info.num_pages) == (16, 5, 23)
-    asks = random_asks(4, seed=1, prompts=(150, 300), outputs=(200, 300))
-    streams = [caller.generate(ask.request()) for ask in asks]
+    streams = send(caller, random_asks(4, seed=1, prompts=(150, 200), outputs=(120, 160)))
     # The next worker computes all tokens again, with the same window.
     running = caller.wait_load(lambda load: load.running >= 2 and load.output_tokens >= 100).running
     worker.kill()
     rig.worker(*WINDOW, *WINDOWED)
-    check(asks, streams)
-    assert 1 <= sum(stream.transcript.summary.timing.worker_changes for stream in streams) <= running + 1
+    streams.check()
+    assert 1 <= sum(streams.worker_changes()) <= running + 1
     caller.wait_idle()
 
 
@@ -53,9 +46,8 @@ def test_preempted_requests_resume_from_host_memory(rig: Rig) -> None:
     _, _, caller = rig.serve(*shape, *host)
     assert (caller.load().host_pages_used, caller.load().host_pages_total) == (0, 1024)
     # Each request fills half of the pool in the end.
-    asks = random_asks(14, seed=2, prompts=(1, 60), outputs=(180, 220))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    check(asks, streams)
+    streams = send(caller, random_asks(8, seed=2, prompts=(1, 60), outputs=(180, 220)))
+    streams.check()
     load = caller.wait_idle()
     assert load.preemptions > 0
     assert load.host_pages_used > 0

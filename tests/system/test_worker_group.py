@@ -11,34 +11,21 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Child, Rig, ranks_of
 from tests.system.real_service import (
-    BUNDLED,
     NEAR_TIE,
-    NEW_TOKENS,
     TIMEOUT_SECONDS,
-    RealService,
-    cases_of,
-    prompts,
-    reference,
+    bundled_cases,
+    real_service,
 )
 from tests.system.test_real_model import Served, different
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    texts = prompts()
-    with reference(BUNDLED / "model", texts, NEW_TOKENS) as process, Rig() as rig:
-        service = RealService(rig, flags=["--ranks", "2"])
-        rig.allowed_errors.append("lost")
-        yield Served(service=service, cases=cases_of(process, texts))
-        service.client.close()
-
-
-def ranks(worker: Child) -> list[psutil.Process]:
-    """The processes of a group, the leader first."""
-    found = [each for each in psutil.Process(worker.pid).children() if "--ranks" in each.cmdline()]
-    return sorted(found, key=lambda each: int(each.environ()["RANK"]))
+    cases = bundled_cases()
+    with real_service(flags=["--ranks", "2"]) as service:
+        yield Served(service=service, cases=cases)
 
 
 def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[list[int]]) -> None:
@@ -54,9 +41,9 @@ def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[
 def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None:
     [info] = served.service.client.load().per_worker
     assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
-    assert len(ranks(served.service.roomy)) == 2
+    assert len(ranks_of(served.service.roomy)) == 2
     outputs = served.service.read(served.cases).result()
-    assert_equal_but_for_ties(served, list(range(64)), [output.tokens for output in outputs])
+    assert_equal_but_for_ties(served, list(range(len(outputs))), [output.tokens for output in outputs])
 
 
 def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
@@ -86,7 +73,7 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     reading = served.service.read([served.cases[number] for number in numbers])
     reading.wait_tokens(60)
     worker = served.service.roomy
-    before = ranks(worker)
+    before = ranks_of(worker)
     num_lines = len(worker.lines)
     os.kill(before[rank].pid, how)
     begun = time.monotonic()
@@ -94,14 +81,14 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     print(f"rank {rank}, {how.name}: serving again after {time.monotonic() - begun:.1f} s")
     outputs = reading.result()
     assert_equal_but_for_ties(served, numbers, [output.tokens for output in outputs])
-    assert not {each.pid for each in before} & {each.pid for each in ranks(worker)}
+    assert not {each.pid for each in before} & {each.pid for each in ranks_of(worker)}
 
 
 @pytest.mark.long
 def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
     worker = served.service.roomy
     num_lines = len(worker.lines)
-    os.kill(ranks(worker)[1].pid, signal.SIGSTOP)
+    os.kill(ranks_of(worker)[1].pid, signal.SIGSTOP)
     begun = time.monotonic()
     worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
     print(f"noticed after {time.monotonic() - begun:.1f} s")

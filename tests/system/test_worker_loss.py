@@ -2,9 +2,8 @@
 
 import random
 import signal
-import subprocess
-import sys
 import time
+from contextlib import nullcontext
 from itertools import compress
 
 import grpc
@@ -13,40 +12,16 @@ import pytest
 from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from tests.rigs.processes import Rig
-from tests.rigs.streams import Stream, code_of, details_of
+from tests.rigs.processes import Rig, run
+from tests.rigs.streams import code_of, details_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.asks import Ask, random_asks
+from tests.system.asks import Ask, answer, random_asks, send
 from tests.system.conftest import Served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SHAPE = (
-    "--num-pages",
-    "2048",
-    "--max-rows",
-    "32",
-    "--max-length",
-    "1024",
-    "--token-budget",
-    "256",
-    "--page-size",
-    "16",
-)
-
-
-def _total(streams: list[Stream]) -> int:
-    return sum(len(stream.transcript.tokens) for stream in streams)
-
-
-def _wait_total(streams: list[Stream], total: int) -> None:
-    """Waits until the streams have `total` tokens together, or all have ended."""
-    for _ in range(30_000):
-        if _total(streams) >= total or all(stream.ended for stream in streams):
-            return
-        # No single event covers sixteen streams.
-        time.sleep(0.001)
-    raise AssertionError(f"{_total(streams)} tokens of {total}")
+SHAPE = ("--num-pages=2048", "--max-rows=32", "--max-length=1024", "--token-budget=256", "--page-size=16")
+ASK = Ask(prompt=(1, 2, 3), max_new_tokens=10)
 
 
 @pytest.mark.parametrize("num_kills", [5, pytest.param(50, marks=pytest.mark.long)])
@@ -58,27 +33,25 @@ def test_kills_at_random_moments_change_no_stream(rig: Rig, num_kills: int) -> N
     caller = rig.caller(scheduler)
     caller.wait_serving()
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
-    asks = random_asks(100, seed=6, prompts=(1, 60), outputs=(850, 950))
-    streams = [caller.generate(ask.request()) for ask in asks[:16]]
+    length = min(900, 200 + 20 * num_kills)
+    asks = random_asks(100, seed=6, prompts=(1, 60), outputs=(length - 50, length + 50))
+    streams = send(caller, asks[:16])
     for _ in range(num_kills):
         # Most kills hit decoding, some the recomputation of known tokens.
         if rng.random() < 0.8:
-            _wait_total(streams, _total(streams) + rng.randrange(1, 150))
+            streams.wait_more(rng.randrange(1, 150))
         time.sleep(rng.random() * 0.004)
         # Enough streams must still run that every kill hits some.
         num_missing = max(0, 8 - sum(not stream.ended for stream in streams))
-        streams += [caller.generate(ask.request()) for ask in asks[len(streams) : len(streams) + num_missing]]
+        streams.send(asks[len(streams) : len(streams) + num_missing])
         assert len(streams) < len(asks), "too few requests were prepared"
         rig.kill_serving(caller, workers)
         workers.append(rig.worker(*SHAPE))
     met_all = [not stream.ended for stream in streams[:16]]
-    transcripts = [stream.result() for stream in streams]
-    for ask, transcript in zip(asks[: len(streams)], transcripts, strict=True):
-        ask.check(transcript)
+    recomputed = [transcript.summary.usage.recomputed_tokens for transcript in streams.check()]
     load = caller.wait_idle()
     assert load.lane_resets >= num_kills
-    changes = [transcript.summary.timing.worker_changes for transcript in transcripts]
-    recomputed = [transcript.summary.usage.recomputed_tokens for transcript in transcripts]
+    changes = streams.worker_changes()
     assert sum(changes) >= num_kills and max(changes) <= load.lane_resets, changes
     assert not any(tokens for tokens, changed in zip(recomputed, changes, strict=True) if not changed)
     # A kill before the worker seated a stream does not count for that stream.
@@ -91,11 +64,10 @@ def test_kills_at_random_moments_change_no_stream(rig: Rig, num_kills: int) -> N
 
 def test_requests_wait_without_a_worker_and_finish_when_one_joins(rig: Rig) -> None:
     _, worker, caller = rig.serve(*SHAPE)
-    asks = random_asks(6, seed=7, prompts=(1, 30), outputs=(150, 200))
-    streams = [caller.generate(ask.request()) for ask in asks[:3]]
-    for stream in streams:
-        stream.wait_tokens(5)
-    worker.kill()
+    asks = random_asks(6, seed=7, prompts=(1, 30), outputs=(60, 80))
+    with rig.slowed():
+        streams = send(caller, asks[:3], tokens=2)
+        worker.kill()
     load = caller.wait_load(lambda load: load.workers == 0)
     assert (load.running, load.waiting, load.pages_used) == (0, 3, 0)
     # Requests are accepted and wait, so all words of health say that nothing is computed, and callers hear why.
@@ -105,21 +77,19 @@ def test_requests_wait_without_a_worker_and_finish_when_one_joins(rig: Rig) -> N
         heard = stream.wait(lambda transcript: bool(transcript.waits)).waits
         assert (heard[0].reason, heard[0].message) == (pb.WAIT_REASON_WORKER_LOST, load.not_serving)
         assert abs(heard[0].since - load.not_serving_since) < 60
-    health = [sys.executable, "-m", "tandem_client.cli", "health", "--address", caller.address]
-    found = subprocess.run(health, capture_output=True, text=True, timeout=60)
+    found = run("tandem_client.cli", "health", "--address", caller.address)
     assert found.returncode == 3 and load.not_serving in found.stdout
     late = caller.generate(Ask(prompt=(1,), max_new_tokens=5).request(), timeout=0.5).failed()
     assert code_of(late) == grpc.StatusCode.DEADLINE_EXCEEDED
     limited = Ask(prompt=(1,), max_new_tokens=5, extra=pb.GenerateRequest(max_queue_seconds=0.1))
     assert f"it was waiting: {load.not_serving}" in caller.generate(limited.request()).failed().details()
     caller.wait_load(lambda load: load.waiting == 3)
-    streams += [caller.generate(ask.request()) for ask in asks[3:]]
+    streams.send(asks[3:])
     assert streams[-1].wait_accepted().accepted.requests_ahead == 5
     assert caller.load().waiting == 6
     rig.worker(*SHAPE)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-    assert [stream.transcript.summary.timing.worker_changes for stream in streams] == [1, 1, 1, 0, 0, 0]
+    streams.check()
+    assert streams.worker_changes() == [1, 1, 1, 0, 0, 0]
     caller.wait_idle()
     assert caller.health() == SERVING and not caller.load().not_serving
 
@@ -128,17 +98,14 @@ def test_a_worker_that_leaves_hands_its_streams_over_at_once(rig: Rig) -> None:
     _, first, caller = rig.serve(*SHAPE)
     second = rig.worker(*SHAPE)
     second.wait_line("^joined")
-    asks = random_asks(8, seed=8, prompts=(1, 30), outputs=(300, 400))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams:
-        stream.wait_tokens(20)
-    theirs, others = caller.load().per_worker
-    assert (theirs.pid, others.pid, theirs.running + others.running) == (first.pid, second.pid, 8)
-    assert theirs.running >= 1  # on a busy machine one of the two may have all
-    assert first.terminate() == 0
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
-    assert sum(stream.transcript.summary.timing.worker_changes for stream in streams) == theirs.running
+    with rig.slowed():
+        streams = send(caller, random_asks(8, seed=8, prompts=(1, 30), outputs=(60, 80)), tokens=2)
+        theirs, others = caller.load().per_worker
+        assert (theirs.pid, others.pid, theirs.running + others.running) == (first.pid, second.pid, 8)
+        assert theirs.running >= 1  # on a busy machine one of the two may have all
+        assert first.terminate() == 0
+    streams.check()
+    assert sum(streams.worker_changes()) == theirs.running
     assert caller.load().worker_pid == second.pid
 
 
@@ -148,34 +115,22 @@ def test_an_unresponsive_worker_loses_its_streams_to_the_other(rig: Rig, how: st
     _, first, caller = rig.serve(*SHAPE, *flags, scheduler_flags=("--step-timeout-seconds", "1"))
     second = rig.worker(*SHAPE)
     second.wait_line("^joined")
-    asks = random_asks(8, seed=9, prompts=(1, 30), outputs=(100, 200))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    if how == "stopped":
-        streams[0].wait_tokens(10)
-        first.signal(signal.SIGSTOP)
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    with rig.slowed() if how == "stopped" else nullcontext():
+        streams = send(caller, random_asks(8, seed=9, prompts=(1, 30), outputs=(70, 100)))
+        if how == "stopped":
+            streams[0].wait_tokens(1)
+            first.signal(signal.SIGSTOP)
+    streams.check()
     assert caller.load().worker_pid == second.pid
     if how == "stopped":
         # The worker wakes up, the core asks it to rejoin, and it serves beside the other.
         number = len(first.lines)
         first.signal(signal.SIGCONT)
         first.wait_line("^joined", after=number)
-        again = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-        again.check(caller.generate(again.request()).result())
+        answer(caller, ASK)
         assert [worker.pid for worker in caller.load().per_worker] == [second.pid, first.pid]
     else:
         first.kill()
-
-
-def test_a_silent_idle_worker_is_dropped_and_rejoins(rig: Rig) -> None:
-    _, worker, caller = rig.serve(*SHAPE, scheduler_flags=("--silence-timeout-seconds", "1.5"))
-    worker.signal(signal.SIGSTOP)
-    caller.wait_load(lambda load: load.workers == 0)
-    worker.signal(signal.SIGCONT)
-    caller.wait_load(lambda load: load.workers == 1)
-    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-    ask.check(caller.generate(ask.request()).result())
 
 
 def test_requests_before_the_first_worker_are_refused_with_a_retry_hint(rig: Rig) -> None:
@@ -183,8 +138,7 @@ def test_requests_before_the_first_worker_are_refused_with_a_retry_hint(rig: Rig
     caller = rig.caller(scheduler)
     assert caller.health() == NOT_SERVING
     assert caller.health("tandem.v1.InferenceService") == NOT_SERVING
-    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-    error = caller.generate(ask.request()).failed()
+    error = caller.generate(ASK.request()).failed()
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
     assert details_of(error)["RetryInfo"].retry_delay.ToTimedelta().total_seconds() > 0
     for call in (caller.model_info, lambda: caller.tokenize("a")):
@@ -195,7 +149,7 @@ def test_requests_before_the_first_worker_are_refused_with_a_retry_hint(rig: Rig
     rig.worker()
     caller.wait_serving()
     assert caller.health("tandem.v1.InferenceService") == SERVING
-    ask.check(caller.generate(ask.request()).result())
+    answer(caller, ASK)
 
 
 def test_a_worker_with_another_model_or_protocol_is_refused_with_the_reason(served: Served) -> None:
@@ -205,8 +159,7 @@ def test_a_worker_with_another_model_or_protocol_is_refused_with_the_reason(serv
     old = served.rig.worker("--protocol", "99")
     assert old.wait() == 3
     assert "99" in old.wait_line("^stopped (.*)").group(1)
-    ask = Ask(prompt=(1, 2, 3), max_new_tokens=10)
-    ask.check(served.caller.generate(ask.request()).result())
+    answer(served.caller, ASK)
 
 
 SIZED = ("--identity", "same", "--max-rows", "4", "--max-length", "200", "--step-ms", "2")
@@ -215,10 +168,9 @@ SIZED = ("--identity", "same", "--max-rows", "4", "--max-length", "200", "--step
 def test_a_stream_waits_while_only_a_smaller_worker_serves(rig: Rig) -> None:
     _, worker, caller = rig.serve(*SIZED, "--num-pages", "64")
     big, small = Ask(prompt=(1, 2), max_new_tokens=190), Ask(prompt=(3, 4), max_new_tokens=60)
-    streams = [caller.generate(ask.request()) for ask in (big, small)]
-    for stream in streams:
-        stream.wait_tokens(5)
-    worker.kill()
+    with rig.slowed():
+        streams = send(caller, [big, small], tokens=1)
+        worker.kill()
     rig.worker(*SIZED, "--num-pages", "32")
     small.check(streams[1].result())
     assert caller.model_info().num_pages == 31
@@ -252,14 +204,11 @@ def test_a_stream_that_fits_no_worker_ends_after_max_worker_wait_seconds(rig: Ri
 def test_a_killed_scheduler_ends_streams_and_its_worker_joins_the_next(rig: Rig) -> None:
     first, worker, caller = rig.serve(*SHAPE)
     frontend = psutil.Process(first.frontend_pid())
-    asks = random_asks(8, seed=10, prompts=(1, 30), outputs=(300, 400))
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for stream in streams:
-        stream.wait_tokens(5)
-    first.kill()
-    for ask, stream in zip(asks, streams, strict=True):
-        assert code_of(stream.failed()) == grpc.StatusCode.UNAVAILABLE
-        assert stream.transcript.tokens == ask.expected().tokens[: len(stream.transcript.tokens)]
+    asks = random_asks(8, seed=10, prompts=(1, 30), outputs=(60, 80))
+    with rig.slowed():
+        streams = send(caller, asks, tokens=2)
+        first.kill()
+    streams.check_lost()
     # The front end ends with its scheduler.
     frontend.wait(TIMEOUT_SECONDS)
     caller.close()
@@ -267,7 +216,5 @@ def test_a_killed_scheduler_ends_streams_and_its_worker_joins_the_next(rig: Rig)
     caller = rig.caller(second)
     caller.wait_serving()
     assert caller.load().worker_pid == worker.pid
-    streams = [caller.generate(ask.request()) for ask in asks]
-    for ask, stream in zip(asks, streams, strict=True):
-        ask.check(stream.result())
+    send(caller, asks).check()
     caller.wait_idle()

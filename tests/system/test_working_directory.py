@@ -19,32 +19,9 @@ from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 # Libraries beside the standard one, and the own packages.
 OTHERS = (
-    *(
-        "grpc",
-        "google",
-        "grpc_health",
-        "zmq",
-        "pydantic",
-        "numpy",
-        "torch",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-    ),
-    *(
-        "safetensors",
-        "llguidance",
-        "prometheus_client",
-        "h11",
-        "jinja2",
-        "uvicorn",
-        "uvloop",
-        "httptools",
-        "typer",
-        "click",
-        "rich",
-    ),
-    *("prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem", "tandem_contract"),
+    *("grpc", "google", "grpc_health", "zmq", "pydantic", "numpy", "torch", "transformers", "tokenizers"),
+    *("safetensors", "llguidance", "prometheus_client", "h11", "jinja2", "uvicorn", "uvloop", "httptools", "typer"),
+    *("click", "rich", "prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem", "tandem_contract"),
 )
 SHADOW = """
 import os, sys
@@ -53,12 +30,12 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ran"), "a") 
 raise ImportError(f"{__name__} of the working directory was imported")
 """
 MAIN = '__name__ == "__main__"'
-# Every module that is a program.
-ENTRIES = [
-    module_name(path).removesuffix(".__main__")
+# Every module that is a program, by its file.
+ENTRIES = {
+    path: module_name(path).removesuffix(".__main__")
     for path in files(*PROGRAMS)
     if any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
-]
+}
 
 
 @pytest.fixture
@@ -122,9 +99,18 @@ def spare(folder: Path, names: set[str]) -> None:
         (folder / f"{name}.py").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_program_imports_first_what_leaves_the_working_directory() -> None:
+    """The package of the client's programs does it for them."""
+    assert {entry.partition(".")[0] for entry in ENTRIES.values()} == {"scheduler_svc", "gpu_worker", "tandem_client"}
+    others = [path for path, entry in ENTRIES.items() if not entry.startswith("tandem_client")]
+    for path in (Path("client/tandem_client/__init__.py"), *others):
+        first = next(node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom))
+        assert ast.unparse(first).endswith(".import_path"), path
+
+
+@pytest.mark.parametrize("entry", ["scheduler_svc.recording.flight", "gpu_worker.holder", "tandem_client.cli"])
 def test_a_program_leaves_the_working_directory_without_the_flag(folder: Path, started: set[str], entry: str) -> None:
-    """Only its own package, and what Python itself needs to start, could still be taken from there.
+    """One of each package. Only this package, and what Python itself needs to start, could still be taken from there.
 
     An empty entry of PYTHONPATH, which also means the working directory, counts for nothing.
     """

@@ -1,6 +1,8 @@
 """The loop on real sockets: several messages in one turn, the stop, and frames of unknown peers."""
 
 import logging
+import queue
+import select
 import signal
 import socket
 import threading
@@ -8,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -535,6 +538,27 @@ def test_news_of_a_front_ends_process_are_looked_at_in_the_turn_that_they_begin(
         assert bench.child.watched.wait(TIMEOUT_SECONDS)
         bench.child.watched.clear()
     bench.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, STOP_NOW])
+def test_a_service_that_stops_sleeps_until_its_time_is_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Live requests may take minutes to end, and front ends seconds to deliver the last answers."""
+    for name in ("_IDLE_SECONDS", "_WATCH_SECONDS", "_FAREWELL_SECONDS", "_SHORT_FAREWELL_SECONDS"):
+        monkeypatch.setattr(loop, name, 10 * TIMEOUT_SECONDS)
+    timeouts: queue.Queue[int] = queue.Queue()
+    poller = select.poll()
+
+    def poll(milliseconds: int) -> list[tuple[int, int]]:
+        timeouts.put(milliseconds)
+        return poller.poll(milliseconds)
+
+    monkeypatch.setattr(loop.select, "poll", lambda: SimpleNamespace(register=poller.register, poll=poll))
+    bench.start()
+    assert timeouts.get(timeout=TIMEOUT_SECONDS) > 10_000
+    bench.stop(number)
+    assert timeouts.get(timeout=TIMEOUT_SECONDS) > 1000
 
 
 def test_a_connection_that_ends_does_not_flood_other_peers_with_probes(bench: Bench) -> None:
