@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from tandem.v1 import inference_pb2
 
@@ -13,6 +12,7 @@ from tandem_client import AsyncClient, Client, errors
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions
 from tandem_client.wire.rpc_errors import name_of, with_names
 from tests.client import fake_service
+from tests.client.descriptors import paths
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
 
 
@@ -267,17 +267,6 @@ def test_field_paths_are_replaced_by_keywords(field: str, said: str, keyword: st
 
 
 def test_each_field_of_a_request_has_a_keyword_that_generate_takes() -> None:
-    def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-        for field in descriptor.fields:
-            path = prefix + field.name
-            # A map counts as one field, although protobuf has a message for its entries.
-            # Also one without fields, which is set or not.
-            kind = field.message_type
-            if kind is None or kind.GetOptions().map_entry or not kind.fields:
-                yield path
-            else:
-                yield from paths(field.message_type, f"{path}.")
-
     fields = set(paths(inference_pb2.GenerateRequest.DESCRIPTOR))
     assert fields <= set(FIELD_KEYWORDS)
     assert {FIELD_KEYWORDS[path] for path in fields} == set(GenerateOptions.__annotations__) | {"prompt"}

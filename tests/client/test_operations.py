@@ -19,7 +19,7 @@ from tandem_client.cli.__main__ import app
 from tandem_client.cli.commands import queries
 from tandem_client.errors import NotFound
 from tandem_client.types import DrainState, UpdateState
-from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fail
+from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fail, refusing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +212,7 @@ def test_a_command_whose_time_is_over_says_that_the_operation_goes_on(service: F
 
 @each_kind
 def test_a_command_that_is_refused_says_nothing_of_going_on(service: FakeService, kind: Kind) -> None:
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        fail(ending.context, grpc.StatusCode.NOT_FOUND, "worker: there is none")
-        yield
-
-    service.operation = operation
+    service.operation = refusing(grpc.StatusCode.NOT_FOUND, "worker: there is none")
     shown = tandem(service, *kind.command)
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert shown.stderr == "error: worker: there is none (tandem load shows the workers)\n"

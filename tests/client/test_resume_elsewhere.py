@@ -74,10 +74,7 @@ def test_a_stream_continues_beyond_its_offsets(service: FakeService, reading: Re
 
 @both
 def test_a_stream_without_offsets_begins_at_its_start(service: FakeService, reading: Reading) -> None:
-    def whole(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        yield from fake_service.one_completion(pb.GenerateRequest(request_id=request.request_id), ending)
-
-    service.resumption = whole
+    service.resumption = fake_service.one_completion
     deltas, _ = reading(service)
     assert [delta.token_offset for delta in deltas] == [0, 1]
     assert list(service.resumed[0].offsets) == []
@@ -113,11 +110,7 @@ def test_a_refusal_has_the_class_that_generate_raises(
     kind: type[TandemError],
     keyword: str | None,
 ) -> None:
-    def refuse(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        fake_service.fail(ending.context, code, "offsets[0].token_ids is 9", *details)
-        yield from ()
-
-    service.resumption = refuse
+    service.resumption = fake_service.refusing(code, "offsets[0].token_ids is 9", *details)
     with pytest.raises(kind) as caught:
         reading(service, linger_seconds=30.0)
     assert caught.value.keyword == keyword
@@ -147,15 +140,12 @@ def test_a_resumed_stream_that_is_lost_continues_if_asked(service: FakeService, 
 
 
 def test_leaving_a_resumed_stream_aborts_its_request(service: FakeService) -> None:
-    def endless(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        yield from fake_service.endless(pb.GenerateRequest(request_id=request.request_id), ending)
-
     async def leave_async() -> None:
         async with AsyncClient(service.address) as client:
             async for _ in client.resume("third", SECRET):
                 break
 
-    service.resumption = endless
+    service.resumption = fake_service.endless
     with Client(service.address) as client:
         for _ in client.resume("first", SECRET):
             break

@@ -15,7 +15,7 @@ from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.fake_service import Ending, FakeService, fails, sending
 
 WHOLE = [
     Delta(token_offset=0, token_ids=(5,), text="Ré"),
@@ -290,36 +290,6 @@ def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -
     gc.collect()
 
 
-def gap(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.delta(2, [7], "t")
-
-
-def repeated(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.delta(0, [5], "R")
-
-
-def no_summary(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.finished(1)
-
-
-def of_two(
-    *messages: inference_pb2.GenerateResponse,
-) -> fake_service.Behaviour:
-    """Starts a stream of two samples with these messages."""
-
-    def behaviour(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield from messages
-
-    return behaviour
-
-
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -353,29 +323,30 @@ def of_two(
 def test_inconsistent_samples_and_logprobs_raise_protocol_error(
     service: FakeService, client: Client, messages: list[inference_pb2.GenerateResponse], said: str
 ) -> None:
-    service.behaviour = of_two(*messages)
+    service.behaviour = sending(*messages)
     with pytest.raises(ProtocolError, match=said):
         list(client.generate("hi", num_samples=2, logprobs=0))
 
 
 def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client) -> None:
-    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0))
-
-    service.behaviour = lost
+    service.behaviour = sending(fails(grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0)))
     with pytest.raises(Unavailable):
         list(client.generate("hi", **TWO))
     assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"), [(gap, "token 2; expected 1"), (repeated, "token 0; expected 1"), (no_summary, "Summary")]
+    ("second", "message"),
+    [
+        (fake_service.delta(2, [7], "t"), "token 2; expected 1"),
+        (fake_service.delta(0, [5], "R"), "token 0; expected 1"),
+        (fake_service.finished(1), "Summary"),
+    ],
 )
 def test_an_incomplete_stream_raises_protocol_error(
-    service: FakeService, client: Client, behaviour: fake_service.Behaviour, message: str
+    service: FakeService, client: Client, second: inference_pb2.GenerateResponse, message: str
 ) -> None:
-    service.behaviour = behaviour
+    service.behaviour = sending(fake_service.delta(0, [5], "R"), second)
     with pytest.raises(ProtocolError, match=message):
         list(client.generate("hi"))
 
@@ -389,12 +360,6 @@ def test_an_incomplete_stream_raises_protocol_error(
 
 
 def test_offsets_continue_if_ids_are_not_requested(service: FakeService, client: Client) -> None:
-    def text_only(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield fake_service.delta(0, [], "Re")
-        yield fake_service.delta(4, [], "turn")
-        yield fake_service.finished(6)
-        yield fake_service.summary(6)
-
-    service.behaviour = text_only
+    deltas = (fake_service.delta(0, [], "Re"), fake_service.delta(4, [], "turn"))
+    service.behaviour = sending(*deltas, fake_service.finished(6), fake_service.summary(6))
     assert "".join(delta.text for delta in client.generate("hi", want_token_ids=False)) == "Return"

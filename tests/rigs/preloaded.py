@@ -31,11 +31,28 @@ from pathlib import Path
 from typing import Any
 
 _SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_worker"
-# Each kind of process that forks: its programs, and what they import, at once and later.
+_CLIENT, _COMMANDS = "tandem_client", "tandem_client.cli.commands"
+# The module of each program that looks which program is run.
+_IMPORT_PATH = ".import_path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """One process that forks. `modules`: what its programs import, at once and later. `late`: variables that these
+    modules read when they run; PYTHONPATH, if the programs are of this checkout whatever it names. `variables`: what
+    its programs set before they import.
+    """
+
+    programs: tuple[str, ...]
+    modules: tuple[str, ...]
+    late: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
 _KINDS = {
-    "without torch": (
-        (_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
-        (
+    "without torch": _Kind(
+        programs=(_SERVICE, "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
+        modules=(
             "scheduler_svc.__main__",
             "scheduler_svc.frontend.__main__",
             "scheduler_svc.frontend.server",
@@ -43,14 +60,40 @@ _KINDS = {
             "tests.rigs.checking_worker",
         ),
     ),
-    "with torch": (
-        (_WORKER,),
-        (
+    "with torch": _Kind(
+        programs=(_WORKER,),
+        modules=(
             "gpu_worker.__main__",
             "tests.rigs.preloaded_torch",
             "gpu_worker.startup",
             "gpu_worker.link.link",
             "gpu_worker.native.library",
+        ),
+    ),
+    "client": _Kind(
+        programs=("tandem_client.cli", "tandem_client.gateway"),
+        modules=(
+            "tandem_client.cli.__main__",
+            *(f"{_COMMANDS}.{name}" for name in ("chat", "generate", "local", "queries", "serve", "token")),
+            "tandem_client.cli.chat.loop",
+            "tandem_client.gateway.__main__",
+            "tandem_client.gateway.server",
+            "typer.rich_utils",
+            "uvicorn.protocols.http.httptools_impl",
+            "uvloop",
+        ),
+        variables=(("GRPC_VERBOSITY", "NONE"),),
+        late=("COLUMNS", "LINES", "NO_COLOR", "PROMPT_TOOLKIT_NO_CPR", "PYTHONPATH", "TERM", "XDG_STATE_HOME"),
+    ),
+    "machines": _Kind(
+        programs=("tests.contract.machines",),
+        modules=(
+            "tests.contract.machines",
+            "gpu_worker.cluster.fleet",
+            "gpu_worker.group.launch",
+            "scheduler_svc.processes.frontends",
+            "tandem_client.gateway.server",
+            "tandem_client.services.pair",
         ),
     ),
 }
@@ -74,13 +117,14 @@ class _Order:
 
     command: list[str]
     environment: dict[str, str]
+    folder: str
     descriptors: list[int]
     in_new_session: bool
     in_new_group: bool
 
 
 class Popen(subprocess.Popen[str]):
-    """As `subprocess.Popen` of `python -m`, from `server`."""
+    """As `subprocess.Popen` of `python -m`, from `server`. A terminal that is stdin becomes that of a new session."""
 
     def __init__(self, server: "Server", command: Sequence[str], **options: Any) -> None:
         self._server = server
@@ -110,8 +154,9 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     streams = [number if end == -1 else end for number, end in enumerate(ends)]
     passed = list(given["pass_fds"])
     environment = dict(os.environ if given["env"] is None else given["env"])
+    folder = os.path.abspath(given["cwd"] or os.curdir)
     order = _Order(
-        command=list(given["args"]), environment=environment, descriptors=[0, 1, 2, *passed],
+        command=list(given["args"]), environment=environment, folder=folder, descriptors=[0, 1, 2, *passed],
         in_new_session=given["start_new_session"], in_new_group=given["process_group"] == 0,
     )  # fmt: skip
     return order, [*streams, *passed]
@@ -137,15 +182,15 @@ def kind_of(arguments: Sequence[str]) -> str | None:
     """Which kind of process forks a program of these arguments; None if it is to be started."""
     if any(argument.startswith(_WITH_COMPILER) for argument in arguments):
         return None
-    return next((kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs), None)
+    return next((name for name, kind in _KINDS.items() if arguments[0] in kind.programs), None)
 
 
 class Server:
     """The user's end of the process that forks."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path, kind: str = "without torch") -> None:
-        """Forks only for this environment, and in this folder."""
-        self._environment = dict(environment)
+        """Forks only for this environment; its programs are those of the folder."""
+        self._environment, self._late = dict(environment), (*_READ_LATE, *_KINDS[kind].late)
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -167,7 +212,10 @@ class Server:
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Whether modules would read the same variables at their import in this environment."""
-        return _read_early(environment) == _read_early(self._environment)
+        return self._read_early(environment) == self._read_early(self._environment)
+
+    def _read_early(self, environment: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if not name.startswith(self._late)}
 
     def fork(self, order: _Order, descriptors: list[int]) -> int:
         """Returns the id of a new child of this process. The descriptors stay the caller's."""
@@ -179,10 +227,6 @@ class Server:
                 return int(self._control.recv(32))
             finally:
                 _adopt(False)
-
-
-def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
 
 
 def _adopt(is_on: bool) -> None:
@@ -197,14 +241,16 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # numpy's library of linear algebra, which the programs do not use, starts its threads at its import.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    programs, modules = _KINDS[sys.argv[2]]
-    for name in modules:
+    kind = _KINDS[sys.argv[2]]
+    os.environ.update(kind.variables)
+    for name in kind.modules:
         importlib.import_module(name)
     for name in list(sys.modules):
         # It becomes the main module, or looks which program that is.
-        if name in programs or (name in modules and name.endswith(".__main__")) or name.endswith(".import_path"):
+        is_main = name in kind.programs or (name in kind.modules and name.endswith(".__main__"))
+        if is_main or name.endswith(_IMPORT_PATH):
             del sys.modules[name]
-    assert ("torch" in sys.modules) == (_WORKER in programs)
+    assert ("torch" in sys.modules) == (_WORKER in kind.programs)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()
     gc.freeze()
@@ -254,6 +300,7 @@ def _take(order: _Order, descriptors: list[int]) -> None:
         os.setsid()
     elif order.in_new_group:
         os.setpgid(0, 0)
+    os.chdir(order.folder)
     # The server's own would close numbers that are the program's, when the program ends.
     for each in [each for each in gc.get_objects() if isinstance(each, socket.socket)]:
         each.detach()
@@ -268,6 +315,13 @@ def _take(order: _Order, descriptors: list[int]) -> None:
             os.closerange(last + 1, number)
             last = number
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
+    if order.in_new_session and os.isatty(0):
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    named = (sys.path[0], *_named(os.environ))
+    sys.path[:] = [order.folder, *_named(order.environment), *(each for each in sys.path if each not in named)]
     for name in os.environ.keys() - order.environment.keys():
         del os.environ[name]
     os.environ.update(order.environment)
@@ -276,6 +330,11 @@ def _take(order: _Order, descriptors: list[int]) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _named(environment: Mapping[str, str]) -> list[str]:
+    """The folders from which a start imports first, after the working directory."""
+    return list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def _duplicate(number: int, least: int) -> int:
@@ -300,6 +359,9 @@ def _run(program: str, arguments: list[str]) -> None:
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
     sys.argv = ["-m", *arguments]
+    if program.startswith(f"{_CLIENT}."):
+        # The package, which has been imported, begins with this.
+        importlib.import_module(f"{_CLIENT}{_IMPORT_PATH}")
     runpy._run_module_as_main(program)
     # What it returns, its names, is no exit code.
     sys.exit()

@@ -54,10 +54,31 @@ def _server(kind: str) -> Server:
     return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
 
 
-def _server_of(arguments: list[str], environment: dict[str, str]) -> Server | None:
+def server_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Server | None:
     """What forks a program of these arguments, None if it is to be started."""
     kind = kind_of(arguments) if sys.platform == "linux" else None
     return server if kind and (server := _server(kind)).can_fork(environment) else None
+
+
+def started(arguments: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
+    """As `subprocess.Popen` of `python -m` with these arguments and options; a fork where one is like it."""
+    options = {"cwd": REPOSITORY, "text": True, **options}
+    command = [sys.executable, "-m", *arguments]
+    server = server_of(arguments, options.setdefault("env", child_environment()))
+    server = None if "preexec_fn" in options else server
+    return subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
+
+
+def ran(arguments: Sequence[str], *, stdin: str | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """As `subprocess.run` with captured output of what `started` starts. `stdin`: its standard input, none if None."""
+    ends = {"stdin": subprocess.DEVNULL if stdin is None else subprocess.PIPE}
+    ends |= dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    process = started(arguments, **ends | options)
+    try:
+        out, err = process.communicate(stdin, timeout=TIMEOUT_SECONDS)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
 class Child:
@@ -86,9 +107,10 @@ class Child:
             "text": True,
             "errors": "replace",
         }
-        command = [*within, python, "-m", *arguments]
-        server = None if within or python != sys.executable else _server_of(arguments, options["env"])
-        self._process = subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
+        if within or python != sys.executable:
+            self._process = subprocess.Popen([*within, python, "-m", *arguments], **options)
+        else:
+            self._process = started(arguments, **options)
         self._drained = False
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 
 import httpx2 as httpx
@@ -15,6 +13,7 @@ from tandem_contract.settings import SettingError
 from tests.client.fake_service import endless, one_completion
 from tests.client.gateway.conftest import start_gateway
 from tests.client.gateway.told_service import ToldService
+from tests.rigs.processes import ran
 
 
 @pytest.mark.parametrize("first", ["1", "2"])
@@ -23,8 +22,7 @@ def test_a_second_gateway_does_not_share_the_address(first: str, second: str) ->
     gateway, url = start_gateway("--address", "127.0.0.1:1", "--processes", first)
     try:
         address = url.removeprefix("http://")
-        command = [sys.executable, "-m", "tandem_client.gateway", "--listen", address, "--processes", second]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = ran(["tandem_client.gateway", "--listen", address, "--processes", second])
         assert ended.returncode == 2
         assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
         assert gateway.terminate() == 0, gateway.output()

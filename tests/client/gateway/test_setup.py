@@ -2,8 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from tandem_contract.settings import SettingError
 from tests.client.gateway.conftest import PAGE, start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
-from tests.rigs.processes import Child
+from tests.rigs.processes import Child, ran
 
 NAME = "tandem.test"
 
@@ -107,8 +105,8 @@ def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_wrong_flags_end_the_gateway_at_its_start_with_one_line(services: Services, processes: str) -> None:
-    command = [sys.executable, "-m", "tandem_client.gateway", "--listen", "127.0.0.1:0", "--processes", processes]
-    ended = subprocess.run([*command, *services.flags(WRONG[0][0])], capture_output=True, text=True, check=False)
+    command = ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--processes", processes]
+    ended = ran([*command, *services.flags(WRONG[0][0])])
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
     assert "speaks TLS; give --service-ca" in line

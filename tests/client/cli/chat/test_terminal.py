@@ -1,7 +1,6 @@
 """`tandem chat` on a real terminal, against a fake service."""
 
 import json
-import os
 import re
 import stat
 import subprocess
@@ -16,22 +15,20 @@ from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.fake_service import Ending, FakeService, sending
+from tests.rigs.processes import child_environment, ran
 from tests.rigs.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
-ROOT = Path(__file__).resolve().parents[4]
-COMMAND = [sys.executable, "-m", "tandem_client.cli", "chat"]
+CHAT = ("tandem_client.cli", "chat")
 Messages = Iterator[pb.GenerateResponse]
 # The prompt, which prompt_toolkit prints with sequences between its characters.
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
 
 
 def environment(service: FakeService, home: Path, **others: str) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    kept = {name: value for name, value in child_environment().items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     own = {
-        "PYTHONPATH": path,
         "TANDEM_ADDRESS": service.address,
         "XDG_STATE_HOME": str(home),
         "TERM": "xterm-256color",
@@ -46,7 +43,7 @@ def chat(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., Termina
     opened: list[Terminal] = []
 
     def start(*arguments: str, **others: str) -> Terminal:
-        opened.append(Terminal([*COMMAND, *arguments], environment(service, tmp_path, **others)))
+        opened.append(Terminal([sys.executable, "-m", *CHAT, *arguments], environment(service, tmp_path, **others)))
         return opened[-1]
 
     yield start
@@ -58,19 +55,11 @@ def part(**fields: object) -> pb.GenerateResponse:
     return pb.GenerateResponse(delta=pb.Delta(**fields))
 
 
-def ends() -> Messages:
-    yield fake_service.finished(3, pb.FINISH_REASON_EOS)
-    yield fake_service.summary(3)
+ENDS = (fake_service.finished(3, pb.FINISH_REASON_EOS), fake_service.summary(3))
 
 
 def saying(*texts: str) -> Callable[[pb.GenerateRequest, Ending], Messages]:
-    def behaviour(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        for text in texts:
-            yield part(text=text)
-        yield from ends()
-
-    return behaviour
+    return sending(*(part(text=text) for text in texts), *ENDS)
 
 
 def sent(service: FakeService) -> list[list[tuple[str, str]]]:
@@ -154,13 +143,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 ) -> None:
     goes_on = threading.Event()
 
-    def waiting(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Half.")
-        goes_on.wait(TIMEOUT_SECONDS)
-        yield from ends()
-
-    service.behaviour = waiting
+    service.behaviour = sending(part(text="Half."), lambda _: goes_on.wait(TIMEOUT_SECONDS), *ENDS)
     terminal = chat()
     terminal.expect(PROMPT)
     terminal.type("Go" + ENTER)
@@ -173,11 +156,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 
 
 def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def silent(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        ending.wait(10 * TIMEOUT_SECONDS)
-
-    service.behaviour = silent
+    service.behaviour = sending(fake_service.stays)
     terminal = chat()
     terminal.expect(PROMPT)
     terminal.type("Go" + ENTER)
@@ -192,17 +171,13 @@ def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Call
 def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Terminal]) -> None:
     goes_on = threading.Event()
 
-    def interrupted(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Before, ")
+    def lose(_: Ending) -> None:
         service.load = control_pb2.GetLoadResponse(
             worker_lost_seconds=0.1, worker_lost_reason="killed by signal 9", not_serving="no worker is connected"
         )
         goes_on.wait(TIMEOUT_SECONDS)
-        yield part(text="after.")
-        yield from ends()
 
-    service.behaviour = interrupted
+    service.behaviour = sending(part(text="Before, "), lose, part(text="after."), *ENDS)
     terminal = chat()
     terminal.expect(PROMPT)
     terminal.type("Go" + ENTER)
@@ -214,21 +189,17 @@ def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Termina
 
 
 def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def cut(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Before, ")
-        service.load = grpc.StatusCode.UNAVAILABLE
-        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
     goes_on = threading.Event()
+
+    def cut(ending: Ending) -> None:
+        service.load = grpc.StatusCode.UNAVAILABLE
+        fake_service.breaks(ending)
 
     def rest(request: pb.ResumeRequest, ending: Ending) -> Messages:
         goes_on.wait(TIMEOUT_SECONDS)
-        yield fake_service.accepted(pb.GenerateRequest(request_id=request.request_id))
-        yield part(text="after.")
-        yield from ends()
+        yield from sending(part(text="after."), *ENDS)(request, ending)
 
-    service.behaviour, service.resumption = cut, rest
+    service.behaviour, service.resumption = sending(part(text="Before, "), cut), rest
     terminal = chat()
     terminal.expect(PROMPT)
     terminal.type("Go" + ENTER)
@@ -240,14 +211,7 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
 
 
 def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def refusing(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        said = "chat has 2,000 tokens; the limit is 1,023"
-        fake_service.fail(
-            ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, fake_service.bad_request("chat", said)
-        )
-        yield from ()
-
-    service.behaviour = refusing
+    service.behaviour = fake_service.refusing_field("chat", "chat has 2,000 tokens; the limit is 1,023")
     terminal = chat()
     terminal.expect(PROMPT)
     shown = " ".join(say(terminal, "Go").split())
@@ -300,13 +264,8 @@ def test_results_of_tools_are_typed(service: FakeService, chat: Callable[..., Te
     call = chat_pb2.ToolCallDelta(id="abcdefghi", name="wea\x1b[2Jther", arguments='{"city": "Rom"}')
 
     def calling(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        if len(service.endings) > 1:
-            yield from saying("Sunny.")(request, ending)
-            return
-        yield fake_service.accepted(request)
-        yield part(reasoning="Which city?")
-        yield part(tool_calls=[call])
-        yield from ends()
+        first = sending(part(reasoning="Which city?"), part(tool_calls=[call]), *ENDS)
+        yield from (saying("Sunny.") if len(service.endings) > 1 else first)(request, ending)
 
     service.behaviour = calling
     terminal = chat("--tools", '[{"type": "function", "function": {"name": "weather"}}]')
@@ -349,14 +308,8 @@ def test_terminals_without_colours(service: FakeService, chat: Callable[..., Ter
 def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
     resized = threading.Event()
 
-    def wide(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="word " * 30)
-        resized.wait(TIMEOUT_SECONDS)
-        yield part(text="last word")
-        yield from ends()
-
-    service.behaviour = wide
+    wide = part(text="word " * 30)
+    service.behaviour = sending(wide, lambda _: resized.wait(TIMEOUT_SECONDS), part(text="last word"), *ENDS)
     terminal = chat()
     terminal.expect(PROMPT)
     terminal.type("Go" + ENTER)
@@ -369,14 +322,7 @@ def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Ter
 
 
 def run(service: FakeService, home: Path, *arguments: str, stdin: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(service, home),
-        timeout=TIMEOUT_SECONDS,
-    )
+    return ran([*CHAT, *arguments], stdin=stdin, env=environment(service, home))
 
 
 def test_piped_input_is_one_turn_without_decoration(service: FakeService, tmp_path: Path) -> None:
