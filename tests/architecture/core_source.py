@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.architecture.source import module_name
 
@@ -26,8 +27,7 @@ _BINDS = (
 _WRITES = (ast.Delete, ast.AugAssign, ast.Call, ast.Attribute)
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(NamedTuple):
     """`name` is a class's key (`module:Class`), a container, a plain type, `union`, or `?` if it is not known."""
 
     name: str
@@ -63,8 +63,7 @@ def union(types: Iterable[Iterable[Type]] | Iterable[Type]) -> Type:
     return found[0] if len(found) == 1 else Type("union", found) if found else NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """What an expression gives: its type, the parameters that it is reached through, whether it is fresh itself."""
 
     type: Type
@@ -76,6 +75,9 @@ class Value:
     def part(self, kind: Type, owner: str = "") -> "Value":
         """Something that is reached through this value."""
         return Value(kind, self.roots, is_fresh=self.is_fresh and not self.roots, owner=owner)
+
+
+NOTHING = Value(NONE, is_fresh=True)
 
 
 def merged(values: Iterable[Value]) -> Value:
@@ -117,7 +119,7 @@ class Def:
     owner: Class | None
     writes: set[str] = field(default_factory=set[str])
     """The parameters that it writes."""
-    returned: Value = Value(NONE, is_fresh=True)
+    returned: Value = NOTHING
     unfollowed: set[str] = field(default_factory=set[str])
     """What it calls without naming it: functions that it was given, and methods of protocols."""
     nodes: list[ast.AST] = field(default_factory=list[ast.AST])

@@ -1,18 +1,18 @@
 """Conversations and constraints as keywords, and the parsed answers of both clients."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 
-from tandem_client import AsyncClient, Client
+from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import ChatMessage, FinishReason, SampleOffset, ToolCall
 from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 from tandem_client.wire.request import generate_request
 from tests.client import fake_service
+from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService, sending
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -210,10 +210,13 @@ def check(stream: Any) -> None:
     }
 
 
-def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, client: Client) -> None:
+@either
+def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, connect: Connect) -> None:
     service.behaviour = answer
-    stream = client.generate(chat=TALK, tools=[WEATHER])
-    deltas = list(stream)
+    with connect(service.address) as client:
+        stream = client.generate(chat=TALK, tools=[WEATHER])
+        deltas = list(stream)
+        assert client.render_chat(TALK, tools=[WEATHER]).text == "system|user|assistant|tool"
     assert [delta.reasoning for delta in deltas] == ["So ", "it is.", "", "", "", ""]
     assert [len(delta.tool_calls) for delta in deltas] == [0, 0, 0, 2, 2, 1]
     check(stream)
@@ -221,21 +224,6 @@ def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, client
     # The answer can be sent back.
     again = generate_request(None, chat=[*TALK, stream.samples[0].message]).chat.messages[-1]
     assert list(again.content) == ["I call."] and again.tool_calls[0].arguments_json == '{"city": "Rom"}'
-
-
-def test_an_async_sample_collects_the_same(service: FakeService) -> None:
-    service.behaviour = answer
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as client:
-            stream = client.generate(chat=TALK, tools=[WEATHER])
-            async for _ in stream:
-                pass
-            check(stream)
-            rendered = await client.render_chat(TALK, tools=[WEATHER])
-            assert rendered.text == "system|user|assistant|tool"
-
-    asyncio.run(read())
 
 
 def test_the_message_of_an_answer_without_text_has_no_content() -> None:

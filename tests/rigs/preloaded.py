@@ -6,7 +6,7 @@ interpreter's, or a signal's. It differs where modules read variables at their i
 that it has imported and does not use; so a program is started in the ordinary way if its variables are other than the
 forking process's, and tests of imports start it themselves.
 
-The forks of a scheduler service have children ready too, which become its first front ends.
+The forks of a scheduler service or a gateway have children ready too, which become its first front ends or processes.
 """
 
 import argparse
@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import Any
 
 _SERVICE, _FRONT_END, _WORKER = "scheduler_svc", "scheduler_svc.frontend", "gpu_worker"
-_CLIENT, _COMMANDS = "tandem_client", "tandem_client.cli.commands"
+_CLIENT, _GATEWAY, _COMMANDS = "tandem_client", "tandem_client.gateway", "tandem_client.cli.commands"
+# What starts children: their program, the flag with their number, and the least number for which there are any.
+_CHILDREN = {_SERVICE: (_FRONT_END, "--frontends", 1), _GATEWAY: (_GATEWAY, "--processes", 2)}
 # The module of each program that looks which program is run.
 _IMPORT_PATH = ".import_path"
 
@@ -71,7 +73,7 @@ _KINDS = {
         ),
     ),
     "client": _Kind(
-        programs=("tandem_client.cli", "tandem_client.gateway"),
+        programs=("tandem_client.cli", _GATEWAY),
         modules=(
             "tandem_client.cli.__main__",
             *(f"{_COMMANDS}.{name}" for name in ("chat", "generate", "local", "queries", "serve", "token")),
@@ -289,8 +291,8 @@ def _begin(order: _Order, descriptors: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _take(order, descriptors)
     program, arguments = order.command[2], order.command[3:]
-    if program == _SERVICE:
-        _prepare_front_ends(arguments)
+    if program in _CHILDREN:
+        _prepare_children(arguments, *_CHILDREN[program])
     _run(program, arguments)
 
 
@@ -367,16 +369,17 @@ def _run(program: str, arguments: list[str]) -> None:
     sys.exit()
 
 
-def _prepare_front_ends(arguments: list[str]) -> None:
-    """Forks one child for each front end that the service starts, and has its `subprocess` use them."""
+def _prepare_children(arguments: list[str], child: str, flag: str, least: int) -> None:
+    """Forks one child for each that the program starts at first, and has its `subprocess` use them."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument(flag, type=int, default=1, dest="number")
     with suppress(argparse.ArgumentError):
-        spares = [_fork_spare() for _ in range(min(parser.parse_known_args(arguments)[0].frontends, 8))]
+        number = parser.parse_known_args(arguments)[0].number
+        spares = [_fork_spare(child) for _ in range(min(number, 8) if number >= least else 0)]
 
         def execute(popen: subprocess.Popen, *given: Any) -> None:
             values = _given(popen, given)
-            if not spares or list(values["args"][1:4]) != ["-P", "-m", _FRONT_END]:
+            if not spares or list(values["args"][1:4]) != ["-P", "-m", child]:
                 return _EXECUTE(popen, *given)
             popen.pid, connection = spares.pop()
             try:
@@ -390,7 +393,7 @@ def _prepare_front_ends(arguments: list[str]) -> None:
         subprocess.Popen._execute_child = execute
 
 
-def _fork_spare() -> tuple[int, socket.socket]:
+def _fork_spare(program: str) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if pid := os.fork():
         theirs.close()
@@ -401,7 +404,7 @@ def _fork_spare() -> tuple[int, socket.socket]:
         os._exit(0)
     order, descriptors = received
     _take(order, descriptors)
-    _run(_FRONT_END, order.command[4:])
+    _run(program, order.command[4:])
     raise AssertionError("a program ends its process")
 
 

@@ -132,7 +132,7 @@ def test_the_settings_reach_their_programs_and_only_these(tmp_path: Path) -> Non
     worker = f"--model=a/model --served-name=m --ranks=2 --max-length=128 --shared-pool=off {both}"
     assert f"   worker | flags --exit-with-parent {worker}" in lines
     assert done.returncode == 2
-    scheduler = f"--metrics-listen=127.0.0.1:9100 --default-max-new-tokens=9 --max-waiting=3 {both}"
+    scheduler = f"--default-max-new-tokens=9 --max-waiting=3 --metrics-listen=127.0.0.1:9100 {both}"
     assert f"scheduler | flags --exit-with-parent {scheduler}" in lines
 
 

@@ -154,9 +154,9 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
 
 @pytest.fixture(scope="module")
 def brisk() -> Iterator[str]:
-    """The URL of a gateway that waits for a second."""
+    """The URL of a gateway that waits for a moment."""
     service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "1", "--body-seconds", "1")
+    gateway, url = start_gateway("--address", service.address, "--head-seconds", "0.2", "--body-seconds", "0.2")
     yield url
     assert gateway.terminate() == 0, gateway.output()
     service.stop()
@@ -313,7 +313,7 @@ def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
 def test_sigterm_lets_streams_end() -> None:
     service = ToldService()
     service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--grace-seconds", "1")
+    gateway, url = start_gateway("--address", service.address, "--grace-seconds", "0.2")
     with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
         lines = answer.iter_lines()
         assert '"R"' in next(lines)
