@@ -29,13 +29,16 @@ from tests.client.fake_service import (
     summary,
     waits_first,
 )
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.told_service import ToldService
 
 
 def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Response:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{fronted.url}{path}", content=data, headers={"content-type": "application/json", **headers})
+    return plain_http.post(
+        f"{fronted.url}{path}", content=data, headers={"content-type": "application/json", **headers}
+    )
 
 
 def connected(url: str) -> socket.socket:
@@ -186,7 +189,7 @@ def test_headers_that_are_too_large(fronted: Fronted) -> None:
         except OSError:
             answer = b"closed"
         assert b"431" in answer or answer == b"closed"
-    answer = httpx.get(f"{fronted.url}/livez", headers={"x": "y" * 40_000})
+    answer = plain_http.get(f"{fronted.url}/livez", headers={"x": "y" * 40_000})
     assert answer.status_code == 431
 
 
@@ -211,7 +214,7 @@ def test_what_follows_a_request_in_work_is_bounded(fronted: Fronted, first: byte
         with pytest.raises(OSError):
             sock.sendall(first + again * (20_000_000 // len(again)))
     assert fronted.service.endings[0].wait()
-    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.get(f"{fronted.url}/livez").status_code == 200
 
 
 def test_a_few_requests_may_be_sent_at_once(fronted: Fronted) -> None:
@@ -223,7 +226,7 @@ def test_a_few_requests_may_be_sent_at_once(fronted: Fronted) -> None:
 
 @pytest.mark.parametrize("trace", [b"\xff", b"a" * 20_000, b"a\tb"])
 def test_a_trace_that_is_malformed_is_ignored(fronted: Fronted, trace: bytes) -> None:
-    assert httpx.get(f"{fronted.url}/v1/models", headers={b"traceparent": trace}).status_code == 200
+    assert plain_http.get(f"{fronted.url}/v1/models", headers={b"traceparent": trace}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -231,16 +234,16 @@ def test_a_trace_that_is_malformed_is_ignored(fronted: Fronted, trace: bytes) ->
     [("Bearer a", 200), ("bearer a", 200), ("Basic a", 401), ("Bearer a b", 401), ("Bearer " + "a" * 600, 401)],
 )
 def test_the_authorization_header(fronted: Fronted, authorization: str, status: int) -> None:
-    answer = httpx.get(f"{fronted.url}/v1/models", headers={"authorization": authorization})
+    answer = plain_http.get(f"{fronted.url}/v1/models", headers={"authorization": authorization})
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["code"] == "invalid_api_key"
 
 
 def test_paths_and_methods(fronted: Fronted) -> None:
-    assert httpx.get(f"{fronted.url}/v2/nothing").status_code == 404
-    answer = httpx.get(f"{fronted.url}/v1/completions")
+    assert plain_http.get(f"{fronted.url}/v2/nothing").status_code == 404
+    answer = plain_http.get(f"{fronted.url}/v1/completions")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
-    assert httpx.head(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.head(f"{fronted.url}/livez").status_code == 200
     assert post(fronted, "/v1/completions", {}, **{"content-type": "multipart/form-data"}).status_code == 415
 
 
@@ -258,33 +261,33 @@ def test_tokenize_and_detokenize(fronted: Fronted) -> None:
 
 def test_health_and_metrics(fronted: Fronted) -> None:
     fronted.service.serving(True)
-    assert httpx.get(f"{fronted.url}/health").status_code == 200
+    assert plain_http.get(f"{fronted.url}/health").status_code == 200
     fronted.service.serving(False)
-    answer = httpx.get(f"{fronted.url}/health")
+    answer = plain_http.get(f"{fronted.url}/health")
     assert (answer.status_code, answer.json()) == (503, {"status": "not serving", "reason": None, "since": None})
     fronted.service.health.words = (("tandem-reason", "weights_refused"), ("tandem-since", "1700000000.250"))
-    answer = httpx.get(f"{fronted.url}/health")
+    answer = plain_http.get(f"{fronted.url}/health")
     assert answer.status_code == 503
     assert answer.json() == {"status": "not serving", "reason": "weights_refused", "since": 1700000000.25}
-    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.get(f"{fronted.url}/livez").status_code == 200
     fronted.service.serving(True)
     post(fronted, "/v1/completions", {"prompt": "a", "stream": True})
-    page = httpx.get(f"{fronted.url}/metrics").text
+    page = plain_http.get(f"{fronted.url}/metrics").text
     assert 'tandem_gateway_requests_total{endpoint="completions",status="200"}' in page
-    assert httpx.get(f"{fronted.url}/version").json()["version"]
+    assert plain_http.get(f"{fronted.url}/version").json()["version"]
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) -> None:
     fronted.service.behaviour = waits_first
     body = {"prompt": "hi", "stream": True, "echo": echo}
-    answer = httpx.post(f"{fronted.url}/v1/completions", json=body)
+    answer = plain_http.post(f"{fronted.url}/v1/completions", json=body)
     events = answer.text.split("\n\n")
     assert [event for event in events if event.startswith(":")] == [": waiting: why 1", ": waiting: why 2"]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == ("hi" if echo else "") + "Réturn"
-    whole = httpx.post(f"{fronted.url}/v1/completions", json={"prompt": "hi"}).json()
+    whole = plain_http.post(f"{fronted.url}/v1/completions", json={"prompt": "hi"}).json()
     assert whole["choices"][0]["text"] == "Réturn"
 
 
@@ -299,9 +302,9 @@ def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
             got = b""
             while b'"R"' not in got:
                 got += sock.recv(65536)
-            refused = httpx.post(f"{url}/v1/completions", content=body)
+            refused = plain_http.post(f"{url}/v1/completions", content=body)
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
-            assert httpx.get(f"{url}/livez").status_code == 200
+            assert plain_http.get(f"{url}/livez").status_code == 200
             while b": ping\n\n" not in got:
                 got += sock.recv(65536)
         assert service.endings[0].wait()
@@ -314,7 +317,7 @@ def test_sigterm_lets_streams_end() -> None:
     service = ToldService()
     service.behaviour = endless
     gateway, url = start_gateway("--address", service.address, "--grace-seconds", "0.2")
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+    with plain_http.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
         lines = answer.iter_lines()
         assert '"R"' in next(lines)
         gateway.signal(15)
@@ -367,7 +370,7 @@ def test_a_reader_that_stalls_is_left(
         assert b"200 OK" in sock.recv(1000)
         # Nothing more is read, and the answer keeps its place until the connection ends.
         assert post(impatient, "/v1/completions", body).status_code == 429
-        while "tandem_gateway_connections 1\n" not in httpx.get(f"{impatient.url}/metrics").text:
+        while "tandem_gateway_connections 1\n" not in plain_http.get(f"{impatient.url}/metrics").text:
             pass
         assert impatient.service.endings[-1].wait()
     impatient.service.behaviour = one_completion
@@ -376,7 +379,7 @@ def test_a_reader_that_stalls_is_left(
 
 def test_a_reader_that_is_slow_gets_everything(impatient: Fronted) -> None:
     impatient.service.behaviour = large
-    with httpx.stream("POST", f"{impatient.url}/v1/completions", json={"prompt": "a"}) as answer:
+    with plain_http.stream("POST", f"{impatient.url}/v1/completions", json={"prompt": "a"}) as answer:
         text = ""
         for number, piece in enumerate(answer.iter_text(1_000_000)):
             text += piece

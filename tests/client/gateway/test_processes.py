@@ -11,6 +11,7 @@ import pytest
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.fake_service import endless, one_completion
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.processes import ran
@@ -47,15 +48,15 @@ def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
         assert len(children) == 2
         for _ in range(20):
             # A connection each, so that the kernel chooses a process each time.
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+            assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
         line = 'tandem_gateway_requests_total{endpoint="completions",status="200"} 20'
-        assert all(line in httpx.get(f"{url}/metrics").text for _ in range(6))
+        assert all(line in plain_http.get(f"{url}/metrics").text for _ in range(6))
         seen = len(gateway.lines)
         os.kill(children[0].pid, signal.SIGKILL)
         gateway.wait_line(r"was ended by SIGKILL; it starts again", after=seen)
         gateway.wait_line(r"gateway listening", after=seen)
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
-        assert f"{line[:-2]}21" in httpx.get(f"{url}/metrics").text
+        assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert f"{line[:-2]}21" in plain_http.get(f"{url}/metrics").text
         assert gateway.terminate() == 0, gateway.output()
         assert not [child for child in children if child.is_running()]
     finally:

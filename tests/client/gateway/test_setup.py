@@ -12,6 +12,7 @@ import pytest
 from tandem_client.gateway.server import check
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import PAGE, start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
@@ -139,7 +140,7 @@ def test_a_service_that_starts_later_with_another_protocol_is_reported(services:
         key, chain = services.pair.key.read_bytes(), services.pair.certificate.read_bytes()
         later = ToldService(grpc.ssl_server_credentials([(key, chain)]), address=first.address)
         gateway.wait_line("ERROR .*speaks TLS; give --service-ca")
-        assert httpx.get(f"{url}/v1/models").status_code == 503
+        assert plain_http.get(f"{url}/v1/models").status_code == 503
         later.stop()
     finally:
         gateway.kill()

@@ -21,6 +21,7 @@ from tandem_client.gateway.errors import HttpError, unauthenticated
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.protocol import Readers, bounded
 from tests.client.fake_service import endless
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted, start_gateway
 from tests.client.gateway.test_bounds import connected, everything
 from tests.client.gateway.told_service import ToldService
@@ -74,9 +75,9 @@ def test_no_caller_has_the_rights_of_the_gateways_own_certificate() -> None:
     service.rights = {"": ["control", "inference", "metrics"], KEY: ["inference"]}
     gateway, url = start_gateway("--address", service.address)
     for path in ("/v1/models", "/metrics"):
-        assert httpx.get(f"{url}{path}").status_code == 401
-    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 401
-    assert httpx.get(f"{url}/v1/models", headers={"authorization": KEY}).status_code == 200
+        assert plain_http.get(f"{url}{path}").status_code == 401
+    assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 401
+    assert plain_http.get(f"{url}/v1/models", headers={"authorization": KEY}).status_code == 200
     assert gateway.terminate() == 0, gateway.output()
     service.stop()
 
@@ -96,11 +97,12 @@ def test_the_metrics_have_the_rules_of_the_services_page(closed: tuple[ToldServi
     _, url = closed
     wanted = {"": 401, "Bearer tandem_wrong": 401, KEY: 403, METRICS_KEY: 200}
     found = {
-        key: httpx.get(f"{url}/metrics", headers={"authorization": key} if key else {}).status_code for key in wanted
+        key: plain_http.get(f"{url}/metrics", headers={"authorization": key} if key else {}).status_code
+        for key in wanted
     }
     assert found == wanted
     # A service without a token file has no rule.
-    assert httpx.get(f"{fronted.url}/metrics").status_code == 200
+    assert plain_http.get(f"{fronted.url}/metrics").status_code == 200
 
 
 def test_an_address_has_so_many_connections_whose_callers_are_not_known(closed: tuple[ToldService, str]) -> None:
@@ -154,7 +156,7 @@ def test_bodies_that_come_slowly_take_no_place_of_a_request() -> None:
                 # Three of them end for the next ones.
                 sock = stack.enter_context(connected(url))
                 sock.sendall(f"{POST}content-length: 1000\r\n\r\n{{".encode())
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+            assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
     finally:
         gateway.kill()
         service.stop()

@@ -99,7 +99,7 @@ def test_the_title_contains_the_token_rate_while_steps_run() -> None:
 
 def test_the_name_of_a_file_is_not_read_as_a_formula() -> None:
     drawn = figure(name="a$x_{$b.csv")
-    drawn.canvas.draw()
+    drawn.draw_without_rendering()
     assert "a$x_{$b.csv" in drawn.get_suptitle()
 
 
@@ -118,7 +118,7 @@ def test_legend_and_units_are_present() -> None:
 @pytest.mark.parametrize("lines", [LINES, LANES], ids=["one worker", "two workers"])
 def test_texts_stay_within_the_picture(lines: tuple[str, ...], by_time: bool) -> None:
     drawn = figure(lines, by_time=by_time)
-    drawn.canvas.draw()
+    drawn.draw_without_rendering()
     legend = drawn.axes[0].get_legend()
     assert legend is not None and drawn._suptitle is not None
     shown = [drawn._suptitle, *legend.get_texts()]
@@ -140,5 +140,5 @@ def test_texts_stay_within_the_picture(lines: tuple[str, ...], by_time: bool) ->
 )
 def test_one_step_is_enough_for_a_picture(lines: tuple[str, ...], by_time: bool) -> None:
     drawn = figure(lines, by_time=by_time)
-    drawn.canvas.draw()
+    drawn.draw_without_rendering()
     assert line(panels(drawn)["requests"], "running")[-2][1] == 1
