@@ -11,7 +11,6 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 from starlette.requests import ClientDisconnect, Request
 from tandem.v1 import inference_pb2
@@ -30,8 +29,7 @@ from tests.client.fake_service import (
     waits_first,
 )
 from tests.client.gateway import plain_http
-from tests.client.gateway.conftest import Fronted, start_gateway
-from tests.client.gateway.told_service import ToldService
+from tests.client.gateway.conftest import Fronted, running
 
 
 def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -158,11 +156,8 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
 @pytest.fixture(scope="module")
 def brisk() -> Iterator[str]:
     """The URL of a gateway that waits for a moment."""
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "0.2", "--body-seconds", "0.2")
-    yield url
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
+    with running("--head-seconds", "0.2", "--body-seconds", "0.2") as made:
+        yield made.url
 
 
 def test_a_body_that_comes_too_slowly(brisk: str) -> None:
@@ -292,39 +287,30 @@ def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) ->
 
 
 def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--max-requests", "1", "--ping-seconds", "0.3")
-    body = json.dumps({"prompt": "a", "stream": True}).encode()
-    try:
-        with connected(url) as sock:
+    body, flags = json.dumps({"prompt": "a", "stream": True}).encode(), ("--max-requests", "1", "--ping-seconds", "0.3")
+    with running(*flags, behaviour=endless) as made:
+        with connected(made.url) as sock:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             got = b""
             while b'"R"' not in got:
                 got += sock.recv(65536)
-            refused = plain_http.post(f"{url}/v1/completions", content=body)
+            refused = plain_http.post(f"{made.url}/v1/completions", content=body)
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
-            assert plain_http.get(f"{url}/livez").status_code == 200
+            assert plain_http.get(f"{made.url}/livez").status_code == 200
             while b": ping\n\n" not in got:
                 got += sock.recv(65536)
-        assert service.endings[0].wait()
-    finally:
-        gateway.kill()
-        service.stop()
+        assert made.service.endings[0].wait()
 
 
 def test_sigterm_lets_streams_end() -> None:
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--grace-seconds", "0.2")
-    with plain_http.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
-        lines = answer.iter_lines()
-        assert '"R"' in next(lines)
-        gateway.signal(15)
-        rest = "\n".join(lines)
-    assert "the gateway ended the request" in rest and "[DONE]" not in rest
-    assert gateway.wait() == 0, gateway.output()
-    service.stop()
+    body = {"prompt": "a", "stream": True}
+    with running("--grace-seconds", "0.2", behaviour=endless) as made:
+        with plain_http.stream("POST", f"{made.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert '"R"' in next(lines)
+            made.gateway.signal(15)
+            rest = "\n".join(lines)
+        assert "the gateway ended the request" in rest and "[DONE]" not in rest
 
 
 def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
@@ -346,15 +332,11 @@ def large(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[in
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Fronted]:
     """A gateway that waits 0.4 s for readers, for one request at a time."""
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--ping-seconds", "0.1", "--max-requests", "1")
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="a") as client:
-        yield Fronted(service=service, gateway=gateway, url=url, client=client)
-    assert gateway.terminate() == 0, gateway.output()
+    with running("--ping-seconds", "0.1", "--max-requests", "1") as made:
+        yield made
     # No line for a client, which could write as many as it likes.
     own = re.compile("gateway listening|stopping: |stopped")
-    assert [line for line in gateway.lines if not own.search(line)] == []
-    service.stop()
+    assert [line for line in made.gateway.lines if not own.search(line)] == []
 
 
 @pytest.mark.parametrize("more", ["", "connection: close\r\n"])

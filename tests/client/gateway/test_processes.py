@@ -10,10 +10,9 @@ import pytest
 
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
-from tests.client.fake_service import endless, one_completion
+from tests.client.fake_service import endless
 from tests.client.gateway import plain_http
-from tests.client.gateway.conftest import start_gateway
-from tests.client.gateway.told_service import ToldService
+from tests.client.gateway.conftest import running, start_gateway
 from tests.rigs.processes import ran
 
 
@@ -40,10 +39,8 @@ def test_the_help_hides_flags_of_the_children(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
-    service = ToldService()
-    service.behaviour = one_completion
-    gateway, url = start_gateway("--address", service.address, "--processes", "2")
-    try:
+    with running("--processes", "2") as made:
+        gateway, url = made.gateway, made.url
         children = psutil.Process(gateway.pid).children()
         assert len(children) == 2
         for _ in range(20):
@@ -57,23 +54,16 @@ def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
         gateway.wait_line(r"gateway listening", after=seen)
         assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
         assert f"{line[:-2]}21" in plain_http.get(f"{url}/metrics").text
-        assert gateway.terminate() == 0, gateway.output()
-        assert not [child for child in children if child.is_running()]
-    finally:
-        gateway.kill()
-        service.stop()
+    assert not [child for child in children if child.is_running()]
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> None:
     """The first one goes to every process, as systemd sends it; the second one to the gateway alone."""
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--processes", processes)
-    own = psutil.Process(gateway.pid)
-    try:
+    with running("--processes", processes, behaviour=endless) as made:
+        gateway, own = made.gateway, psutil.Process(made.gateway.pid)
         with (
-            httpx.Client(base_url=url, timeout=60) as client,
+            httpx.Client(base_url=made.url, timeout=60) as client,
             client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer,
         ):
             pieces = answer.iter_raw()
@@ -91,9 +81,6 @@ def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> No
             with suppress(httpx.RemoteProtocolError):
                 assert b'finish_reason":"' not in b"".join(pieces)
         assert gateway.wait() == 0, gateway.output()
-    finally:
-        gateway.kill()
-        service.stop()
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ def environment(service: FakeService, home: Path, **others: str) -> dict[str, st
 def chat(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str, **others: str) -> Terminal:
+    def start(*arguments: str, then: str = PROMPT, **others: str) -> Terminal:
         opened.append(Terminal([sys.executable, "-m", *CHAT, *arguments], environment(service, tmp_path, **others)))
+        opened[-1].expect(then)
         return opened[-1]
 
     yield start
@@ -77,7 +78,7 @@ def say(terminal: Terminal, text: str, then: str = PROMPT) -> str:
 def test_a_conversation(service: FakeService, chat: Callable[..., Terminal], tmp_path: Path) -> None:
     service.behaviour = saying("It is **bo", "ld**.")
     terminal = chat("--system", "Be brief.", "-t", "0")
-    assert "fake, 1,024 tokens; /help lists commands" in terminal.expect(PROMPT)
+    assert "fake, 1,024 tokens; /help lists commands" in terminal.seen
     shown = say(terminal, "What?")
     assert "It is \x1b[1mbold\x1b[0m." in shown
     # Where the line is broken depends on the digits of its figures.
@@ -119,9 +120,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: 
 
     service.behaviour = endless
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("Half an ans")
+    say(terminal, "Go", "Half an ans")
     terminal.type(CTRL_C)
     assert "interrupted" in terminal.expect(PROMPT)
     assert ended.wait(TIMEOUT_SECONDS)
@@ -145,9 +144,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 
     service.behaviour = sending(part(text="Half."), lambda _: goes_on.wait(TIMEOUT_SECONDS), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("Half")
+    say(terminal, "Go", "Half")
     terminal.type(f"typed ahead{ENTER}{CTRL_D}")
     goes_on.set()
     assert "typed ahead" not in terminal.expect("worker change")
@@ -158,9 +155,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Callable[..., Terminal]) -> None:
     service.behaviour = sending(fake_service.stays)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"waiting \(\d s\)")
+    say(terminal, "Go", r"waiting \(\d s\)")
     terminal.type(CTRL_C)
     assert "interrupted; the message was taken back" in terminal.expect(PROMPT)
     service.behaviour = saying("Yes.")
@@ -179,9 +174,7 @@ def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Termina
 
     service.behaviour = sending(part(text="Before, "), lose, part(text="after."), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"worker lost: killed by signal 9; the answer goes on when another worker")
+    say(terminal, "Go", r"worker lost: killed by signal 9; the answer goes on when another worker")
     goes_on.set()
     shown = terminal.expect(PROMPT)
     assert re.search(r"worker lost, resumed after \d\.\d s", shown)
@@ -201,9 +194,7 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
 
     service.behaviour, service.resumption = sending(part(text="Before, "), cut), rest
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"connection lost \(.*; trying again")
+    say(terminal, "Go", r"connection lost \(.*; trying again")
     goes_on.set()
     shown = terminal.expect(PROMPT)
     assert re.search(r"connection lost, resumed after \d\.\d s", shown) and "Before, after." in shown
@@ -213,7 +204,6 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
 def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat: Callable[..., Terminal]) -> None:
     service.behaviour = fake_service.refusing_field("chat", "chat has 2,000 tokens; the limit is 1,023")
     terminal = chat()
-    terminal.expect(PROMPT)
     shown = " ".join(say(terminal, "Go").split())
     assert "error: chat has 2,000 tokens; the limit is 1,023" in shown and "the message was taken back" in shown
     assert "/hepl is no command" in say(terminal, "/hepl")
@@ -227,7 +217,6 @@ def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat
 def test_messages_of_several_lines(service: FakeService, chat: Callable[..., Terminal]) -> None:
     service.behaviour = saying("Yes.")
     terminal = chat()
-    terminal.expect(PROMPT)
     say(terminal, f"one{ALT_ENTER}two")
     # Enter sends only after the closing quotes.
     terminal.type(f'"""three{ENTER}/four{ENTER}"""{ENTER}')
@@ -243,12 +232,10 @@ def test_a_conversation_is_saved_and_loaded(
     service.behaviour = saying("Yes.")
     saved = tmp_path / "talk.json"
     terminal = chat("--system", "s")
-    terminal.expect(PROMPT)
     say(terminal, "Go")
     assert "2 messages written" in say(terminal, f"/save {saved}")
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     other = chat("-f", str(saved))
-    other.expect(PROMPT)
     say(other, "On")
     say(other, f"/load {saved}")
     assert "2 messages written" in say(other, f"/save {saved}")
@@ -269,9 +256,7 @@ def test_results_of_tools_are_typed(service: FakeService, chat: Callable[..., Te
 
     service.behaviour = calling
     terminal = chat("--tools", '[{"type": "function", "function": {"name": "weather"}}]')
-    terminal.expect(PROMPT)
-    terminal.type("Weather?" + ENTER)
-    terminal.expect('calls wea␛.2Jther {"city": "Rom"}')
+    say(terminal, "Weather?", 'calls wea␛.2Jther {"city": "Rom"}')
     terminal.expect("result of wea␛.2Jther>")
     assert "Sunny." in say(terminal, "sun")
     last = next(request for request in reversed(service.requests) if isinstance(request, pb.GenerateRequest))
@@ -285,7 +270,6 @@ def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callab
     service.behaviour = saying(*hostile, "end")
     service.model = "fake\x1b[2J"
     terminal = chat()
-    terminal.expect(PROMPT)
     say(terminal, "Go")
     assert not re.search("\x1b\\]|\x1b\\[2J|\x9b|\x07", terminal.seen)
 
@@ -293,10 +277,8 @@ def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callab
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
 def test_terminals_without_colours(service: FakeService, chat: Callable[..., Terminal], name: str, value: str) -> None:
     service.behaviour = saying("# Title\n\n`code`\n", "\n```python\nprint(1)\n```\n")
-    terminal = chat(**{name: value})
-    terminal.expect("leaves")
-    terminal.type("Go" + ENTER)
-    shown = terminal.expect("worker change")
+    terminal = chat(**{name: value}, then="leaves")
+    shown = say(terminal, "Go", "worker change")
     assert not re.search(r"\x1b\[[\d;]*(3[0-7]|9[0-7]|38;)[\d;]*m", shown)
     if name == "TERM":
         # Text as it comes.
@@ -311,9 +293,7 @@ def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Ter
     wide = part(text="word " * 30)
     service.behaviour = sending(wide, lambda _: resized.wait(TIMEOUT_SECONDS), part(text="last word"), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("word \r?\n|word\r?\n")
+    say(terminal, "Go", "word \r?\n|word\r?\n")
     terminal.resize(24, 30)
     resized.set()
     shown = terminal.expect(PROMPT)
@@ -346,12 +326,14 @@ def test_a_service_without_chats_says_why(service: FakeService, chat: Callable[.
     said = "error: the service refuses chats: the model has no chat template; tandem generate continues a text"
     result = run(service, tmp_path, stdin="hi")
     assert (result.returncode, result.stdout) == (2, "") and result.stderr.startswith(said)
-    terminal = chat()
-    terminal.expect("the model has no chat template")
+    terminal = chat(then="the model has no chat template")
     assert terminal.expect_end() == 2
 
 
 def test_a_service_that_does_not_answer(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    terminal = chat("--address", "127.0.0.1:1")
-    terminal.expect(r"error: nothing answers at 127.0.0.1:1: Connection refused \(start one with tandem serve")
+    terminal = chat(
+        "--address",
+        "127.0.0.1:1",
+        then=r"error: nothing answers at 127.0.0.1:1: Connection refused \(start one with tandem serve",
+    )
     assert terminal.expect_end() == 3
