@@ -181,7 +181,7 @@ def test_a_command_that_is_interrupted_says_that_the_operation_goes_on(
     assert service.endings[0].wait()
 
 
-@each_kind
+@pytest.mark.parametrize("kind", [KINDS["drain"], KINDS["update"]], ids=["drain", "update"])
 def test_a_command_whose_time_is_over_says_that_the_operation_goes_on(service: FakeService, kind: Kind) -> None:
     def operation(request: Any, ending: Ending) -> Iterator[Any]:
         yield from kind.answers(1)
