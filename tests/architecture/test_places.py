@@ -1,4 +1,4 @@
-"""Each place that can fail by itself is listed, with who notices: threads and tasks, and what writes files.
+"""Each place that can fail by itself is listed with what notices it: threads and tasks, and what writes files.
 
 A needed thread or task ends its program when it fails, and is not listed. A place is a file and its outermost class or
 function.
@@ -10,7 +10,7 @@ from tests.architecture.source import places
 
 FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tandem_client")
 SERVICES = ("scheduler_svc", "client/tandem_client/gateway", "protos/tandem_contract")
-# Those whose own exceptions reach somebody else.
+# Those that are not needed, and where their exceptions go.
 THREADS = {
     "gpu_worker/native/build.py build_ahead": "`built_library` builds again and raises",
     "gpu_worker/process/starting.py at_low_priority": "the caller raises it",
