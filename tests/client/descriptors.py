@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 
 def paths(descriptor: Descriptor, path: str = "") -> Iterator[str]:
-    """Paths of a message's fields. A message in it stands for its own fields, unless it has none or is a map's entry."""
+    """Paths of a message's fields. A message in it stands for its own, unless it has none or is a map's entry."""
     for field in descriptor.fields:
         kind = field.message_type
         if kind is None or kind.GetOptions().map_entry or not kind.fields:

@@ -40,9 +40,9 @@ _IMPORT_PATH = ".import_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """One process that forks. `modules`: what its programs import, at once and later. `variables`: what its programs set
-    before they import. `late`: variables that these modules read when they run; PYTHONPATH is one if the programs
-    themselves are always those of this checkout.
+    """One process that forks. `modules`: what its programs import, at once and later. `variables`: what they set before
+    they import. `late`: variables that these modules read when they run; PYTHONPATH is one if the programs themselves
+    are always those of this checkout.
     """
 
     programs: tuple[str, ...]
