@@ -321,7 +321,9 @@ def _take(order: _Order, descriptors: list[int]) -> None:
         import fcntl
         import termios
 
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        # One that is another session's stays so.
+        with suppress(OSError):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     named = (sys.path[0], *_named(os.environ))
     sys.path[:] = [order.folder, *_named(order.environment), *(each for each in sys.path if each not in named)]
     for name in os.environ.keys() - order.environment.keys():
