@@ -5,6 +5,7 @@ Files are given to the processes one by one: first short ones, and those that no
 the longest to the shortest, so that the processes end together. `make test-order` writes `file_seconds.json`.
 """
 
+import gc
 import json
 import os
 import signal
@@ -104,6 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     preloaded.environment.update(os.environ)
+    # What all tests and libraries are made of stays, so no collection need read it again.
+    gc.collect()
+    gc.freeze()
 
 
 class _Watch:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.architecture.source import module_name
 
@@ -18,10 +19,15 @@ PLAIN_NAMES = frozenset(
     {"int", "str", "bytes", "float", "bool", "none", "plain", "module", "type", "function", "callable"}
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+# The nodes that bind names, and those that may write without binding one.
+_BINDS = (
+    *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem, ast.Match),
+    *(ast.FunctionDef, ast.Lambda),
+)
+_WRITES = (ast.Delete, ast.AugAssign, ast.Call, ast.Attribute)
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(NamedTuple):
     """`name` is a class's key (`module:Class`), a container, a plain type, `union`, or `?` if it is not known."""
 
     name: str
@@ -57,8 +63,7 @@ def union(types: Iterable[Iterable[Type]] | Iterable[Type]) -> Type:
     return found[0] if len(found) == 1 else Type("union", found) if found else NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """What an expression gives: its type, the parameters that it is reached through, whether it is fresh itself."""
 
     type: Type
@@ -72,6 +77,9 @@ class Value:
         return Value(kind, self.roots, is_fresh=self.is_fresh and not self.roots, owner=owner)
 
 
+NOTHING = Value(NONE, is_fresh=True)
+
+
 def merged(values: Iterable[Value]) -> Value:
     values = list(values)
     owners = [value.owner for value in values if value.owner]
@@ -83,7 +91,7 @@ def merged(values: Iterable[Value]) -> Value:
     )
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Class:
     key: str
     module: "Module"
@@ -97,12 +105,12 @@ class Class:
     def name(self) -> str:
         return self.key.partition(":")[2]
 
-    @property
+    @functools.cached_property
     def is_frozen(self) -> bool:
         return any("frozen=True" in ast.unparse(each) for each in self.node.decorator_list)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Def:
     """A function or method, and what is known of it so far."""
 
@@ -111,35 +119,38 @@ class Def:
     owner: Class | None
     writes: set[str] = field(default_factory=set[str])
     """The parameters that it writes."""
-    returned: Value = Value(NONE, is_fresh=True)
+    returned: Value = NOTHING
     unfollowed: set[str] = field(default_factory=set[str])
     """What it calls without naming it: functions that it was given, and methods of protocols."""
     nodes: list[ast.AST] = field(default_factory=list[ast.AST])
+    """Those that bind names or may write."""
+    binds: list[ast.AST] = field(default_factory=list[ast.AST])
 
     def __post_init__(self) -> None:
-        self.nodes = list(ast.walk(self.node))
+        self.nodes = [node for node in ast.walk(self.node) if isinstance(node, (*_BINDS, *_WRITES))]
+        self.binds = [node for node in self.nodes if isinstance(node, _BINDS)]
 
     @property
     def name(self) -> str:
         return f"{self.owner.name}.{self.node.name}" if self.owner else self.node.name
 
-    @property
+    @functools.cached_property
     def decorators(self) -> set[str]:
         return {ast.unparse(each) for each in self.node.decorator_list}
 
-    @property
+    @functools.cached_property
     def parameters(self) -> list[ast.arg]:
         arguments = self.node.args
         return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
 
-    @property
+    @functools.cached_property
     def first(self) -> str:
         """The name of the object whose method it is, empty for other functions."""
         is_method = self.owner is not None and "staticmethod" not in self.decorators
         return self.parameters[0].arg if is_method else ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Module:
     path: Path
     tree: ast.Module
@@ -172,6 +183,10 @@ class Program:
         before, and the functions that these depend on."""
         self.read_fields: set[tuple[str, str]] = set()
         """Those that need not be read again."""
+        # What does not change from reading to reading.
+        self.lineage = functools.cache(self._lineage)
+        self.methods = functools.cache(self._methods)
+        self._plainly_annotated = functools.cache(functools.partial(self._annotated, given={}))
 
     def _declare(self, module: Module) -> None:
         for node in module.tree.body:
@@ -242,8 +257,11 @@ class Program:
                 elif source is not None and alias.name in source.aliases:
                     module.names[name] = Type("alias", of=(source, source.aliases[alias.name]))
 
-    def lineage(self, kind: Type) -> Iterator[Type]:
-        """Yields a class of the core and all that it inherits from, which may end in a container. Others yield none."""
+    def _lineage(self, kind: Type) -> tuple[Type, ...]:
+        """A class of the core and all that it inherits from, which may end in a container. Others have none."""
+        return tuple(self._ancestors(kind))
+
+    def _ancestors(self, kind: Type) -> Iterator[Type]:
         if (found := self.classes.get(kind.name)) is None:
             return
         yield kind
@@ -254,7 +272,7 @@ class Program:
             if inherited.name in CONTAINERS:
                 yield inherited
 
-    def methods(self, kind: Type, name: str) -> list[tuple[Type, Def]]:
+    def _methods(self, kind: Type, name: str) -> list[tuple[Type, Def]]:
         """Returns what a call of a method may run: the inherited one, and those of subclasses. With their classes."""
         of = [(one, self.classes[one.name].methods) for one in self.lineage(kind) if one.name in self.classes]
         found = [(one, methods[name]) for one, methods in of if name in methods][:1]
@@ -279,7 +297,10 @@ class Program:
 
     def annotated(self, module: Module, node: ast.expr | None, given: Mapping[str, Type] | None = None) -> Type:
         """Returns the type that an annotation names. `given` has the arguments of a generic class."""
-        read = functools.partial(self.annotated, module, given=given or {})
+        return self._annotated(module, node, given) if given else self._plainly_annotated(module, node)
+
+    def _annotated(self, module: Module, node: ast.expr | None, given: Mapping[str, Type]) -> Type:
+        read = functools.partial(self.annotated, module, given=given)
         match node:
             case None:
                 return UNKNOWN
@@ -288,7 +309,7 @@ class Program:
             case ast.Constant(value=str() as text):
                 return read(ast.parse(text, mode="eval").body)
             case ast.Name(id=name):
-                return self._named(module, name, given or {})
+                return self._named(module, name, given)
             case ast.Attribute():
                 found = self._member(module, node)
                 return ARRAY if node.attr == "NDArray" else found

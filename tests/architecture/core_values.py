@@ -44,7 +44,7 @@ class Values:
             )  # fmt: skip
             self._env[argument.arg] = [Value(kind, frozenset({argument.arg}))]
         for _ in range(2):
-            for node in of.nodes:
+            for node in of.binds:
                 self._bind_node(node)
         self._known = {}
 

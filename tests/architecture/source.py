@@ -31,10 +31,27 @@ def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=str(path))
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    """Yields the dotted names that a file imports, at any level."""
-    for child in ast.walk(node):
-        if isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            yield "." * child.level + (child.module or "")
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Returns every node of the parsed file, as `ast.walk` yields them."""
+    return tuple(ast.walk(tree(path)))
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Returns the dotted names that a file imports, at any level."""
+    found = list[str]()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            found += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.append("." * node.level + (node.module or ""))
+    return tuple(found)
+
+
+def places(kinds: type[ast.AST] | tuple[type[ast.AST], ...], *packages: str) -> Iterator[tuple[str, ast.AST]]:
+    """Yields each node of the kinds, after its file and the outermost class or function that it is in."""
+    for path in files(*packages):
+        for outer in tree(path).body:
+            place = f"{path} {getattr(outer, 'name', '')}"
+            yield from ((place, node) for node in ast.walk(outer) if isinstance(node, kinds))

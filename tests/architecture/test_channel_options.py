@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpc._cython import cygrpc
 
-from tests.architecture.source import PROGRAMS, ROOT, files, tree
+from tests.architecture.source import PROGRAMS, ROOT, files, nodes
 
 # A name in the library's binary is a string of C, which a zero byte ends.
 _NAME = re.compile(rb"(grpc\.[a-z][a-z0-9_.]+)\x00")
@@ -27,7 +27,7 @@ def names(path: Path) -> frozenset[str]:
     """The texts of a file that begin a pair of a name and a value, or a list of such names."""
     if '"grpc.' not in (ROOT / path).read_text():
         return frozenset()
-    firsts = [node.elts[0] for node in ast.walk(tree(path)) if isinstance(node, ast.Tuple | ast.List) and node.elts]
+    firsts = [node.elts[0] for node in nodes(path) if isinstance(node, ast.Tuple | ast.List) and node.elts]
     texts = [str(each.value) for each in firsts if isinstance(each, ast.Constant)]
     return frozenset(text for text in texts if text.startswith("grpc.") and not text.startswith(_OF_SERVICES))
 
@@ -45,7 +45,7 @@ def test_no_option_hides_from_the_test_above() -> None:
         f"{path}:{node.lineno}"
         for path in files(*PROGRAMS)
         if '"grpc.' in (ROOT / path).read_text()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in known_names() - names(path)
     }
     assert hidden == set()

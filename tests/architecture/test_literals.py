@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PROGRAMS, ROOT, files, tree
+from tests.architecture.source import PROGRAMS, ROOT, files, nodes
 
 COLLECTIONS = frozenset(
     {"Iterable", "Collection", "Sequence", "Container", "Set", "AbstractSet", "list", "set", "frozenset"}
@@ -48,19 +48,19 @@ def in_parentheses(node: ast.expr, lines: list[bytes]) -> bool:
     return before.rstrip().endswith(b"(") and after.lstrip().startswith(b")")
 
 
-def nodes_of(module: ast.Module) -> list[ast.AST]:
-    """Those that the check reads."""
-    return [node for node in ast.walk(module) if isinstance(node, KINDS)]
+def checked(found: Iterable[ast.AST]) -> list[ast.AST]:
+    """Those nodes that the check reads."""
+    return [node for node in found if isinstance(node, KINDS)]
 
 
-def signatures(nodes: list[ast.AST]) -> Signatures:
+def signatures(read: list[ast.AST]) -> Signatures:
     """Those that any definition of a name has."""
     found: Signatures = {}
 
     def add(name: str, wanted: Iterable[tuple[int, str]]) -> None:
         found.setdefault(name, set()).update(wanted)
 
-    for node in nodes:
+    for node in read:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names = [*node.args.posonlyargs, *node.args.args]
             begin = 1 if names and names[0].arg in ("self", "cls") else 0
@@ -77,10 +77,10 @@ def signatures(nodes: list[ast.AST]) -> Signatures:
     return found
 
 
-def letters(nodes: list[ast.AST], source: str, own: Signatures, known: Signatures) -> Iterator[int]:
+def letters(read: list[ast.AST], source: str, own: Signatures, known: Signatures) -> Iterator[int]:
     """The lines where a string stands for a collection. `own`: of the module, `known`: of all modules."""
     lines = source.encode().split(b"\n")
-    for node in nodes:
+    for node in read:
         if isinstance(node, ast.Compare):
             for operator, right in zip(node.ops, node.comparators, strict=True):
                 if isinstance(operator, ast.In | ast.NotIn) and is_text(right) and in_parentheses(right, lines):
@@ -106,8 +106,8 @@ def letters(nodes: list[ast.AST], source: str, own: Signatures, known: Signature
 
 
 def test_no_string_stands_for_a_collection_of_strings() -> None:
-    nodes = {path: nodes_of(tree(path)) for path in files(*PROGRAMS)}
-    own = {path: signatures(each) for path, each in nodes.items()}
+    read = {path: checked(nodes(path)) for path in files(*PROGRAMS)}
+    own = {path: signatures(each) for path, each in read.items()}
     known: Signatures = {}
     for each in own.values():
         for name, wanted in each.items():
@@ -115,7 +115,7 @@ def test_no_string_stands_for_a_collection_of_strings() -> None:
     found = [
         f"{path}:{line}"
         for path, each in own.items()
-        for line in letters(nodes[path], (ROOT / path).read_text(), each, known)
+        for line in letters(read[path], (ROOT / path).read_text(), each, known)
     ]
     assert found == []
 
@@ -151,9 +151,9 @@ RIGHT = [
     ("source", "is_wrong"), [*((each, True) for each in WRONG), *((each, False) for each in RIGHT)]
 )
 def test_the_check_finds_each_form(source: str, is_wrong: bool) -> None:
-    nodes = nodes_of(ast.parse(source))
-    own = signatures(nodes)
-    assert bool(list(letters(nodes, source, own, own))) == is_wrong
+    read = checked(ast.walk(ast.parse(source)))
+    own = signatures(read)
+    assert bool(list(letters(read, source, own, own))) == is_wrong
 
 
 def test_the_check_reads_all_programs() -> None:

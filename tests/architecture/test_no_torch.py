@@ -1,65 +1,58 @@
-"""The scheduler service and the client never import torch; a fresh interpreter proves it while torch is installed."""
+"""What the modules of service and client load in fresh interpreters: never torch, though it is installed."""
 
+import functools
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.architecture.source import ROOT, files, module_name
+from tests.rigs.processes import child_environment
 
+EXTRA = {"pydantic", "starlette", "uvicorn"}
+WATCHED = {"torch", "transformers", "zmq", "grpc", "asyncio", "socket", *EXTRA}
 PROBE = """
 import importlib, json, sys
-names, forbidden = json.loads(sys.stdin.read())
-offenders = {}
+names, watched = json.loads(sys.stdin.read())
+found = {}
 for name in names:
     importlib.import_module(name)
-    loaded = [module for module in forbidden if module in sys.modules]
-    if loaded:
-        offenders[name] = loaded
-print(json.dumps(offenders))
+    found[name] = [module for module in watched if module in sys.modules]
+print(json.dumps(found))
 """
 
 
-def offenders(package: str, forbidden: list[str], *, beside: str = "none") -> dict[str, list[str]]:
-    """Returns the modules of the package that load a forbidden module, each with the modules it loads.
-
-    `beside`: the part of the package that may.
-    """
-    names = [name for name in map(module_name, files(package)) if not name.startswith(beside)]
+@functools.cache
+def loaded(*packages: str) -> dict[str, set[str]]:
+    """What of WATCHED is loaded after the import of each module, first those of the first package."""
+    names = dict.fromkeys(module_name(path) for package in packages for path in files(package))
+    # What may load more than the others.
+    ordered = sorted(names, key=lambda name: name.startswith("tandem_client.gateway"))
     process = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        input=json.dumps([names, forbidden]),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("", "client", "protos", ".stubs")),
-        },
-        check=False,
-    )
+        [sys.executable, "-c", PROBE], input=json.dumps([ordered, sorted(WATCHED)]), capture_output=True, text=True,
+        cwd=ROOT, env=child_environment(), check=False,
+    )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+    return {name: set(modules) for name, modules in json.loads(process.stdout).items()}
 
 
-@pytest.mark.parametrize("package", ["scheduler_svc", "client"])
-def test_no_module_loads_torch_or_transformers(package: str) -> None:
+def test_no_module_loads_torch_or_transformers() -> None:
     assert importlib.util.find_spec("torch") is not None, "this test needs an installed torch"
-    assert offenders(package, ["torch", "transformers"]) == {}
-
-
-def test_only_the_gateway_loads_what_its_extra_brings() -> None:
-    extra = ["pydantic", "starlette", "uvicorn"]
-    assert offenders("client", extra, beside="tandem_client.gateway") == {}
-    assert "tandem_client.gateway.app" in offenders("client", extra)
-
-
-def test_the_probe_detects_a_loaded_module() -> None:
-    assert "tandem_client.sync_client" in offenders("client", ["grpc"])
+    found = loaded("scheduler_svc/core", "scheduler_svc") | loaded("client")
+    assert {name for name, modules in found.items() if modules & {"torch", "transformers"}} == set()
 
 
 def test_the_core_loads_no_sockets() -> None:
-    assert offenders("scheduler_svc/core", ["zmq", "grpc", "asyncio", "socket"]) == {}
+    found = loaded("scheduler_svc/core", "scheduler_svc")
+    core = [modules for name, modules in found.items() if name.startswith("scheduler_svc.core")]
+    assert len(core) > 20
+    assert set().union(*core) & {"zmq", "grpc", "asyncio", "socket"} == set()
+    assert found["scheduler_svc.frontend.server"] >= {"zmq", "grpc", "asyncio", "socket"}
+
+
+def test_only_the_gateway_loads_what_its_extra_brings() -> None:
+    found = loaded("client")
+    others = [name for name in found if not name.startswith("tandem_client.gateway")]
+    assert len(others) > 20
+    assert [name for name in others if found[name] & EXTRA] == []
+    assert found["tandem_client.gateway.app"] >= EXTRA - {"uvicorn"}

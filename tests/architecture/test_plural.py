@@ -8,16 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem_contract.plural import numbered
-from tests.architecture.source import PROGRAMS, files, tree
+from tests.architecture.source import PROGRAMS, files, nodes
 
 COUNTING = ("counted", "numbered")
 _NUMBER = re.compile(r"%[-+,.\d]*[ds]")
-
-
-def calls(node: ast.AST) -> Iterator[ast.Call]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            yield each
 
 
 def text_of(node: ast.AST) -> str:
@@ -33,8 +27,9 @@ def counted_things() -> dict[str, str]:
     return {
         f"{path}:{call.lineno}": re.split(" (?:of|to) ", text_of(call.args[1]))[0]
         for path in files(*PROGRAMS)
-        for call in calls(tree(path))
-        if isinstance(call.func, ast.Name) and call.func.id in COUNTING and text_of(call.args[1])
+        for call in nodes(path)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in COUNTING
+        if text_of(call.args[1])
     }
 
 
@@ -63,26 +58,25 @@ def never_one(value: ast.AST, rest: str, guards: list[ast.AST]) -> bool:
     return is_constant(value) or above_one or re.match(r"[^;]*; the limit is |/", rest) is not None
 
 
-def texts(node: ast.AST, guards: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.AST, ast.AST, str, list[ast.AST]]]:
-    """Yields each number of a text that is put together: where, its value, what follows it, and its conditions."""
-    if isinstance(node, ast.IfExp):
-        guards = (*guards, node.test)
-    match node:
-        case ast.Assert():
-            # What fails is a mistake of ours.
-            return
-        case ast.JoinedStr(values=values):
-            for one, after in itertools.pairwise(values):
-                if isinstance(one, ast.FormattedValue) and not is_fraction(one.format_spec):
-                    yield node, one.value, text_of(after), list(guards)
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="log" | "logger")), args=[form, *arguments]):
-            values = [each for one in arguments for each in (one.value.elts if is_star(one) else [one])]
-            for found, value in zip(_NUMBER.finditer(text_of(form)), values, strict=False):
-                yield node, value, text_of(form)[found.end() :], list(guards)
-        case _:
-            pass
-    for child in ast.iter_child_nodes(node):
-        yield from texts(child, guards)
+def texts(path: Path) -> Iterator[tuple[ast.AST, ast.AST, str]]:
+    """Yields each number of a text that is put together: where, its value, and what follows it."""
+    for node in nodes(path):
+        match node:
+            case ast.JoinedStr(values=values):
+                for one, after in itertools.pairwise(values):
+                    if isinstance(one, ast.FormattedValue) and not is_fraction(one.format_spec):
+                        yield node, one.value, text_of(after)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="log" | "logger")), args=[form, *arguments]):
+                values = [each for one in arguments for each in (one.value.elts if is_star(one) else [one])]
+                for found, value in zip(_NUMBER.finditer(text_of(form)), values, strict=False):
+                    yield node, value, text_of(form)[found.end() :]
+            case _:
+                pass
+
+
+def around(path: Path, inner: ast.AST) -> list[ast.AST]:
+    """The conditional expressions and assertions of a file that this node is in."""
+    return [node for node in nodes(path) if isinstance(node, ast.IfExp | ast.Assert) and inner in ast.walk(node)]
 
 
 def is_fraction(form: ast.AST | None) -> bool:
@@ -96,9 +90,14 @@ def is_star(node: ast.AST) -> bool:
 
 def by_hand(path: Path, plurals: re.Pattern[str]) -> Iterator[str]:
     """The lines of a file where the plural of something that programs count follows a number."""
-    for node, value, rest, guards in texts(tree(path)):
-        if (found := plurals.match(rest)) is not None and not never_one(value, rest[found.end() :], guards):
-            yield f"{path}:{node.lineno}:{found[0]}"
+    for node, value, rest in texts(path):
+        if (found := plurals.match(rest)) is not None:
+            outer = around(path, node)
+            guards = [each.test for each in outer if isinstance(each, ast.IfExp)]
+            # What an assertion says is a mistake of ours.
+            is_ours = any(isinstance(each, ast.Assert) for each in outer)
+            if not is_ours and not never_one(value, rest[found.end() :], guards):
+                yield f"{path}:{node.lineno}:{found[0]}"
 
 
 def test_things_are_counted_in_the_singular() -> None:
@@ -120,7 +119,7 @@ def test_no_letter_of_a_plural_depends_on_a_number() -> None:
     """As in {'s' if n > 1 else ''} and {'row' if n == 1 else 'rows'}."""
     found = list[str]()
     for path in files(*PROGRAMS):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.IfExp) and "1" in ast.unparse(node.test).split():
                 ends = sorted(text_of(each) for each in (node.body, node.orelse))
                 # The chart's axis has no number.

@@ -3,10 +3,10 @@
 import ast
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.architecture.source import files, tree
+from tests.architecture.source import files, nodes
 
 ROOM = Path("scheduler_svc/frontend/grpc_tuning")
 LIBRARIES = ("grpc", "asyncio")
@@ -29,10 +29,10 @@ def is_of_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
 
 
-def private_uses(module: ast.Module) -> Iterator[str]:
-    """Yields what a file uses of the libraries' private parts."""
+def private_uses(read: Sequence[ast.AST]) -> Iterator[str]:
+    """Yields what a file of these nodes uses of the libraries' private parts."""
     bound = set(LIBRARIES)
-    for node in ast.walk(module):
+    for node in read:
         if isinstance(node, ast.Import):
             bound |= {alias.asname for alias in node.names if alias.asname and is_of_library(alias.name)}
             names = [alias.name for alias in node.names]
@@ -42,9 +42,9 @@ def private_uses(module: ast.Module) -> Iterator[str]:
         else:
             continue
         yield from (name for name in names if is_of_library(name) and any(map(is_private, name.split("."))))
-    documents = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Attribute):
+    documents = {id(node.value) for node in read if isinstance(node, ast.Expr)}
+    for node in read:
+        if isinstance(node, ast.Attribute) and (is_private(node.attr) or node.attr == "get_referents"):
             whole = ast.unparse(node)
             is_bound = whole.partition(".")[0] in bound and is_private(node.attr)
             is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
@@ -58,17 +58,22 @@ def test_private_parts_of_grpc_and_asyncio_are_used_in_one_room():
     found = {
         str(path): sorted(uses)
         for path in files("scheduler_svc", "client", "protos/tandem_contract")
-        if not path.is_relative_to(ROOM) and (uses := set(private_uses(tree(path))))
+        if not path.is_relative_to(ROOM) and (uses := set(private_uses(nodes(path))))
     }
     assert found == {}
 
 
 def test_the_search_finds_what_the_room_has():
-    found = {path.name: set(private_uses(tree(path))) for path in files(str(ROOM))}
-    assert "__pyx" in found["ends.py"] and "gc.get_referents" in found["ends.py"]
-    assert "future._asyncio_future_blocking" in found["event_loop.py"]
-    assert "/proc/self/fd" in found["sockets.py"] and "cygrpc" in found["ends.py"]
+    own = {path.name: set(private_uses(nodes(path))) for path in files(str(ROOM))}
+    assert "__pyx" in own["ends.py"] and "gc.get_referents" in own["ends.py"]
+    assert "future._asyncio_future_blocking" in own["event_loop.py"]
+    assert "/proc/self/fd" in own["sockets.py"] and "cygrpc" in own["ends.py"]
     source = (
         "import asyncio as a\nfrom grpc import aio\nfrom grpc._cython import cygrpc\na.tasks._all(aio._server, t._coro)"
     )
-    assert set(private_uses(ast.parse(source))) == {"grpc._cython.cygrpc", "a.tasks._all", "aio._server", "t._coro"}
+    assert set(private_uses(list(ast.walk(ast.parse(source))))) == {
+        "grpc._cython.cygrpc",
+        "a.tasks._all",
+        "aio._server",
+        "t._coro",
+    }

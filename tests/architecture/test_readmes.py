@@ -1,10 +1,16 @@
-"""Lists in READMEs are those of the descriptors and of the tree: RPCs, protos, modules, the places of a parameter."""
+"""Lists and tables in READMEs are those of the code: RPCs, protos, modules, the places of a parameter, phases."""
 
 import re
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
+import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
+from scheduler_svc.core.state import lane_resources
+from scheduler_svc.core.state.lane_phase import LANE_TRANSITIONS
+from scheduler_svc.core.state.request import TRANSITIONS
 from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.sizes import MAX_ABORT_BYTES
 from tests.architecture.source import ROOT
@@ -71,3 +77,20 @@ def test_the_recipe_of_a_sampling_option_names_every_place_of_one() -> None:
     # And it names nothing that is not there.
     files = [str(path.relative_to(ROOT)) for path in ROOT.glob("[!.]*/**/*.*")]
     assert [name for name in named if not any(path == name or path.endswith(f"/{name}") for path in files)] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "table"),
+    [(1, lane_resources.TRANSITIONS), (2, TRANSITIONS), (3, LANE_TRANSITIONS)],
+    ids=["resource", "request", "lane"],
+)
+def test_the_readme_lists_exactly_the_transitions_of_the_code(
+    number: int, table: Mapping[tuple[StrEnum, StrEnum], StrEnum]
+) -> None:
+    shown = text("scheduler_svc/core/README.md").split("| from | move | to |")[number].split("\n\n")[0]
+    rows = [re.findall(r"[a-z][a-z, ]*", line) for line in shown.splitlines()[2:]]
+    # A row may list several phases in its first column.
+    documented = {
+        (phase.strip(), move.strip(), to.strip()) for sources, move, to in rows for phase in sources.split(",")
+    }
+    assert documented == {(phase.value, move.value, to.value) for (phase, move), to in table.items()}

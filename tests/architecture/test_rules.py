@@ -1,12 +1,15 @@
 """Design rules that the source must obey."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PROGRAMS, ROOT, files, imports, module_name, tree
+from tests.architecture.source import PROGRAMS, ROOT, files, imports, module_name, nodes, tree
+from tests.gpu.parts import FILES, WORKER_TESTS, parts
+from tests.rigs.default_ports import DEFAULT_PORTS
 
 EVERY_FILE = files(*PROGRAMS)
 # Formats that execute code on reading.
@@ -20,13 +23,13 @@ def test_the_programs_never_import_each_other(program: str) -> None:
     found = {
         str(path): sorted(names)
         for path in files(program)
-        if (names := {name for name in imports(tree(path)) if name.split(".")[0] in others})
+        if (names := {name for name in imports(path) if name.split(".")[0] in others})
     }
     assert found == {}
 
 
 def test_the_client_imports_only_the_public_stubs() -> None:
-    found = {str(path) for path in files("client") for name in imports(tree(path)) if "internal" in name.split(".")}
+    found = {str(path) for path in files("client") for name in imports(path) if "internal" in name.split(".")}
     assert found == set()
 
 
@@ -34,21 +37,22 @@ def test_no_module_reads_a_format_that_executes_code() -> None:
     found = {
         str(path): sorted(names)
         for path in EVERY_FILE
-        if (names := {name for name in imports(tree(path)) if name.split(".")[0] in CODE_RUNNING})
+        if (names := {name for name in imports(path) if name.split(".")[0] in CODE_RUNNING})
     }
     assert found == {}
     calls = {
         f"{path}:{node.lineno}"
         for path in EVERY_FILE
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
+        and node.attr in ("load", "save", "recv_pyobj")
         and ast.unparse(node) in ("torch.load", "torch.save", "socket.recv_pyobj", "np.load")
     }
     assert calls == set()
 
 
 def test_package_files_import_nothing() -> None:
-    found = [str(path) for path in EVERY_FILE if path.name == "__init__.py" and list(imports(tree(path)))]
+    found = [str(path) for path in EVERY_FILE if path.name == "__init__.py" and imports(path)]
     assert found == ["client/tandem_client/__init__.py"]
 
 
@@ -67,7 +71,9 @@ def test_importing_reads_no_environment() -> None:
         f"{path}:{node.lineno}"
         for path in EVERY_FILE
         for node in _at_import(tree(path))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.getenv")
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("environ", "getenv")
+        and ast.unparse(node) in ("os.environ", "os.getenv")
     ]
     assert found == []
 
@@ -101,3 +107,28 @@ def test_the_top_level_contains_only_the_design_folders() -> None:
         "pyproject.toml",
     }
     assert [folder for folder in sorted(folders) if not (ROOT / folder / "README.md").is_file()] == []
+
+
+def test_the_tests_hold_every_default_port() -> None:
+    """A port that a program names as an address of its own code is one at which a test might start it."""
+    address = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1?\]|0\.0\.0\.0)?:(\d+)")
+    texts = [
+        node.value
+        for path in EVERY_FILE
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    ports = {int(found[1]) for text in texts if (found := address.fullmatch(text.removeprefix("tcp://")))}
+    assert ports - {0} == set(DEFAULT_PORTS)
+
+
+def test_every_worker_test_file_belongs_to_one_part_of_a_gpu_run() -> None:
+    def files_of(path: Path) -> list[Path]:
+        return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+
+    root = ROOT / WORKER_TESTS
+    assert sorted(file for names in FILES.values() for name in names for file in files_of(root / name)) == files_of(
+        root
+    )
+    names = [part.name for part in parts()]
+    assert len(set(names)) == len(names)

@@ -2,8 +2,9 @@
 
 import ast
 from collections import Counter
+from pathlib import Path
 
-from tests.architecture.source import PROGRAMS, files, tree
+from tests.architecture.source import PROGRAMS, files, nodes
 
 # Methods that a library calls by name, and those that users of the client call.
 CALLED_FROM_OUTSIDE = {
@@ -21,11 +22,11 @@ CALLED_FROM_OUTSIDE = {
 FOR_TESTS = {"extents", "num_watches"}
 
 
-def definitions(module: ast.Module) -> set[str]:
+def definitions(path: Path) -> set[str]:
     """Names of the functions, methods and classes of a module, apart from those that Python itself calls."""
     return {
         node.name
-        for node in ast.walk(module)
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not (node.name.startswith("__") and node.name.endswith("__"))
         # What a decorator registers (a command, an option's check, a handler of events) is called by its framework.
@@ -38,10 +39,10 @@ def _registers(decorator: ast.Call) -> bool:
     return name in {"command", "callback", "handles", "register"} or name.endswith("_validator")
 
 
-def mentions(module: ast.Module) -> Counter[str]:
+def mentions(path: Path) -> Counter[str]:
     """How often each name is read, imported, looked up as an attribute or written in a string of the module."""
     found: Counter[str] = Counter()
-    for node in ast.walk(module):
+    for node in nodes(path):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name):
                 found[name] += 1
@@ -57,6 +58,6 @@ def mentions(module: ast.Module) -> Counter[str]:
 def test_every_definition_is_used() -> None:
     used: Counter[str] = Counter()
     for path in files(*PROGRAMS):
-        used += mentions(tree(path))
-    unused = {f"{path}:{name}" for path in files(*PROGRAMS) for name in definitions(tree(path)) if not used[name]}
+        used += mentions(path)
+    unused = {f"{path}:{name}" for path in files(*PROGRAMS) for name in definitions(path) if not used[name]}
     assert {entry for entry in unused if entry.rpartition(":")[2] not in CALLED_FROM_OUTSIDE | FOR_TESTS} == set()

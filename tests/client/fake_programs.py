@@ -5,17 +5,24 @@ The code may use `say(line)`, `stay()`, `life` (the number of earlier starts) an
 
 import asyncio
 import os
+import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tandem_client.services import serving
 from tandem_client.services.display import Display
 from tandem_client.services.lines import line_writer
 from tandem_client.services.pair import ServicePair
 from tandem_client.services.settings import SCHEDULER, Settings
 from tandem_contract.processes import OnZero, Policy
 from tests.client.fake_service import WAIT_SECONDS, FakeService
+from tests.rigs.processes import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 STAYS = "stay()"
+# What `tandem serve` says when both programs serve.
+READY = "ready: tandem generate"
+Programs = Callable[..., None]
 # What a scheduler without a door reads.
 SETTINGS: dict[str, Settings] = {SCHEDULER: {"tokens": None, "tls_cert": None, "tls_key": None, "health_listen": ""}}
 _PROGRAM = """
@@ -53,7 +60,7 @@ def write_programs(folder: Path, *, scheduler: str, worker: str) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """The environment in which the fakes hide the real programs and the client can be imported."""
     path = [folder, ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs"]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return {**child_environment(), "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 class Output(Display):
@@ -105,3 +112,30 @@ def make_pair(output: Output, standbys: int = 0) -> ServicePair:
         on_end=output.ended,
         say=output.say,
     )
+
+
+def listens(service: FakeService, then: str = STAYS) -> str:
+    """The code of a scheduler that says that it listens at the fake service's address."""
+    line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
+    return f"say({line!r})\n{then}"
+
+
+def pid_in(line: str) -> int:
+    return int(line.rpartition(" ")[2])
+
+
+Play = Callable[[Output], Awaitable[None]]
+
+
+def run_serve(service: FakeService, play: Play | None = None, *, standbys: int = 0) -> tuple[int, str, Output]:
+    """Serves the fakes in this process until the play ends or a fake ends for good; returns code, cause and lines."""
+
+    async def run() -> tuple[int, str, Output]:
+        output = Output(service)
+        running = asyncio.create_task(serving.serve(make_pair(output, standbys), output, SETTINGS))
+        if play is not None:
+            await play(output)
+            os.kill(os.getpid(), signal.SIGINT)
+        return *await asyncio.wait_for(running, WAIT_SECONDS), output
+
+    return asyncio.run(run())

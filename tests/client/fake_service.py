@@ -37,9 +37,13 @@ class Ending:
         return self._over.wait(seconds)
 
 
-def accepted(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateResponse:
+def accepted(
+    request: inference_pb2.GenerateRequest | inference_pb2.ResumeRequest,
+) -> inference_pb2.GenerateResponse:
+    is_new = isinstance(request, inference_pb2.GenerateRequest)
+    num_samples = request.sampling.num_samples if is_new else len(request.offsets)
     sampling = inference_pb2.SamplingParams(
-        temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**63, num_samples=request.sampling.num_samples or 1
+        temperature=0.7, top_p=1.0, top_k=0, min_p=0.0, seed=2**63, num_samples=num_samples or 1
     )
     return inference_pb2.GenerateResponse(
         accepted=inference_pb2.Accepted(
@@ -80,6 +84,54 @@ def summary(num_tokens: int) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage, timing=timing))
 
 
+Step = inference_pb2.GenerateResponse | Callable[[Ending], object]
+
+
+def sending(*steps: Step) -> Any:
+    """The code of Generate or Resume: sends Accepted, and then does each step: sends a message, or calls the rest."""
+
+    def behaviour(request: Any, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+        yield accepted(request)
+        for step in steps:
+            if isinstance(step, inference_pb2.GenerateResponse):
+                yield step
+            else:
+                step(ending)
+
+    return behaviour
+
+
+def refusing(code: grpc.StatusCode, message: str, *details: Message) -> Any:
+    """The code of any call: fails at once."""
+
+    def behaviour(request: Any, ending: Ending) -> Iterator[Any]:
+        fail(ending.context, code, message, *details)
+        yield from ()
+
+    return behaviour
+
+
+def refusing_field(field: str, message: str) -> Any:
+    """The code of any call: fails at once because of a field."""
+    return refusing(grpc.StatusCode.INVALID_ARGUMENT, message, bad_request(field, message))
+
+
+def fails(code: grpc.StatusCode, message: str, *details: Message) -> Step:
+    """A step that ends the call with this status."""
+    return lambda ending: fail(ending.context, code, message, *details)
+
+
+def breaks(ending: Ending) -> None:
+    """A step that ends the call with a status that does not come from the service: it has no details."""
+    ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def stays(ending: Ending) -> None:
+    """A step that does nothing until the client leaves."""
+    # No test waits this long, so no test mistakes the end of this wait for the client's.
+    ending.wait(10 * WAIT_SECONDS)
+
+
 def one_completion(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
     """Sends three tokens in two deltas."""
     yield accepted(request)
@@ -106,8 +158,7 @@ def endless(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[
     """Sends one token, then nothing until the client leaves."""
     yield accepted(request)
     yield delta(0, [5], "R")
-    # No test waits this long, so no test mistakes the end of this wait for the client's.
-    ending.wait(10 * WAIT_SECONDS)
+    stays(ending)
 
 
 def fail(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> None:

@@ -1,21 +1,19 @@
 """Conversations and constraints as keywords, and the parsed answers of both clients."""
 
-import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
 
-from tandem_client import AsyncClient, Client
+from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tandem_client.types import ChatMessage, FinishReason, SampleOffset, ToolCall
 from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 from tandem_client.wire.request import generate_request
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.both import Connect, either
+from tests.client.fake_service import FakeService, sending
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
@@ -196,10 +194,7 @@ CALLS = (
 WHOLE = SampleOffset(token_ids=6, text_chars=7, reasoning_chars=9, tool_calls=2, tool_argument_chars=17)
 
 
-def answer(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield from PARTS
-    yield from ENDING
+answer = sending(*PARTS, *ENDING)
 
 
 def check(stream: Any) -> None:
@@ -215,10 +210,13 @@ def check(stream: Any) -> None:
     }
 
 
-def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, client: Client) -> None:
+@either
+def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, connect: Connect) -> None:
     service.behaviour = answer
-    stream = client.generate(chat=TALK, tools=[WEATHER])
-    deltas = list(stream)
+    with connect(service.address) as client:
+        stream = client.generate(chat=TALK, tools=[WEATHER])
+        deltas = list(stream)
+        assert client.render_chat(TALK, tools=[WEATHER]).text == "system|user|assistant|tool"
     assert [delta.reasoning for delta in deltas] == ["So ", "it is.", "", "", "", ""]
     assert [len(delta.tool_calls) for delta in deltas] == [0, 0, 0, 2, 2, 1]
     check(stream)
@@ -226,21 +224,6 @@ def test_a_sample_collects_reasoning_and_tool_calls(service: FakeService, client
     # The answer can be sent back.
     again = generate_request(None, chat=[*TALK, stream.samples[0].message]).chat.messages[-1]
     assert list(again.content) == ["I call."] and again.tool_calls[0].arguments_json == '{"city": "Rom"}'
-
-
-def test_an_async_sample_collects_the_same(service: FakeService) -> None:
-    service.behaviour = answer
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as client:
-            stream = client.generate(chat=TALK, tools=[WEATHER])
-            async for _ in stream:
-                pass
-            check(stream)
-            rendered = await client.render_chat(TALK, tools=[WEATHER])
-            assert rendered.text == "system|user|assistant|tool"
-
-    asyncio.run(read())
 
 
 def test_the_message_of_an_answer_without_text_has_no_content() -> None:
@@ -256,17 +239,8 @@ def test_arguments_that_are_no_object_raise_value_error(arguments: str) -> None:
 
 @pytest.mark.parametrize("cut", range(1, len(PARTS)))
 def test_a_lost_answer_continues_at_every_part(service: FakeService, client: Client, cut: int) -> None:
-    def half(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield from PARTS[:cut]
-        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
-    def rest(request: inference_pb2.ResumeRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(inference_pb2.GenerateRequest(request_id=request.request_id))
-        yield from PARTS[cut:]
-        yield from ENDING
-
-    service.behaviour, service.resumption = half, rest
+    service.behaviour = sending(*PARTS[:cut], fake_service.breaks)
+    service.resumption = sending(*PARTS[cut:], *ENDING)
     stream = client.generate(chat=TALK, resume=True)
     list(stream)
     check(stream)
@@ -283,12 +257,7 @@ def test_a_lost_answer_continues_at_every_part(service: FakeService, client: Cli
 
 
 def test_offsets_go_on_from_what_was_read_elsewhere(service: FakeService, client: Client) -> None:
-    def rest(request: inference_pb2.ResumeRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(inference_pb2.GenerateRequest(request_id=request.request_id))
-        yield from PARTS[4:]
-        yield from ENDING
-
-    service.resumption = rest
+    service.resumption = sending(*PARTS[4:], *ENDING)
     before = SampleOffset(token_ids=4, text_chars=7, reasoning_chars=9, tool_calls=1, tool_argument_chars=7)
     stream = client.resume("live", bytes(32), offsets=[before])
     list(stream)
@@ -301,13 +270,8 @@ def test_offsets_go_on_from_what_was_read_elsewhere(service: FakeService, client
 
 
 def test_a_refusal_names_the_place_in_the_conversation(service: FakeService, client: Client) -> None:
-    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        said = "chat.messages[1].role is 'boss'; it must be one of system, developer, user, assistant, tool"
-        violation = fake_service.bad_request("chat.messages[1].role", said)
-        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, violation)
-        yield from ()
-
-    service.behaviour = refusing
+    said = "chat.messages[1].role is 'boss'; it must be one of system, developer, user, assistant, tool"
+    service.behaviour = fake_service.refusing_field("chat.messages[1].role", said)
     with pytest.raises(InvalidArgument, match=r"^chat\[1\].role is 'boss'; it must be") as caught:
         list(client.generate(chat=TALK))
     assert caught.value.keyword == "chat[1].role"

@@ -12,6 +12,7 @@ import pytest
 
 from tandem_client import AsyncClient, Client, calls, errors
 from tests.client import fake_service
+from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -45,52 +46,32 @@ def test_every_method_that_calls_is_listed() -> None:
     assert {name for name in vars(calls) if name in CALLS} == set(CALLS) - {"wait_ready", "generate", "resume"}
 
 
+@either
 @pytest.mark.parametrize("name", CALLS)
-def test_a_closed_client_says_so(service: FakeService, name: str) -> None:
+def test_a_closed_client_says_so(service: FakeService, connect: Connect, name: str) -> None:
     said = f"^the client of {service.address} is closed; make a new one$"
-    client = Client(service.address)
-    client.close()
-    client.close()
-    with pytest.raises(errors.ClientClosed, match=said):
-        # A call that tells its progress begins with the first step.
-        next(iter(CALLS[name](client)))
-
-    async def call() -> None:
-        client = AsyncClient(service.address)
-        await client.close()
-        await client.close()
-        made = CALLS[name](client)
-        if hasattr(made, "__aiter__"):
-            await anext(made)
-        else:
-            await made
-
-    with pytest.raises(errors.ClientClosed, match=said):
-        asyncio.run(call())
+    with connect(service.address) as client:
+        client.close()
+        client.close()
+        with pytest.raises(errors.ClientClosed, match=said):
+            # A call that tells its progress begins with the first step.
+            next(iter(CALLS[name](client)))
     assert not service.requests
 
 
+@either
 @pytest.mark.parametrize("resume", [False, True])
-def test_closing_a_client_ends_its_streams_with_that_error(service: FakeService, resume: bool) -> None:
+def test_closing_a_client_ends_its_streams_with_that_error(
+    service: FakeService, connect: Connect, resume: bool
+) -> None:
     service.behaviour = fake_service.endless
-    client = Client(service.address)
-    stream = client.generate("a", resume=resume)
-    assert next(stream).text == "R"
-    client.close()
-    with pytest.raises(errors.ClientClosed):
-        next(stream)
-    stream.close()
-
-    async def read() -> None:
-        client = AsyncClient(service.address)
+    with connect(service.address) as client:
         stream = client.generate("a", resume=resume)
-        assert (await anext(stream)).text == "R"
-        await client.close()
+        assert next(stream).text == "R"
+        client.close()
         with pytest.raises(errors.ClientClosed):
-            await anext(stream)
+            next(stream)
         stream.close()
-
-    asyncio.run(read())
 
 
 CHILD = """

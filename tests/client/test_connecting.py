@@ -8,27 +8,21 @@ import pytest
 from tandem_client import AsyncClient, Client, connection, errors
 from tandem_client.wire.rpc_errors import ErrorReader
 from tests.client import fake_service
+from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService
 from tests.client.listeners import Proxy, closed_address, silent_listener
 
 # The delay of the first byte of HTTP/2, far above the pause before a second attempt.
-DELAY_SECONDS = 1.0
+DELAY_SECONDS = 0.5
 
 
-def test_a_service_that_answers_late_is_reached_by_both_clients(service: FakeService) -> None:
-    async def call(address: str) -> list[str]:
-        async with AsyncClient(address, max_retries=0) as client:
-            return [delta.text async for delta in client.generate("hi")]
-
-    def call_blocking(address: str) -> list[str]:
-        with Client(address, max_retries=0) as client:
-            return [delta.text for delta in client.generate("hi")]
-
-    async def both(address: str) -> list[list[str]]:
-        return list(await asyncio.gather(call(address), asyncio.to_thread(call_blocking, address)))
-
-    with Proxy(service.address, delay_seconds=DELAY_SECONDS) as proxy:
-        assert asyncio.run(both(proxy.address)) == [["Ré", "turn"]] * 2
+@either
+def test_a_service_that_answers_late_is_reached(service: FakeService, connect: Connect) -> None:
+    with (
+        Proxy(service.address, delay_seconds=DELAY_SECONDS) as proxy,
+        connect(proxy.address, max_retries=0) as client,
+    ):
+        assert [delta.text for delta in client.generate("hi")] == ["Ré", "turn"]
 
 
 def test_a_dead_connection_is_noticed_and_a_new_one_tried_within_20_seconds() -> None:
@@ -59,19 +53,16 @@ def test_a_call_to_a_listener_that_never_answers_fails(monkeypatch: pytest.Monke
             client.wait_ready(0.1)
 
 
-def test_calling_an_address_without_a_listener_raises_nothing_answers() -> None:
+@either
+def test_calling_an_address_without_a_listener_raises_nothing_answers(connect: Connect) -> None:
     address = closed_address()
-
-    async def call() -> None:
-        async with AsyncClient(address) as client:
-            await client.load()
-
     expected = f"^nothing answers at {address}: Connection refused$"
-    with pytest.raises(errors.NothingAnswers, match=expected) as caught:
-        asyncio.run(call())
-    assert caught.value.code == grpc.StatusCode.UNAVAILABLE
-    with Client(address) as client, pytest.raises(errors.NothingAnswers, match=expected):
-        list(client.generate("hi"))
+    with connect(address) as client:
+        with pytest.raises(errors.NothingAnswers, match=expected) as caught:
+            client.load()
+        assert caught.value.code == grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(errors.NothingAnswers, match=expected):
+            list(client.generate("hi"))
 
 
 class GrpcError(grpc.RpcError):

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from tandem.v1 import inference_pb2
 
@@ -13,6 +12,8 @@ from tandem_client import AsyncClient, Client, errors
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions
 from tandem_client.wire.rpc_errors import name_of, with_names
 from tests.client import fake_service
+from tests.client.both import Connect, either
+from tests.client.descriptors import paths
 from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
 
 
@@ -80,21 +81,15 @@ def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, cl
     assert caught.value.stream_began and not caught.value.is_refusal and caught.value.code is grpc.StatusCode.INTERNAL
 
 
-def test_both_clients_read_the_details_of_an_error(service: FakeService, client: Client) -> None:
+@either
+def test_the_details_of_an_error_are_read(service: FakeService, connect: Connect) -> None:
     details = (bad_request("sampling.top_p", "top_p is 3; at most 1"), retry_info(1.5))
     service.behaviour = Failing(ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as async_client:
-            async for _ in async_client.generate("hi"):
-                pass
-
-    for attempt in (lambda: list(client.generate("hi")), lambda: asyncio.run(read())):
-        with pytest.raises(errors.InvalidArgument) as caught:
-            attempt()
-        assert (caught.value.field, caught.value.keyword) == ("sampling.top_p", "top_p")
-        assert caught.value.violations[0].description == "top_p is 3; at most 1"
-        assert caught.value.retry_after_seconds == 1.5
+    with connect(service.address) as client, pytest.raises(errors.InvalidArgument) as caught:
+        list(client.generate("hi"))
+    assert (caught.value.field, caught.value.keyword) == ("sampling.top_p", "top_p")
+    assert caught.value.violations[0].description == "top_p is 3; at most 1"
+    assert caught.value.retry_after_seconds == 1.5
 
 
 def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Client) -> None:
@@ -109,36 +104,23 @@ def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Cli
     assert caught.value.retry_after_seconds == 0.25
 
 
-def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, client: Client) -> None:
+@either
+def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, connect: Connect) -> None:
     too_long = "x" * (4 * 2**20 + 1)
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as async_client:
-            async for _ in async_client.generate(too_long):
-                pass
-
-    for attempt in (lambda: list(client.generate(too_long)), lambda: asyncio.run(read())):
-        with pytest.raises(errors.MessageTooLarge) as caught:
-            attempt()
-        # The bytes of the text, of its field's tag and of its length.
-        size = f"{len(too_long) + 5:,}"
-        assert str(caught.value) == f"the request has {size} bytes; the service takes 4,194,304 (max_message_bytes)"
-        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert not caught.value.stream_began
+    with connect(service.address) as client, pytest.raises(errors.MessageTooLarge) as caught:
+        list(client.generate(too_long))
+    # The bytes of the text, of its field's tag and of its length.
+    size = f"{len(too_long) + 5:,}"
+    assert str(caught.value) == f"the request has {size} bytes; the service takes 4,194,304 (max_message_bytes)"
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not caught.value.stream_began
 
 
-def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService) -> None:
+@either
+def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService, connect: Connect) -> None:
     service.behaviour = failing = Failing(2, grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
-    with Client(service.address, max_retries=2) as client:
+    with connect(service.address, max_retries=2) as client:
         assert len(list(client.generate("hi"))) == 2
-    assert failing.calls == 3
-
-    async def read() -> int:
-        async with AsyncClient(service.address, max_retries=2) as async_client:
-            return len([delta async for delta in async_client.generate("hi")])
-
-    service.behaviour = failing = Failing(2, grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
-    assert asyncio.run(read()) == 2
     assert failing.calls == 3
 
 
@@ -267,17 +249,6 @@ def test_field_paths_are_replaced_by_keywords(field: str, said: str, keyword: st
 
 
 def test_each_field_of_a_request_has_a_keyword_that_generate_takes() -> None:
-    def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-        for field in descriptor.fields:
-            path = prefix + field.name
-            # A map counts as one field, although protobuf has a message for its entries.
-            # Also one without fields, which is set or not.
-            kind = field.message_type
-            if kind is None or kind.GetOptions().map_entry or not kind.fields:
-                yield path
-            else:
-                yield from paths(field.message_type, f"{path}.")
-
     fields = set(paths(inference_pb2.GenerateRequest.DESCRIPTOR))
     assert fields <= set(FIELD_KEYWORDS)
     assert {FIELD_KEYWORDS[path] for path in fields} == set(GenerateOptions.__annotations__) | {"prompt"}

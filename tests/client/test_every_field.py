@@ -4,7 +4,7 @@ A field that is added to a request or an answer fails here until a row says wher
 the same by its own table of flags (tests/client/cli/test_commands.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from tandem_client import calls, types
 from tandem_client.wire.request import generate_request, resume_request
+from tests.client.descriptors import paths
 from tests.client.gateway.asked import Noting, asker
 
 SERVICES = (inference_pb2.DESCRIPTOR, control_pb2.DESCRIPTOR)
@@ -201,16 +202,6 @@ ROWS: dict[str, Row] = {
         for path in ("version", "folder", "running", "in_turn", "max_seconds")
     },
 }  # fmt: skip
-
-
-def paths(descriptor: Descriptor, path: str = "") -> Iterator[str]:
-    """Paths of a message's fields; those of a message that is no entry of a map are its own fields, if it has any."""
-    for field in descriptor.fields:
-        kind = field.message_type
-        if kind is None or kind.GetOptions().map_entry or not kind.fields:
-            yield f"{path}{field.name}"
-        else:
-            yield from paths(kind, f"{path}{field.name}.")
 
 
 def is_set(found: Message, path: str) -> bool:

@@ -3,19 +3,19 @@
 No caller sets a deadline, and the proxy closes nothing, so only the client itself can find out.
 """
 
-import asyncio
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tandem.v1 import inference_pb2 as pb
 
-from tandem_client import AsyncClient, Client, connection
+from tandem_client import Client, connection
 from tandem_client.cli.reporting import Exit
 from tandem_client.errors import Unavailable
 from tests.client import fake_service
+from tests.client.both import Connect, either, of_loop
 from tests.client.fake_service import Ending, FakeService
 from tests.client.gateway.told_service import ToldService
 from tests.client.listeners import Proxy
@@ -23,9 +23,6 @@ from tests.client.quick_pings import PING_MS
 from tests.client.test_resume import accepted
 from tests.rigs.processes import Child
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
-
-# Reads a stream of the service at an address, which says when its first text came. Returns the text.
-Read = Callable[[str, bool, Callable[[], object]], str]
 
 
 @pytest.fixture(autouse=True)
@@ -48,34 +45,16 @@ def goes_on(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateRe
     yield fake_service.summary(2)
 
 
-def read(address: str, resume: bool, began: Callable[[], object]) -> str:
-    with Client(address) as client:
-        text = ""
-        for delta in client.generate("hi", resume=resume):
-            text += delta.text
-            began()
-        return text
-
-
-def read_async(address: str, resume: bool, began: Callable[[], object]) -> str:
-    async def main() -> str:
-        async with AsyncClient(address) as client:
-            text = ""
-            async for delta in client.generate("hi", resume=resume):
-                text += delta.text
-                began()
-            return text
-
-    return asyncio.run(main())
-
-
-def cut_under(proxy: Proxy, reading: Read, *, resume: bool, swallowed: int = 0) -> list[str | Exception]:
-    """Cuts the connection under a running stream. Returns its text, or its error."""
+def cut_under(proxy: Proxy, connect: Connect, *, resume: bool, swallowed: int = 0) -> list[str | Exception]:
+    """Cuts the connection under a running stream. Returns its texts, and its error."""
     began, found = threading.Event(), list[str | Exception]()
 
     def run() -> None:
         try:
-            found.append(reading(proxy.address, resume, began.set))
+            with connect(proxy.address) as client:
+                for delta in client.generate("hi", resume=resume):
+                    found.append(delta.text)
+                    began.set()
         except Exception as error:
             found.append(error)
 
@@ -87,24 +66,25 @@ def cut_under(proxy: Proxy, reading: Read, *, resume: bool, swallowed: int = 0) 
     return found
 
 
-@pytest.mark.parametrize("reading", [read, read_async])
-def test_a_stream_over_a_dead_connection_ends(service: FakeService, reading: Read) -> None:
+@either
+def test_a_stream_over_a_dead_connection_ends(service: FakeService, connect: Connect) -> None:
     service.behaviour = begins
     with Proxy(service.address) as proxy:
-        (error,) = cut_under(proxy, reading, resume=False)
+        text, error = cut_under(proxy, connect, resume=False)
+        assert text == "Ré"
         assert isinstance(error, Unavailable) and error.stream_began, error
         assert str(error).startswith(f"{proxy.address} does not answer any more: ")
 
 
 @pytest.mark.usefixtures("patient_aborts")
-@pytest.mark.parametrize(("reading", "swallowed"), [(read, 0), (read_async, 1)])
+@pytest.mark.parametrize(("connect", "swallowed"), [(Client, 0), (of_loop, 1)])
 def test_a_stream_with_resume_continues_on_another_connection(
-    service: FakeService, reading: Read, swallowed: int
+    service: FakeService, connect: Connect, swallowed: int
 ) -> None:
     """Also if the next attempt to connect meets a black hole."""
     service.behaviour, service.resumption = begins, goes_on
     with Proxy(service.address) as proxy:
-        assert cut_under(proxy, reading, resume=True, swallowed=swallowed) == ["Réturn"]
+        assert cut_under(proxy, connect, resume=True, swallowed=swallowed) == ["Ré", "turn"]
         assert service.resumed[0].offsets == [pb.SampleOffset(token_ids=1, text_chars=2)]
 
 

@@ -1,11 +1,13 @@
 """Drains and updates of weights under one table: the clients' iterators of progress, and the commands."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,8 @@ from tandem_client.cli.__main__ import app
 from tandem_client.cli.commands import queries
 from tandem_client.errors import NotFound
 from tandem_client.types import DrainState, UpdateState
-from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fail
+from tests.client.both import Connect, either
+from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fail, refusing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,38 +77,18 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def read(service: FakeService, start: Callable[[Any], Any], *, is_async: bool, most: int = 99) -> list[Any]:
+def read(service: FakeService, start: Callable[[Any], Any], connect: Connect, *, most: int = 99) -> list[Any]:
     """What one of the clients yields, at most so much of it."""
-    found: list[Any] = []
-
-    async def collect() -> None:
-        async with AsyncClient(service.address) as client:
-            progress = start(client)
-            async for each in progress:
-                found.append(each)
-                if len(found) == most:
-                    break
-            await progress.aclose()
-
-    if is_async:
-        asyncio.run(collect())
-        return found
-    with Client(service.address) as client:
-        progress = start(client)
-        for each in progress:
-            found.append(each)
-            if len(found) == most:
-                break
-        progress.close()
-    return found
+    with connect(service.address) as client, closing(start(client)) as progress:
+        return list(itertools.islice(progress, most))
 
 
 @each_kind
-@pytest.mark.parametrize("is_async", [False, True])
-def test_the_iterator_yields_each_report_until_the_last(service: FakeService, kind: Kind, is_async: bool) -> None:
+@either
+def test_the_iterator_yields_each_report_until_the_last(service: FakeService, kind: Kind, connect: Connect) -> None:
     numbers = range(1, len(kind.states) + 1)
     service.operation = lambda request, ending: iter(kind.answers(*numbers))
-    found = read(service, kind.start, is_async=is_async)
+    found = read(service, kind.start, connect)
     assert service.requests == [kind.request]
     assert [each.state for each in found] == list(kind.states)
     for number, each in zip(numbers, found, strict=True):
@@ -113,28 +96,28 @@ def test_the_iterator_yields_each_report_until_the_last(service: FakeService, ki
 
 
 @each_kind
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_loop_that_is_left_ends_the_call(service: FakeService, kind: Kind, is_async: bool) -> None:
+@either
+def test_a_loop_that_is_left_ends_the_call(service: FakeService, kind: Kind, connect: Connect) -> None:
     def operation(request: Any, ending: Ending) -> Iterator[Any]:
         yield from kind.answers(1)
         ending.wait(10 * WAIT_SECONDS)
 
     service.operation = operation
-    [each] = read(service, kind.start, is_async=is_async, most=1)
+    [each] = read(service, kind.start, connect, most=1)
     assert each.state == kind.states[0]
     assert service.endings[0].wait()
 
 
 @each_kind
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_refusal_is_raised_after_what_came_before(service: FakeService, kind: Kind, is_async: bool) -> None:
+@either
+def test_a_refusal_is_raised_after_what_came_before(service: FakeService, kind: Kind, connect: Connect) -> None:
     def operation(request: Any, ending: Ending) -> Iterator[Any]:
         yield from kind.answers(1)
         fail(ending.context, grpc.StatusCode.NOT_FOUND, "worker: there is none")
 
     service.operation = operation
     with pytest.raises(NotFound, match="worker: there is none"):
-        read(service, kind.start, is_async=is_async)
+        read(service, kind.start, connect)
 
 
 def test_a_wrong_word_is_an_error_of_the_call_in_both_clients(service: FakeService) -> None:
@@ -198,7 +181,7 @@ def test_a_command_that_is_interrupted_says_that_the_operation_goes_on(
     assert service.endings[0].wait()
 
 
-@each_kind
+@pytest.mark.parametrize("kind", [KINDS["drain"], KINDS["update"]], ids=["drain", "update"])
 def test_a_command_whose_time_is_over_says_that_the_operation_goes_on(service: FakeService, kind: Kind) -> None:
     def operation(request: Any, ending: Ending) -> Iterator[Any]:
         yield from kind.answers(1)
@@ -212,11 +195,7 @@ def test_a_command_whose_time_is_over_says_that_the_operation_goes_on(service: F
 
 @each_kind
 def test_a_command_that_is_refused_says_nothing_of_going_on(service: FakeService, kind: Kind) -> None:
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        fail(ending.context, grpc.StatusCode.NOT_FOUND, "worker: there is none")
-        yield
-
-    service.operation = operation
+    service.operation = refusing(grpc.StatusCode.NOT_FOUND, "worker: there is none")
     shown = tandem(service, *kind.command)
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert shown.stderr == "error: worker: there is none (tandem load shows the workers)\n"

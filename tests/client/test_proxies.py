@@ -15,8 +15,7 @@ from tandem_client.gateway.service import Service
 from tandem_client.peer import is_plaintext
 from tandem_client.services.gateway import gateway_flags
 from tandem_client.services.probe import Probe
-from tests.client.cli.test_serve import READY, Programs, run_serve
-from tests.client.fake_programs import STAYS, Output
+from tests.client.fake_programs import READY, STAYS, Output, Programs, run_serve
 from tests.client.fake_service import FakeService
 from tests.client.gateway.conftest import start_gateway
 

@@ -7,7 +7,8 @@ import pytest
 from tandem.v1 import inference_pb2
 
 from tandem_client import Client, calls
-from tandem_client.wire.request import generate_request
+from tandem_client.wire.request import FIELD_KEYWORDS, generate_request
+from tests.client.descriptors import values
 
 EVERY_OPTION = {
     "add_special_tokens": False,
@@ -49,48 +50,10 @@ EVERY_OPTION = {
 
 
 def test_every_keyword_sets_its_field() -> None:
-    assert generate_request("hi", **EVERY_OPTION) == inference_pb2.GenerateRequest(
-        text="hi",
-        add_special_tokens=False,
-        request_id="r",
-        model="m",
-        priority=-3,
-        max_queue_seconds=2.5,
-        sampling=inference_pb2.SamplingParams(
-            temperature=0.5,
-            top_p=0.25,
-            top_k=7,
-            min_p=0.125,
-            typical_p=0.75,
-            seed=2**64 - 1,
-            presence_penalty=-0.5,
-            frequency_penalty=1.5,
-            repetition_penalty=1.25,
-            num_samples=3,
-            logit_bias={7: -2.5, 0: 1.0},
-            allowed_token_ids=inference_pb2.TokenIds(ids=[7, 8]),
-            banned_token_ids=[9],
-        ),
-        stop=inference_pb2.StopParams(
-            max_new_tokens=9,
-            min_new_tokens=2,
-            stop_strings=["a", "b"],
-            stop_token_ids=[3, 4],
-            ignore_eos=True,
-            include_stop=True,
-            max_time_seconds=1.5,
-        ),
-        output=inference_pb2.OutputParams(
-            want_text=False,
-            want_token_ids=True,
-            skip_special_tokens=False,
-            logprobs=5,
-            prompt_logprobs_start=2,
-            logprob_pieces=True,
-        ),
-        cache=inference_pb2.CacheParams(salt="s", bypass_read=True, bypass_write=True),
-        resume=inference_pb2.ResumeParams(linger_seconds=5.0),
-    )
+    found = values(generate_request("hi", **EVERY_OPTION))
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in EVERY_OPTION.items()}
+    assert {FIELD_KEYWORDS[path]: value for path, value in found.items()} == {"prompt": "hi", **given}
+    assert len(found) == len(given) + 1
 
 
 def test_options_that_are_not_given_stay_unset() -> None:

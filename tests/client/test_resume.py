@@ -15,13 +15,13 @@ from tandem_client.errors import InvalidArgument, NothingAnswers, Replaced, Tand
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.both import Connect, either
+from tests.client.fake_service import Ending, FakeService, breaks
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
 SECRET = bytes(32)
 Messages = Iterator[pb.GenerateResponse]
-Read = Callable[[FakeService], tuple[list[Delta], list[str]]]
 
 
 def accepted(request_id: str, num_samples: int = 1) -> pb.GenerateResponse:
@@ -30,15 +30,10 @@ def accepted(request_id: str, num_samples: int = 1) -> pb.GenerateResponse:
     return pb.GenerateResponse(accepted=message)
 
 
-def break_connection(ending: Ending) -> None:
-    """Ends the call with a status that does not come from the service: it has no details."""
-    ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
-
 def half(request: pb.GenerateRequest, ending: Ending) -> Messages:
     """Two samples; the second one has ended."""
     yield from half_without_loss(request)
-    break_connection(ending)
+    breaks(ending)
 
 
 def half_without_loss(request: pb.GenerateRequest) -> Messages:
@@ -56,28 +51,18 @@ def other_half(request: pb.ResumeRequest, ending: Ending) -> Messages:
     yield fake_service.summary(4)
 
 
-def read(service: FakeService) -> tuple[list[Delta], list[str]]:
+def read(service: FakeService, connect: Connect) -> tuple[list[Delta], list[str]]:
     """Reads a stream. Returns its deltas, and the kinds of messages of another stream of the same behaviour."""
-    with Client(service.address) as client:
+    with connect(service.address) as client:
         deltas = list(client.generate("hi", num_samples=2, resume=True))
         messages = client.generate("hi", num_samples=2, resume=True).messages()
         return deltas, [str(message.WhichOneof("event")) for message in messages]
 
 
-def read_async(service: FakeService) -> tuple[list[Delta], list[str]]:
-    async def main() -> tuple[list[Delta], list[str]]:
-        async with AsyncClient(service.address) as client:
-            deltas = [delta async for delta in client.generate("hi", num_samples=2, resume=True)]
-            messages = client.generate("hi", num_samples=2, resume=True).messages()
-            return deltas, [str(message.WhichOneof("event")) async for message in messages]
-
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("reading", [read, read_async])
-def test_a_lost_stream_continues_where_it_was(service: FakeService, reading: Read) -> None:
+@either
+def test_a_lost_stream_continues_where_it_was(service: FakeService, connect: Connect) -> None:
     service.behaviour, service.resumption = half, other_half
-    deltas, kinds = reading(service)
+    deltas, kinds = read(service, connect)
     assert [(delta.sample_idx, delta.token_offset, delta.token_ids, delta.text) for delta in deltas] == [
         (0, 0, (5,), "Ré"),
         (1, 0, (8, 9), "en"),
@@ -96,33 +81,33 @@ def test_a_lost_stream_continues_where_it_was(service: FakeService, reading: Rea
     assert service.aborted == []
 
 
-@pytest.mark.parametrize("reading", [read, read_async])
-def test_a_stream_that_is_lost_again_continues_again(service: FakeService, reading: Read) -> None:
+@either
+def test_a_stream_that_is_lost_again_continues_again(service: FakeService, connect: Connect) -> None:
     def lost_again(request: pb.ResumeRequest, ending: Ending) -> Messages:
         if request.offsets[0].token_ids == 2:
             yield from list(other_half(request, ending))[2:]
             return
         yield accepted(request.request_id, 2)
         yield fake_service.delta(1, [6], "turn")
-        break_connection(ending)
+        breaks(ending)
 
     service.behaviour, service.resumption = half, lost_again
-    deltas, _ = reading(service)
+    deltas, _ = read(service, connect)
     assert "".join(delta.text for delta in deltas if not delta.sample_idx) == "Réturn"
     assert [request.offsets[0].token_ids for request in service.resumed] == [1, 2] * 2
 
 
-@pytest.mark.parametrize("reading", [read, read_async])
-def test_a_connection_that_is_lost_after_the_summary_is_an_end(service: FakeService, reading: Read) -> None:
+@either
+def test_a_connection_that_is_lost_after_the_summary_is_an_end(service: FakeService, connect: Connect) -> None:
     def whole(request: pb.GenerateRequest, ending: Ending) -> Messages:
         yield from half_without_loss(request)
         yield from list(other_half(pb.ResumeRequest(request_id=request.request_id), ending))[1:2]
         yield fake_service.finished(2)
         yield fake_service.summary(4)
-        break_connection(ending)
+        breaks(ending)
 
     service.behaviour, service.resumption = whole, other_half
-    deltas, kinds = reading(service)
+    deltas, kinds = read(service, connect)
     assert len(deltas) == 3
     assert kinds == ["accepted", "delta", "delta", "finished", "delta", "finished", "summary"]
     assert (service.resumed, service.aborted) == ([], [])
@@ -178,7 +163,7 @@ def test_a_request_that_is_lost_before_it_is_accepted_is_aborted_and_sent_again(
 ) -> None:
     def lost_at_first(request: pb.GenerateRequest, ending: Ending) -> Messages:
         if len(service.requests) == 1:
-            break_connection(ending)
+            breaks(ending)
         yield from fake_service.one_completion(request, ending)
 
     service.behaviour = lost_at_first

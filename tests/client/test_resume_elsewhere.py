@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -11,35 +11,23 @@ from google.rpc import error_details_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
-from tandem_client.client_base import StreamBase
 from tandem_client.errors import InvalidArgument, NotFound, Replaced, TandemError, Unavailable
 from tandem_client.types import Delta, SampleOffset
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
-from tests.client.test_resume import SECRET, accepted, break_connection
+from tests.client.both import Connect, either
+from tests.client.fake_service import Ending, FakeService, breaks
+from tests.client.test_resume import SECRET, accepted
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
 OFFSETS = (SampleOffset(token_ids=1, text_chars=2), SampleOffset(token_ids=2, text_chars=4))
-Reading = Callable[..., tuple[list[Delta], StreamBase[Any]]]
 
 
-def read(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any]]:
-    with Client(service.address) as client:
+def read(service: FakeService, connect: Connect, **options: Any) -> tuple[list[Delta], Any]:
+    """Returns the deltas of a resumed stream, and the stream."""
+    with connect(service.address) as client:
         stream = client.resume("mine", SECRET, **options)
         return list(stream), stream
-
-
-def read_async(service: FakeService, **options: Any) -> tuple[list[Delta], StreamBase[Any]]:
-    async def main() -> tuple[list[Delta], StreamBase[Any]]:
-        async with AsyncClient(service.address) as client:
-            stream = client.resume("mine", SECRET, **options)
-            return [delta async for delta in stream], stream
-
-    return asyncio.run(main())
-
-
-both = pytest.mark.parametrize("reading", [read, read_async])
 
 
 def rest(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
@@ -51,10 +39,10 @@ def rest(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateRespo
     yield fake_service.summary(5)
 
 
-@both
-def test_a_stream_continues_beyond_its_offsets(service: FakeService, reading: Reading) -> None:
+@either
+def test_a_stream_continues_beyond_its_offsets(service: FakeService, connect: Connect) -> None:
     service.resumption = rest
-    deltas, stream = reading(service, offsets=OFFSETS)
+    deltas, stream = read(service, connect, offsets=OFFSETS)
     assert [(delta.sample_idx, delta.token_offset, delta.token_ids, delta.text) for delta in deltas] == [
         (0, 1, (6, 7), "turn")
     ]
@@ -72,25 +60,22 @@ def test_a_stream_continues_beyond_its_offsets(service: FakeService, reading: Re
     assert stream.finished is not None and stream.summary is not None
 
 
-@both
-def test_a_stream_without_offsets_begins_at_its_start(service: FakeService, reading: Reading) -> None:
-    def whole(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        yield from fake_service.one_completion(pb.GenerateRequest(request_id=request.request_id), ending)
-
-    service.resumption = whole
-    deltas, _ = reading(service)
+@either
+def test_a_stream_without_offsets_begins_at_its_start(service: FakeService, connect: Connect) -> None:
+    service.resumption = fake_service.one_completion
+    deltas, _ = read(service, connect)
     assert [delta.token_offset for delta in deltas] == [0, 1]
     assert list(service.resumed[0].offsets) == []
 
 
-@both
-def test_tokens_that_are_missing_after_the_offset_are_an_error(service: FakeService, reading: Reading) -> None:
+@either
+def test_tokens_that_are_missing_after_the_offset_are_an_error(service: FakeService, connect: Connect) -> None:
     service.resumption = rest
     with pytest.raises(TandemError, match="a delta starts at token 1; expected 0"):
-        reading(service)
+        read(service, connect)
 
 
-@both
+@either
 @pytest.mark.parametrize(
     ("code", "details", "kind", "keyword"),
     [
@@ -107,55 +92,48 @@ def test_tokens_that_are_missing_after_the_offset_are_an_error(service: FakeServ
 )
 def test_a_refusal_has_the_class_that_generate_raises(
     service: FakeService,
-    reading: Reading,
+    connect: Connect,
     code: grpc.StatusCode,
     details: list[Any],
     kind: type[TandemError],
     keyword: str | None,
 ) -> None:
-    def refuse(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        fake_service.fail(ending.context, code, "offsets[0].token_ids is 9", *details)
-        yield from ()
-
-    service.resumption = refuse
+    service.resumption = fake_service.refusing(code, "offsets[0].token_ids is 9", *details)
     with pytest.raises(kind) as caught:
-        reading(service, linger_seconds=30.0)
+        read(service, connect, linger_seconds=30.0)
     assert caught.value.keyword == keyword
     # The request may still have a rightful reader.
     assert len(service.resumed) == 1 and service.aborted == []
 
 
-@both
-def test_a_resumed_stream_that_is_lost_continues_if_asked(service: FakeService, reading: Reading) -> None:
+@either
+def test_a_resumed_stream_that_is_lost_continues_if_asked(service: FakeService, connect: Connect) -> None:
     def lost_twice(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
         if len(service.resumed) % 3 == 1:
-            break_connection(ending)
+            breaks(ending)
         yield accepted(request.request_id, 2)
         if len(service.resumed) % 3 == 2:
             yield fake_service.delta(1, [6], "tu")
-            break_connection(ending)
+            breaks(ending)
         yield fake_service.delta(2, [7], "rn")
         yield from list(rest(request, ending))[2:]
 
     service.resumption = lost_twice
-    deltas, _ = reading(service, offsets=OFFSETS, linger_seconds=30.0)
+    deltas, _ = read(service, connect, offsets=OFFSETS, linger_seconds=30.0)
     assert "".join(delta.text for delta in deltas) == "turn"
     assert [request.offsets[0].token_ids for request in service.resumed] == [1, 1, 2]
     assert service.requests == [] and service.aborted == []
     with pytest.raises(Unavailable, match="Socket closed"):
-        reading(service, offsets=OFFSETS)
+        read(service, connect, offsets=OFFSETS)
 
 
 def test_leaving_a_resumed_stream_aborts_its_request(service: FakeService) -> None:
-    def endless(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        yield from fake_service.endless(pb.GenerateRequest(request_id=request.request_id), ending)
-
     async def leave_async() -> None:
         async with AsyncClient(service.address) as client:
             async for _ in client.resume("third", SECRET):
                 break
 
-    service.resumption = endless
+    service.resumption = fake_service.endless
     with Client(service.address) as client:
         for _ in client.resume("first", SECRET):
             break

@@ -1,14 +1,14 @@
 """What a call tells a proxy in front of several services, and what the answer tells: affinity and service."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tandem.v1 import inference_pb2
 
-from tandem_client import AsyncClient, Client
+from tandem_client import Client
 from tandem_client.wire.request import affinity_of, generate_request
 from tests.client import fake_service
+from tests.client.both import Connect, either
 from tests.client.fake_service import Ending, FakeService
 from tests.client.proxied import NAME, Proxied
 
@@ -60,37 +60,17 @@ def test_every_client_sends_the_affinity(service: FakeService) -> None:
     assert seen[0] == seen[1] != seen[2]
 
 
-def elsewhere(address: str) -> list[object]:
-    """What a client says of a stream, then another client resumes and aborts it, at its service and anywhere."""
-    with Client(address) as client, Client(address) as other:
+@either
+def test_a_stream_tells_its_service_and_calls_elsewhere_go_there(proxied: Proxied, connect: Connect) -> None:
+    """Another client resumes and aborts it, at its service and anywhere."""
+    with connect(proxied.address) as client, connect(proxied.address) as other:
         stream = client.generate("hi")
         said = [stream.service, next(stream).text, stream.service]
         for service in (stream.service, None):
             resumed = other.resume("live", b"secret", service=service)
             said += [resumed.service, "".join(delta.text for delta in resumed), resumed.service]
             other.abort("live", service=service)
-        return said
-
-
-def elsewhere_async(address: str) -> list[object]:
-    async def main() -> list[object]:
-        async with AsyncClient(address) as client, AsyncClient(address) as other:
-            stream = client.generate("hi")
-            said = [stream.service, (await anext(stream)).text, stream.service]
-            for service in (stream.service, None):
-                resumed = other.resume("live", b"secret", service=service)
-                said += [resumed.service, "".join([delta.text async for delta in resumed]), resumed.service]
-                await other.abort("live", service=service)
-            return said
-
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("say", [elsewhere, elsewhere_async])
-def test_a_stream_tells_its_service_and_calls_elsewhere_go_there(
-    proxied: Proxied, say: Callable[[str], list[object]]
-) -> None:
-    assert say(proxied.address) == [None, "Ré", NAME, NAME, "Réturn", NAME, None, "Réturn", NAME]
+    assert said == [None, "Ré", NAME, NAME, "Réturn", NAME, None, "Réturn", NAME]
     assert proxied.asked == {"Generate": [None], "Resume": [NAME, None], "Abort": [NAME, None]}
 
 

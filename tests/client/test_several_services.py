@@ -1,15 +1,13 @@
 """A target that names several services: gRPC's round_robin takes turns over those that answer."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tandem_client import AsyncClient, Client
+from tandem_client import Client
 from tandem_client.errors import NothingAnswers
+from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService
-
-Send = Callable[[str, int], None]
 
 
 @pytest.fixture
@@ -20,19 +18,10 @@ def services() -> Iterator[list[FakeService]]:
         each.stop()
 
 
-def send(target: str, count: int) -> None:
-    with Client(target, max_retries=0) as client:
+def send(connect: Connect, target: str, count: int) -> None:
+    with connect(target, max_retries=0) as client:
         for _ in range(count):
             assert "".join(delta.text for delta in client.generate("hi")) == "Réturn"
-
-
-def send_async(target: str, count: int) -> None:
-    async def main() -> None:
-        async with AsyncClient(target, max_retries=0) as client:
-            for _ in range(count):
-                assert "".join([delta.text async for delta in client.generate("hi")]) == "Réturn"
-
-    asyncio.run(main())
 
 
 def target_of(services: list[FakeService]) -> str:
@@ -43,23 +32,23 @@ def num_requests(services: list[FakeService]) -> list[int]:
     return [len(each.requests) for each in services]
 
 
-@pytest.mark.parametrize("sending", [send, send_async])
-def test_requests_take_turns_over_the_services_that_answer(sending: Send, services: list[FakeService]) -> None:
-    sending(target_of(services), 30)
+@either
+def test_requests_take_turns_over_the_services_that_answer(connect: Connect, services: list[FakeService]) -> None:
+    send(connect, target_of(services), 30)
     # The first requests go to the service that is connected first.
     assert min(num_requests(services)) >= 5
     services[0].stop()
     first, *others = num_requests(services)
-    sending(target_of(services), 10)
+    send(connect, target_of(services), 10)
     assert num_requests(services)[0] == first and sum(num_requests(services)[1:]) == sum(others) + 10
 
 
-@pytest.mark.parametrize("sending", [send, send_async])
-def test_if_none_answers_the_error_names_the_target(sending: Send, services: list[FakeService]) -> None:
+@either
+def test_if_none_answers_the_error_names_the_target(connect: Connect, services: list[FakeService]) -> None:
     for each in services:
         each.stop()
     with pytest.raises(NothingAnswers, match=f"nothing answers at {target_of(services)}: Connection refused"):
-        sending(target_of(services), 1)
+        send(connect, target_of(services), 1)
 
 
 def test_another_address_is_one_service_with_one_connection(services: list[FakeService]) -> None:
@@ -71,5 +60,5 @@ def test_another_address_is_one_service_with_one_connection(services: list[FakeS
 
 
 def test_a_name_is_looked_up(services: list[FakeService]) -> None:
-    send(f"dns:///localhost:{services[0].address.rpartition(':')[2]}", 2)
+    send(Client, f"dns:///localhost:{services[0].address.rpartition(':')[2]}", 2)
     assert num_requests(services) == [2, 0, 0]

@@ -15,7 +15,8 @@ from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.both import Connect, either
+from tests.client.fake_service import Ending, FakeService, fails, sending
 
 WHOLE = [
     Delta(token_offset=0, token_ids=(5,), text="Ré"),
@@ -23,9 +24,12 @@ WHOLE = [
 ]
 
 
-def test_a_stream_yields_deltas_and_then_has_its_summary(client: Client) -> None:
-    stream = client.generate("hi", request_id="mine")
-    assert list(stream) == WHOLE
+@either
+def test_a_stream_yields_deltas_and_then_has_its_summary(service: FakeService, connect: Connect) -> None:
+    with connect(service.address) as client:
+        stream = client.generate("hi", request_id="mine")
+        assert list(stream) == WHOLE
+        assert list(stream) == []
     assert stream.accepted is not None
     assert stream.accepted.request_id == "mine"
     assert stream.accepted.sampling.seed == 2**63
@@ -39,7 +43,6 @@ def test_a_stream_yields_deltas_and_then_has_its_summary(client: Client) -> None
     assert (sample.text, sample.token_ids, sample.logprobs) == ("Réturn", [5, 6, 7], [])
     assert sample.finished == stream.finished
     assert stream.prompt_info is None
-    assert list(stream) == []
 
 
 def test_next_returns_deltas_without_a_for_loop(client: Client) -> None:
@@ -63,54 +66,29 @@ def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
     assert [list(stream) for stream in streams] == [WHOLE] * 4
 
 
-def test_an_async_stream_yields_the_same_deltas_and_summary(service: FakeService) -> None:
-    async def read() -> None:
-        async with AsyncClient(service.address) as client:
-            stream = client.generate("hi")
-            assert [delta async for delta in stream] == WHOLE
-            assert stream.accepted is not None
-            assert stream.finished is not None
-            assert stream.summary is not None
-            assert stream.summary.usage.output_tokens == 3
-            assert [delta async for delta in stream] == []
-
-    asyncio.run(read())
-
-
 WAITS = [
     Waiting(reason=WaitReason.WORKER_LOST, message="why 1", since=1e9 + 1),
     Waiting(reason=WaitReason.WORKER_LOST, message="why 2", since=1e9 + 2),
 ]
 
 
-def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service: FakeService, client: Client) -> None:
+@either
+def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service: FakeService, connect: Connect) -> None:
     service.behaviour = fake_service.waits_first
-    assert list(client.generate("hi")) == WHOLE
-    stream = client.generate("hi")
-    heard = list[Waiting]()
-    stream.on_waiting = heard.append
-    assert stream.waiting is None
-    deltas = list[Delta]()
-    for delta in stream:
-        deltas.append(delta)
-        # Output ends the wait.
-        assert stream.waiting is None and len(heard) == len(deltas)
-    assert (deltas, heard) == (WHOLE, WAITS)
-    kinds = [message.WhichOneof("event") for message in client.generate("hi").messages()]
+    with connect(service.address) as client:
+        assert list(client.generate("hi")) == WHOLE
+        stream = client.generate("hi")
+        heard = list[Waiting]()
+        stream.on_waiting = heard.append
+        assert stream.waiting is None
+        deltas = list[Delta]()
+        for delta in stream:
+            deltas.append(delta)
+            # Output ends the wait.
+            assert stream.waiting is None and len(heard) == len(deltas)
+        assert (deltas, heard) == (WHOLE, WAITS)
+        kinds = [message.WhichOneof("event") for message in client.generate("hi").messages()]
     assert kinds == ["accepted", "waiting", "delta", "waiting", "delta", "finished", "summary"]
-
-
-def test_an_async_loop_hears_waits_too(service: FakeService) -> None:
-    service.behaviour = fake_service.waits_first
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as client:
-            stream, heard = client.generate("hi"), list[Waiting]()
-            stream.on_waiting = heard.append
-            assert [delta async for delta in stream] == WHOLE
-            assert heard == WAITS
-
-    asyncio.run(read())
 
 
 def test_a_timeout_names_what_the_request_was_waiting_for(service: FakeService, client: Client) -> None:
@@ -135,7 +113,17 @@ def with_top(value: float) -> TokenLogprob:
     return TokenLogprob(logprob=value, top=((40, value - 0.25),))
 
 
-def check_two(stream: GenerateStream | AsyncGenerateStream, deltas: list[Delta]) -> None:
+@either
+def test_deltas_are_separated_by_sample(service: FakeService, connect: Connect) -> None:
+    service.behaviour = fake_service.two_samples
+    with connect(service.address) as client:
+        stream = client.generate("hi", **TWO)
+        deltas = [next(stream)]
+        # The prompt's logprobs are complete before the first delta, and every sample exists.
+        assert stream.prompt_info is not None
+        assert len(stream.prompt_info.logprobs) == 3
+        assert [sample.token_ids for sample in stream.samples] == [[5], []]
+        deltas += stream
     assert [(delta.sample_idx, delta.token_offset, delta.token_ids) for delta in deltas] == [
         (0, 0, (5,)),
         (1, 0, (8, 9)),
@@ -151,28 +139,6 @@ def check_two(stream: GenerateStream | AsyncGenerateStream, deltas: list[Delta])
     assert second.finished is not None
     assert (second.finished.reason, second.finished.sample_idx) == (FinishReason.EOS, 1)
     assert stream.finished == first.finished
-
-
-def test_deltas_are_separated_by_sample(service: FakeService, client: Client) -> None:
-    service.behaviour = fake_service.two_samples
-    stream = client.generate("hi", **TWO)
-    deltas = [next(stream)]
-    # The prompt's logprobs are complete before the first delta, and every sample exists.
-    assert stream.prompt_info is not None
-    assert len(stream.prompt_info.logprobs) == 3
-    assert [sample.token_ids for sample in stream.samples] == [[5], []]
-    check_two(stream, deltas + list(stream))
-
-
-def test_the_async_client_separates_deltas_by_sample(service: FakeService) -> None:
-    service.behaviour = fake_service.two_samples
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as client:
-            stream = client.generate("hi", **TWO)
-            check_two(stream, [delta async for delta in stream])
-
-    asyncio.run(read())
 
 
 def break_out(stream: GenerateStream) -> None:
@@ -290,36 +256,6 @@ def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -
     gc.collect()
 
 
-def gap(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.delta(2, [7], "t")
-
-
-def repeated(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.delta(0, [5], "R")
-
-
-def no_summary(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    yield fake_service.accepted(request)
-    yield fake_service.delta(0, [5], "R")
-    yield fake_service.finished(1)
-
-
-def of_two(
-    *messages: inference_pb2.GenerateResponse,
-) -> fake_service.Behaviour:
-    """Starts a stream of two samples with these messages."""
-
-    def behaviour(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield from messages
-
-    return behaviour
-
-
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -353,48 +289,36 @@ def of_two(
 def test_inconsistent_samples_and_logprobs_raise_protocol_error(
     service: FakeService, client: Client, messages: list[inference_pb2.GenerateResponse], said: str
 ) -> None:
-    service.behaviour = of_two(*messages)
+    service.behaviour = sending(*messages)
     with pytest.raises(ProtocolError, match=said):
         list(client.generate("hi", num_samples=2, logprobs=0))
 
 
 def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client) -> None:
-    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0))
-
-    service.behaviour = lost
+    service.behaviour = sending(fails(grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0)))
     with pytest.raises(Unavailable):
         list(client.generate("hi", **TWO))
     assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"), [(gap, "token 2; expected 1"), (repeated, "token 0; expected 1"), (no_summary, "Summary")]
+    ("second", "message"),
+    [
+        (fake_service.delta(2, [7], "t"), "token 2; expected 1"),
+        (fake_service.delta(0, [5], "R"), "token 0; expected 1"),
+        (fake_service.finished(1), "Summary"),
+    ],
 )
+@either
 def test_an_incomplete_stream_raises_protocol_error(
-    service: FakeService, client: Client, behaviour: fake_service.Behaviour, message: str
+    service: FakeService, connect: Connect, second: inference_pb2.GenerateResponse, message: str
 ) -> None:
-    service.behaviour = behaviour
-    with pytest.raises(ProtocolError, match=message):
+    service.behaviour = sending(fake_service.delta(0, [5], "R"), second)
+    with connect(service.address) as client, pytest.raises(ProtocolError, match=message):
         list(client.generate("hi"))
-
-    async def read() -> None:
-        async with AsyncClient(service.address) as async_client:
-            async for _ in async_client.generate("hi"):
-                pass
-
-    with pytest.raises(ProtocolError, match=message):
-        asyncio.run(read())
 
 
 def test_offsets_continue_if_ids_are_not_requested(service: FakeService, client: Client) -> None:
-    def text_only(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield fake_service.delta(0, [], "Re")
-        yield fake_service.delta(4, [], "turn")
-        yield fake_service.finished(6)
-        yield fake_service.summary(6)
-
-    service.behaviour = text_only
+    deltas = (fake_service.delta(0, [], "Re"), fake_service.delta(4, [], "turn"))
+    service.behaviour = sending(*deltas, fake_service.finished(6), fake_service.summary(6))
     assert "".join(delta.text for delta in client.generate("hi", want_token_ids=False)) == "Return"

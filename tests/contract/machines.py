@@ -1,7 +1,8 @@
 """Machines that keep processes, each in a small user of its own, for the table of `test_processes.py`.
 
 Each machine of the product passes it: to add one, add a class to MACHINES. `python -m tests.contract.machines NAME MODE
-[subreaper]` works once for each line of its input, and prints the outcome as a line of JSON.
+ADOPTS` works once for each line of its input, and prints the outcome as a line of JSON. Pauses before a process is
+started again are short here: `test_restart.py` has their lengths.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -22,13 +24,16 @@ import psutil
 
 from gpu_worker.constraints.constraints import Constraints
 from scheduler_svc.frontend.constraints.trials import TrialProcess, TrialUnusable
+from tandem_contract import child, processes
 from tandem_contract.processes import ServiceEnded, Supervisor, run_async
 from tests.gpu_worker.constraints import rig
 from tests.rigs import byte_tokenizer
 
 # What is wrong with the processes: nothing; they cannot do their work and say why; each ends without a word.
 SOUND, REFUSES, DIES = MODES = ("sound", "refuses", "dies")
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CLONE_NEWNS, _CLONE_NEWPID, _MS_REC, _MS_PRIVATE = 0x20000, 0x20000000, 1 << 14, 1 << 18
+_PAUSE_SECONDS = 0.02
 
 
 class Machine(ABC):
@@ -254,10 +259,28 @@ MACHINES: dict[str, type[Machine]] = {
 }
 
 
-def main(name: str, mode: str, *rest: str) -> None:
-    """Serves at once, and again for each line of the input; begins alone for the line `begin`."""
-    if rest:
+def _become_process_1() -> None:
+    """Goes on in a child that is process 1 of its own, with its own /proc. This process waits for the child's end."""
+    library = ctypes.CDLL(None, use_errno=True)
+    assert library.unshare(_CLONE_NEWNS | _CLONE_NEWPID) == 0, os.strerror(ctypes.get_errno())
+    if inner := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) & 0xFF)
+    assert library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0
+    assert library.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) == 0, os.strerror(ctypes.get_errno())
+    assert library.mount(b"proc", b"/proc", b"proc", 0, None) == 0, os.strerror(ctypes.get_errno())
+
+
+def main(name: str, mode: str, adopts: str) -> None:
+    """Serves at once, and again for each line of the input; begins alone for the line `begin`.
+
+    `adopts`: how it gets the orphans of its processes, as `subreaper` or as `process 1`; empty: it gets none.
+    """
+    if adopts == "subreaper":
         assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
+    elif adopts:
+        _become_process_1()
+    processes.Restart._next_pause = lambda _: _PAUSE_SECONDS
+    child._ORPHANS_SECONDS = _PAUSE_SECONDS
     answers = sys.stdout
     machine = MACHINES[name](mode)
     for line in sys.stdin:

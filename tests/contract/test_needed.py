@@ -105,16 +105,18 @@ PROGRAMS = {
 # One of these functions is what each program begins with.
 BEGINS = """
 import runpy, sys, time
-from tandem_client.services import programs
 from tandem_contract import fork_server, stopping
 from tandem_contract.needed import NeededThread
+module, *sys.argv[1:] = sys.argv[1:]
 def fails():
     raise ValueError("the cause")
 def begin(*_):
     NeededThread(target=fails, name="its thread").start()
     time.sleep(60)
-stopping.begin = fork_server.serve_forks = programs.missing_programs = begin
-module, *sys.argv[1:] = sys.argv[1:]
+stopping.begin = fork_server.serve_forks = begin
+if module in ("tandem_client.cli", "tandem_client.demo"):
+    from tandem_client.services import programs
+    programs.missing_programs = begin
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 

@@ -4,32 +4,29 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 
 import psutil
 import pytest
 
 from tests.contract.machines import DIES, MACHINES, REFUSES, SOUND
-from tests.rigs.processes import child_environment
+from tests.rigs.processes import popen
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the machines are for Linux")
-_PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+_PROCESS_1 = "process 1"
 
 
 class User:
     """The program that uses a machine, and the machine's processes as seen from here."""
 
-    def __init__(self, name: str, mode: str, *flags: str, within: Sequence[str] = ()) -> None:
-        self._popen = subprocess.Popen(
-            [*within, sys.executable, "-m", "tests.contract.machines", name, mode, *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=child_environment(),
-        )
-        self._own, self._is_within = psutil.Process(self._popen.pid), bool(within)
+    def __init__(self, name: str, mode: str, adopts: str = "") -> None:
+        """`adopts`: see `machines.main`."""
+        ends = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        self._popen = popen("tests.contract.machines", name, mode, adopts, text=True, **ends)
+        self._own, self._is_within = psutil.Process(self._popen.pid), adopts == _PROCESS_1
 
     def ask(self, line: str = "serve") -> str | None:
         """Has it work; returns the outcome."""
@@ -61,8 +58,8 @@ Make = Callable[..., User]
 def user() -> Iterator[Make]:
     made: list[User] = []
 
-    def make(*arguments: str, within: Sequence[str] = ()) -> User:
-        made.append(User(*arguments, within=within))
+    def make(*arguments: str) -> User:
+        made.append(User(*arguments))
         return made[-1]
 
     yield make
@@ -82,6 +79,12 @@ def is_gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@cache
+def may_be_process_1() -> bool:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("when", ["they serve", "they start", "they are stopped"])
@@ -112,14 +115,13 @@ def test_no_process_outlives_its_user_that_ends_in_order(user: Make, name: str) 
     until(lambda: all(map(is_gone, others)), "the end of the processes")
 
 
-@pytest.mark.parametrize("adopts", ["", "subreaper", "process 1"])
+@pytest.mark.parametrize("adopts", ["", "subreaper", _PROCESS_1])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_process_that_is_killed_is_no_zombie_and_is_replaced(user: Make, name: str, adopts: str) -> None:
     """Although its user does nothing meanwhile, and also if its user is who gets orphans."""
-    within = _PROCESS_1 if adopts == "process 1" else ()
-    if within and subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+    if adopts == _PROCESS_1 and not may_be_process_1():
         pytest.skip("this user may not be process 1 of others")
-    one = user(name, SOUND, *(["subreaper"] if adopts == "subreaper" else []), within=within)
+    one = user(name, SOUND, adopts)
     assert one.ask() == ""
     num = len(one.others())
     assert num > 0

@@ -1,5 +1,6 @@
 """The set-up of a checkout: what the machine lacks, the environment, and torch's build, from indexes on loopback."""
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,9 +74,15 @@ def indexes(install: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> It
 VENV = Path(sys.prefix)
 
 
+@functools.cache
+def asked_once(install: ModuleType) -> Callable[..., object]:
+    return functools.cache(install.planned_files)
+
+
 @pytest.fixture
-def pips_index(indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pip is configured for the index with CUDA's build, and for nothing else."""
+def pips_index(install: ModuleType, indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pip is configured for the index with CUDA's build, and for nothing else. It is asked once for all tests."""
+    monkeypatch.setattr(install, "planned_files", asked_once(install))
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

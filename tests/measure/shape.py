@@ -1,7 +1,7 @@
 """The shape of the product as numbers, to compare commits: `make shape`. It reports and judges nothing.
 
 A room is a folder or a module directly in a package. An arrow is one room that imports another, however often. Fan-out
-is the number of modules of the package that one module imports; branches are those of `test_complexity`.
+is the number of modules of the package that one module imports; branches are those of `test_sizes`.
 """
 
 import ast
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.architecture.test_complexity import MAX_COMPLEXITY, complexity, functions
+from tests.architecture.test_sizes import MAX_COMPLEXITY, complexity, functions
 
 PACKAGES = (
     "scheduler_svc/core",

@@ -32,29 +32,44 @@ from typing import Any
 from unittest.mock import patch
 
 _SERVICE, _GATEWAY, _COMMAND, _WORKER = "scheduler_svc", "tandem_client.gateway", "tandem_client.cli", "gpu_worker"
-# Each kind of process that forks: its programs, and what they import, at once and later.
+_CLIENT, _COMMANDS = "tandem_client", "tandem_client.cli.commands"
+# The module of each program that looks which program is run.
+_IMPORT_PATH = ".import_path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """One process that forks. `modules`: what its programs import, at once and later. `variables`: what they set before
+    they import. `late`: variables that these modules read when they run; PYTHONPATH is one if the programs themselves
+    are always those of this checkout.
+    """
+
+    programs: tuple[str, ...]
+    modules: tuple[str, ...]
+    late: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+_OF_SERVICE = (
+    "scheduler_svc.__main__",
+    "scheduler_svc.frontend.__main__",
+    "scheduler_svc.frontend.server",
+    "tandem_client.gateway.__main__",
+    "tandem_client.gateway.server",
+    "gpu_worker.holder",
+    "tests.rigs.checking_worker",
+)
 _KINDS = {
-    "without torch": (
-        (
-            *(_SERVICE, _GATEWAY, _COMMAND, "gpu_worker.holder", "scheduler_svc.recording.replay"),
+    "without torch": _Kind(
+        programs=(
+            *(_SERVICE, "gpu_worker.holder", "scheduler_svc.recording.replay"),
             *("tests.rigs.checking_worker", "tests.rigs.known_secrets", "tests.gpu_worker.holder.user"),
         ),
-        (
-            "scheduler_svc.__main__",
-            "scheduler_svc.frontend.__main__",
-            "scheduler_svc.frontend.server",
-            "scheduler_svc.recording.replay",
-            "tandem_client.cli.__main__",
-            "tandem_client.cli.commands.queries",
-            "tandem_client.gateway.__main__",
-            "tandem_client.gateway.server",
-            "gpu_worker.holder",
-            "tests.rigs.checking_worker",
-        ),
+        modules=(*_OF_SERVICE, "scheduler_svc.recording.replay"),
     ),
-    "with torch": (
-        (_WORKER, "tests.rigs.reference_tokens"),
-        (
+    "with torch": _Kind(
+        programs=(_WORKER, "tests.rigs.reference_tokens"),
+        modules=(
             "gpu_worker.__main__",
             "tests.rigs.preloaded_torch",
             "gpu_worker.startup",
@@ -62,15 +77,41 @@ _KINDS = {
             "gpu_worker.native.library",
         ),
     ),
-    "with the compiler": (
-        (_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
-        (
+    "with the compiler": _Kind(
+        programs=(_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
+        modules=(
             "gpu_worker.__main__",
             "tests.rigs.preloaded_compiler",
             "gpu_worker.startup",
             "gpu_worker.link.link",
             "tests.rigs.graph_recorder",
             "tests.rigs.padded_shapes",
+        ),
+    ),
+    # `tandem serve` starts a service.
+    "client": _Kind(
+        programs=(_COMMAND, _GATEWAY),
+        modules=(
+            *_OF_SERVICE,
+            "tandem_client.cli.__main__",
+            *(f"{_COMMANDS}.{name}" for name in ("chat", "generate", "local", "queries", "serve", "token")),
+            "tandem_client.cli.chat.loop",
+            "typer.rich_utils",
+            "uvicorn.protocols.http.httptools_impl",
+            "uvloop",
+        ),
+        variables=(("GRPC_VERBOSITY", "NONE"),),
+        late=("COLUMNS", "LINES", "NO_COLOR", "PROMPT_TOOLKIT_NO_CPR", "PYTHONPATH", "TERM", "XDG_STATE_HOME"),
+    ),
+    "machines": _Kind(
+        programs=("tests.contract.machines",),
+        modules=(
+            "tests.contract.machines",
+            "gpu_worker.cluster.fleet",
+            "gpu_worker.group.launch",
+            "scheduler_svc.processes.frontends",
+            "tandem_client.gateway.server",
+            "tandem_client.services.pair",
         ),
     ),
 }
@@ -107,8 +148,8 @@ class _Order:
     """What a process shall become. `descriptors` are its numbers of those that come with the order."""
 
     command: list[str]
-    folder: str
     environment: dict[str, str]
+    folder: str
     descriptors: list[int]
     in_new_session: bool
     # 0: a new one; -1: that of who starts it.
@@ -116,7 +157,7 @@ class _Order:
 
 
 class Popen(subprocess.Popen[str]):
-    """As `subprocess.Popen` of `python -m`, from `server`."""
+    """As `subprocess.Popen` of `python -m`, from `server`. A terminal that is stdin becomes that of a new session."""
 
     def __init__(self, server: "Server", command: Sequence[str], **options: Any) -> None:
         self._server = server
@@ -146,9 +187,10 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     streams = [number if end == -1 else end for number, end in enumerate(ends)]
     passed = list(given["pass_fds"])
     environment = dict(os.environ if given["env"] is None else given["env"])
+    folder = os.path.abspath(given["cwd"] or os.curdir)
     order = _Order(
-        command=list(given["args"]), folder=str(given["cwd"] or os.getcwd()), environment=environment,
-        descriptors=[0, 1, 2, *passed], in_new_session=given["start_new_session"], group=given["process_group"],
+        command=list(given["args"]), environment=environment, folder=folder, descriptors=[0, 1, 2, *passed],
+        in_new_session=given["start_new_session"], group=given["process_group"],
     )  # fmt: skip
     return order, [*streams, *passed]
 
@@ -171,7 +213,7 @@ def _receive(connection: socket.socket) -> tuple[_Order, list[int]] | None:
 
 def kind_of(arguments: Sequence[str]) -> str | None:
     """Which kind of process forks a program of these arguments; None if it is to be started."""
-    kinds = [kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs]
+    kinds = [kind for kind, one in _KINDS.items() if arguments[0] in one.programs]
     needs_compiler = any(argument.startswith(_WITH_COMPILER) for argument in arguments)
     return (kinds[-1] if needs_compiler else kinds[0]) if kinds else None
 
@@ -180,8 +222,8 @@ class Server:
     """The user's end of the process that forks."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path, kind: str = "without torch") -> None:
-        """Forks only for this environment, and in this folder."""
-        self._environment = dict(environment)
+        """Forks only for this environment; its programs are those of the folder."""
+        self._environment, self._late = dict(environment), (*_READ_LATE, *_KINDS[kind].late)
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -206,8 +248,11 @@ class Server:
 
         More folders may come before those of PYTHONPATH, with packages in place of others.
         """
-        ours, theirs = _read_early(self._environment), _read_early(environment)
+        ours, theirs = self._read_early(self._environment), self._read_early(environment)
         return theirs.pop(_PATH, "").endswith(ours.pop(_PATH, "")) and ours == theirs
+
+    def _read_early(self, environment: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environment.items() if not name.startswith(self._late)}
 
     def fork(self, order: _Order, descriptors: list[int]) -> int:
         """Returns the id of a new child of this process. The descriptors stay the caller's."""
@@ -241,10 +286,6 @@ def forking(server: Server, program: str) -> Iterator[None]:
         yield
 
 
-def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
-
-
 def _adopt(is_on: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -257,14 +298,16 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # numpy's library of linear algebra, which the programs do not use, starts its threads at its import.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    programs, modules = _KINDS[sys.argv[2]]
-    for name in modules:
+    kind = _KINDS[sys.argv[2]]
+    os.environ.update(kind.variables)
+    for name in kind.modules:
         importlib.import_module(name)
     for name, module in list(sys.modules.items()):
         # It becomes the main module, or looks which program that is.
-        if (name in programs and not hasattr(module, "__path__")) or name.endswith((".__main__", ".import_path")):
+        is_main = name in kind.programs and not hasattr(module, "__path__")
+        if is_main or name.endswith((".__main__", _IMPORT_PATH)):
             del sys.modules[name]
-    assert ("torch" in sys.modules) == (_WORKER in programs)
+    assert ("torch" in sys.modules) == (_WORKER in kind.programs)
     assert ("torch._inductor" in sys.modules) == (sys.argv[2] == "with the compiler")
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()
@@ -330,7 +373,16 @@ def _take(order: _Order, descriptors: list[int]) -> None:
             os.closerange(last + 1, number)
             last = number
     os.closerange(last + 1, os.sysconf("SC_OPEN_MAX"))
-    _leave_for(order.folder, order.environment.get(_PATH, "").removesuffix(os.environ.get(_PATH, "")))
+    if order.in_new_session and os.isatty(0):
+        import fcntl
+        import termios
+
+        # One that is another session's stays so.
+        with suppress(OSError):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(order.folder)
+    # With Python's flag -P nothing is imported from the folder.
+    _import_from([*(() if "-P" in order.command[:3] else (order.folder,)), *_named(order.environment)])
     for name in os.environ.keys() - order.environment.keys():
         del os.environ[name]
     os.environ.update(order.environment)
@@ -341,15 +393,19 @@ def _take(order: _Order, descriptors: list[int]) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _leave_for(folder: str, more: str) -> None:
-    """Goes to the folder, and has modules sought in it and in more folders first, as Python does at its start."""
-    os.chdir(folder)
-    folders = list(filter(None, more.split(os.pathsep)))
-    sys.path[:1] = [folder, *folders]
-    for each in folders:
-        for path in Path(each).iterdir():
+def _import_from(first: list[str]) -> None:
+    """Has modules sought in these folders first, as Python does at its start."""
+    ours = _named(os.environ)
+    sys.path[:] = [*first, *(path for path in sys.path[1:] if path not in ours)]
+    for more in set(first) - set(ours):
+        for path in Path(more).iterdir() if os.path.isdir(more) else ():
             # It stands in for what has this name elsewhere.
             sys.modules.pop(path.stem, None)
+
+
+def _named(environment: Mapping[str, str]) -> list[str]:
+    """The folders from which a start imports first, after the working directory."""
+    return list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
 
 
 def _duplicate(number: int, least: int) -> int:
@@ -374,9 +430,9 @@ def _run(program: str, arguments: list[str]) -> None:
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
     sys.argv = ["-m", *arguments]
-    if (package := program.partition(".")[0]) == _GATEWAY.partition(".")[0]:
-        # The import of the package does it elsewhere.
-        importlib.import_module(f"{package}.import_path")
+    if program.startswith(f"{_CLIENT}."):
+        # The package, which has been imported, begins with this.
+        importlib.import_module(f"{_CLIENT}{_IMPORT_PATH}")
     runpy._run_module_as_main(program)
     # What it returns, its names, is no exit code.
     sys.exit()
@@ -417,7 +473,8 @@ def _num_children(program: str, arguments: list[str]) -> int:
         if flag == "--ranks":
             # A rank starts no others.
             return 0 if number == 1 or "RANK" in os.environ else number * _STARTS_OF_GROUP
-        return number
+        # A gateway of one process is that one.
+        return 0 if program == _GATEWAY and number < 2 else number
     return 0
 
 

@@ -55,6 +55,12 @@ def _server(kind: str) -> Server:
     return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
 
 
+def server_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Server | None:
+    """What forks a program of these arguments, None if it is to be started."""
+    kind = kind_of(arguments) if sys.platform == "linux" else None
+    return server if kind and (server := _server(kind)).can_fork(environment) else None
+
+
 def popen(
     *arguments: str, within: Sequence[str] = (), python: str = sys.executable, **options: Any
 ) -> "subprocess.Popen[Any]":
@@ -64,18 +70,26 @@ def popen(
     """
     options = {"stdin": subprocess.DEVNULL, "cwd": REPOSITORY, "env": child_environment()} | options
     command = [*within, python, "-m", *arguments]
-    kind = kind_of(arguments) if sys.platform == "linux" and command[0] == sys.executable else None
-    if kind and (server := _server(kind)).can_fork(options["env"]):
-        return Popen(server, command, **options)
-    return subprocess.Popen(command, **options)
+    is_ours = command[0] == sys.executable and "preexec_fn" not in options
+    server = server_of(arguments, options["env"]) if is_ours else None
+    return subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
 
 
-def run(*arguments: str, text: str | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Runs `python -m` with the arguments to its end, with these variables, too. It reads the text, if there is one."""
-    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    if text is not None:
-        pipes["stdin"] = subprocess.PIPE
-    with popen(*arguments, env=child_environment() | variables, text=True, **pipes) as process:
+def run(
+    *arguments: str,
+    text: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = REPOSITORY,
+    stdout: Any = subprocess.PIPE,
+    **variables: str,
+) -> "subprocess.CompletedProcess[str]":
+    """Runs `python -m` with the arguments to its end. It reads the text, if there is one.
+
+    `env`: its environment, by default that of a test's child; `variables` come on top.
+    """
+    ends = {"stdin": subprocess.DEVNULL if text is None else subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**(child_environment() if env is None else env), **variables}
+    with popen(*arguments, env=environment, cwd=cwd, text=True, stdout=stdout, **ends) as process:
         try:
             output, errors = process.communicate(text, timeout=TIMEOUT_SECONDS)
         except BaseException:

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import pexpect
 from pexpect import fdpexpect
 
+from tests.rigs.preloaded import Popen
+from tests.rigs.processes import server_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1b[A", "\t"
@@ -35,14 +37,13 @@ class Terminal:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, rows: int = 24, columns: int = 80) -> None:
         self._master, inner = pty.openpty()
         self.resize(rows, columns)
-        self.program = subprocess.Popen(
-            [sys.executable, "-S", "-c", _TAKE_TERMINAL, *command],
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            env=env,
-            start_new_session=True,
-        )
+        options: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), inner), "env": env, "text": True}
+        server = server_of(command[2:], env) if command[:2] == [sys.executable, "-m"] else None
+        if server is not None:
+            self.program = Popen(server, command, start_new_session=True, **options)
+        else:
+            take = [sys.executable, "-S", "-c", _TAKE_TERMINAL]
+            self.program = subprocess.Popen([*take, *command], start_new_session=True, **options)
         os.close(inner)
         self._reader = fdpexpect.fdspawn(self._master, timeout=TIMEOUT_SECONDS, encoding="utf-8")
         # All that was read.

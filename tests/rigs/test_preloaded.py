@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.client.gateway.conftest import start_gateway
 from tests.rigs.preloaded import Popen, Server, kind_of
 from tests.rigs.processes import REPOSITORY, Child, Rig, child_environment
 from tests.rigs.waiting import until
@@ -35,22 +36,24 @@ def starts(server: Server) -> list[Start]:
         return [sys.executable, "-m", "tests.rigs.self_report", *words]
 
     def ordinary(*words: str, **options: Any) -> "subprocess.Popen[str]":
-        return subprocess.Popen(command(words), **given, **options)
+        return subprocess.Popen(command(words), **given | options)
 
     def fork(*words: str, **options: Any) -> "subprocess.Popen[str]":
-        return Popen(server, command(words), **given, **options)
+        return Popen(server, command(words), **given | options)
 
     return [ordinary, fork]
 
 
-def test_it_has_what_a_start_gives_it(starts: list[Start]) -> None:
+def test_it_has_what_a_start_gives_it(starts: list[Start], tmp_path: Path) -> None:
     environment = child_environment() | {"TANDEM_GERÄT": "ö =\n"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "more"), environment["PYTHONPATH"]])
     del environment["PATH"]
     reading, writing = os.pipe()
     try:
         found = []
         for start in starts:
-            with start("0", "--flag", "two words, ä", "", env=environment, pass_fds=(writing,)) as process:
+            words = ("0", "--flag", "two words, ä", "")
+            with start(*words, env=environment, cwd=tmp_path, pass_fds=(writing,)) as process:
                 assert process.stdout is not None
                 found.append(loads(process.stdout.read()))
                 assert found[-1]["other"][0] == process.pid
@@ -123,6 +126,13 @@ def test_a_service_and_its_front_ends_are_forks() -> None:
         for each in front_ends:
             assert "scheduler_svc.frontend" in each.cmdline()
         assert all(map(is_fork, (scheduler.pid, *(each.pid for each in front_ends))))
+
+
+def test_a_gateway_and_its_processes_are_forks() -> None:
+    gateway, _ = start_gateway("--address", "127.0.0.1:1", "--processes", "2")
+    children = psutil.Process(gateway.pid).children()
+    assert len(children) == 2 and all(map(is_fork, (gateway.pid, *(each.pid for each in children))))
+    assert gateway.terminate() == 0, gateway.output()
 
 
 def is_fork(pid: int) -> bool:

@@ -1,31 +1,17 @@
 """The flags of chats and constraints of `tandem generate` and `tandem tokenize`."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
-from typer.testing import CliRunner, Result
 
-from tandem_client.cli.__main__ import app
 from tandem_client.cli.plain import plain
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService, bad_request
+from tests.client.fake_service import FakeService, refusing_field, sending
 
 TOOLS = '[{"type": "function", "function": {"name": "weather"}}]'
 USER = chat_pb2.ChatMessage(role="user", content=["hi"])
-
-
-@pytest.fixture
-def tandem(service: FakeService):
-    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
-
-    def run(*arguments: str, stdin: str | None = None) -> Result:
-        return runner.invoke(app, arguments, input=stdin)
-
-    return run
 
 
 def test_a_chat_sends_messages(tandem, service: FakeService, tmp_path: Path) -> None:
@@ -94,26 +80,19 @@ def test_a_missing_file_is_one_line(tandem, tmp_path: Path) -> None:
 
 
 def test_a_refused_constraint_names_the_flag(tandem, service: FakeService) -> None:
-    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        said = "constraint.json_schema: llguidance does not support uniqueItems (at /properties/tags)"
-        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request(said.split(":")[0], said))
-        yield from ()
-
-    service.behaviour = refusing
+    said = "constraint.json_schema: llguidance does not support uniqueItems (at /properties/tags)"
+    service.behaviour = refusing_field(said.split(":")[0], said)
     result = tandem("generate", "hi", "--json-schema", "{}")
     assert result.stderr == "error: --json-schema: llguidance does not support uniqueItems (at /properties/tags)\n"
 
 
 def test_tool_calls_are_lines_of_json_after_the_text(tandem, service: FakeService) -> None:
-    def calling(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        call = chat_pb2.ToolCallDelta(id="abcdefghi", name="weather", arguments='{"a": 1}')
-        yield fake_service.accepted(request)
-        for delta in ({"reasoning": "Hm."}, {"text": "Look:"}, {"tool_calls": [call]}):
-            yield inference_pb2.GenerateResponse(delta=inference_pb2.Delta(**delta))
-        yield fake_service.finished(0)
-        yield fake_service.summary(0)
-
-    service.behaviour = calling
+    call = chat_pb2.ToolCallDelta(id="abcdefghi", name="weather", arguments='{"a": 1}')
+    deltas = [
+        inference_pb2.GenerateResponse(delta=inference_pb2.Delta(**delta))
+        for delta in ({"reasoning": "Hm."}, {"text": "Look:"}, {"tool_calls": [call]})
+    ]
+    service.behaviour = sending(*deltas, fake_service.finished(0), fake_service.summary(0))
     text, line = tandem("generate", "hi", "--chat").stdout.splitlines()
     # Reasoning is not the answer; --json has it.
     assert text == "Look:"
@@ -138,11 +117,7 @@ def test_no_control_character_stays_in_plain_text() -> None:
 
 
 def test_a_refusal_of_the_whole_constraint_begins_with_the_flag(tandem, service: FakeService) -> None:
-    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        said = "constraint.regex: nested repetitions make 1000000; the limit is 10000"
-        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request("constraint", said))
-        yield from ()
-
-    service.behaviour = refusing
+    said = "constraint.regex: nested repetitions make 1000000; the limit is 10000"
+    service.behaviour = refusing_field("constraint", said)
     result = tandem("generate", "hi", "--regex", "a")
     assert result.stderr == "error: --regex: nested repetitions make 1000000; the limit is 10000\n"

@@ -4,18 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import ParseDict
 from tandem.v1 import inference_pb2
 from typer.main import get_command
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from tandem_client import Client, connection
 from tandem_client.cli import flags
@@ -25,22 +22,21 @@ from tandem_client.cli.flags import parse_token_ids
 from tandem_client.cli.names import FLAGS
 from tandem_client.cli.show import closing_line
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService, bad_request, retry_info, waits_first
+from tests.client.descriptors import paths
+from tests.client.fake_service import (
+    FakeService,
+    bad_request,
+    refusing,
+    refusing_field,
+    retry_info,
+    sending,
+    waits_first,
+)
 from tests.client.listeners import closed_address
 from tests.client.proxied import NAME, Proxied
+from tests.rigs.processes import child_environment, popen, run
 
-ROOT = Path(__file__).resolve().parents[3]
-PATH = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
-
-
-@pytest.fixture
-def tandem(service: FakeService):
-    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
-
-    def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
-        return runner.invoke(app, arguments, input=stdin)
-
-    return run
+NOT_FINITE = fake_service.fails(grpc.StatusCode.INTERNAL, "values that are not finite")
 
 
 def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
@@ -176,16 +172,14 @@ def test_samples_are_shown_one_after_another_and_then_the_logprobs(tandem, servi
 
 
 def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: FakeService) -> None:
-    def by_turns(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield fake_service.delta(0, [1], "a", sample_idx=1)
-        yield fake_service.finished(0, sample_idx=0)
-        yield fake_service.delta(1, [2], "b", sample_idx=1)
-        yield fake_service.delta(2, [3], "c", sample_idx=1)
-        yield fake_service.delta(0, [4], "d", sample_idx=2)
-        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
-
-    service.behaviour = by_turns
+    service.behaviour = sending(
+        fake_service.delta(0, [1], "a", sample_idx=1),
+        fake_service.finished(0, sample_idx=0),
+        fake_service.delta(1, [2], "b", sample_idx=1),
+        fake_service.delta(2, [3], "c", sample_idx=1),
+        fake_service.delta(0, [4], "d", sample_idx=2),
+        NOT_FINITE,
+    )
     result = tandem("generate", "hi", "--num-samples", "3")
     assert result.exit_code == 1
     assert result.stdout == "--- sample 0 ---\n\n--- sample 1 ---\nabc\n--- sample 2 ---\nd\n"
@@ -252,11 +246,7 @@ def test_token_ids_that_are_not_numbers_are_a_usage_error() -> None:
 def test_an_error_prints_one_line_and_sets_the_exit_code(
     tandem, service: FakeService, code: grpc.StatusCode, details: list, exit_code: int, line: str
 ) -> None:
-    def failing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        fake_service.fail(ending.context, code, "is 3;\nthe limit is 1", *details)
-        yield from ()
-
-    service.behaviour = failing
+    service.behaviour = refusing(code, "is 3;\nthe limit is 1", *details)
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", line)
 
@@ -291,12 +281,7 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(
 def test_a_refusal_names_the_flag_not_the_field(
     tandem, service: FakeService, field: str, message: str, line: str
 ) -> None:
-    def refusing(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        said = message.format(field)
-        fake_service.fail(ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request(field, said))
-        yield from ()
-
-    service.behaviour = refusing
+    service.behaviour = refusing_field(field, message.format(field))
     assert tandem("generate", "hi").stderr == f"error: {line}\n"
 
 
@@ -304,20 +289,11 @@ def test_a_refusal_names_the_flag_not_the_field(
 WITHOUT_FLAG = {"chat.parallel_tool_calls", "chat.continue_final_message", "chat.add_generation_prompt"}
 
 
-def fields_of(descriptor: Descriptor, path: str = "") -> Iterator[str]:
-    """Paths of a message's fields; those of a message that is not a map entry are its own fields."""
-    for field in descriptor.fields:
-        kind = field.message_type
-        if kind is not None and kind.fields and not kind.GetOptions().map_entry and kind.name != "TokenIds":
-            yield from fields_of(kind, f"{path}{field.name}.")
-        else:
-            yield f"{path}{field.name}"
-
-
 def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
     flags = {name for parameter in get_command(app).commands["generate"].params for name in parameter.opts}
     assert {"--max-new-tokens", "--stop", "--ban"} <= flags
-    assert set(fields_of(inference_pb2.GenerateRequest.DESCRIPTOR)) - WITHOUT_FLAG <= set(FLAGS)
+    fields = {path.removesuffix(".ids") for path in paths(inference_pb2.GenerateRequest.DESCRIPTOR)}
+    assert fields - WITHOUT_FLAG <= set(FLAGS)
     assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= flags
     # Flags without a field decide how the client connects, reads the prompt and prints the stream.
     unmapped = flags - {flag.split()[0] for flag in FLAGS.values()}
@@ -328,28 +304,18 @@ def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
 
 
 def test_output_before_an_error_is_kept(tandem, service: FakeService) -> None:
-    def broken(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        yield fake_service.delta(0, [5], "R")
-        fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "values that are not finite")
-
-    service.behaviour = broken
+    service.behaviour = sending(fake_service.delta(0, [5], "R"), NOT_FINITE)
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout) == (1, "R\n")
     assert result.stderr == "error: values that are not finite\n"
 
 
 def test_an_aborted_request_exits_with_an_error(tandem, service: FakeService) -> None:
-    def aborted(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        for idx in range(request.sampling.num_samples - 1):
-            yield fake_service.finished(0, sample_idx=idx)
-        yield fake_service.finished(0, inference_pb2.FINISH_REASON_ABORTED, sample_idx=request.sampling.num_samples - 1)
-        yield fake_service.summary(0)
-
-    service.behaviour = aborted
-    assert tandem("generate", "hi", "--num-samples", "1").exit_code == 1
-    assert tandem("generate", "hi", "--num-samples", "2").exit_code == 1
+    done, aborted = inference_pb2.FINISH_REASON_LENGTH, inference_pb2.FINISH_REASON_ABORTED
+    for ends in ((aborted,), (done, aborted)):
+        samples = [fake_service.finished(0, reason, sample_idx=idx) for idx, reason in enumerate(ends)]
+        service.behaviour = sending(*samples, fake_service.summary(0))
+        assert tandem("generate", "hi", "--num-samples", str(len(ends))).exit_code == 1
 
 
 def test_wrong_flags_and_numbers_are_usage_errors(tandem) -> None:
@@ -459,11 +425,7 @@ def test_the_error_of_a_timeout_names_the_flag(tandem, service: FakeService) -> 
 
 
 def test_only_a_begun_stream_reports_that_the_service_went_away(tandem, service: FakeService) -> None:
-    def lost(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
-    service.behaviour = lost
+    service.behaviour = sending(fake_service.breaks)
     hint = "the service went away and the output is incomplete: try again"
     assert (
         tandem("generate", "hi").stderr == f"error: {service.address} closed the connection: Socket closed ({hint})\n"
@@ -511,18 +473,13 @@ def test_serve_without_the_services_is_an_error(tandem, monkeypatch: pytest.Monk
 
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
     service.behaviour = fake_service.endless
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.cli", "generate", "hi", "--address", service.address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": PATH},
-    )
+    ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    process = popen("tandem_client.cli", "generate", "hi", "--address", service.address, text=True, **ends)
     assert process.stdout is not None
-    assert process.stdout.read(1) == b"R"
+    assert process.stdout.read(1) == "R"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=fake_service.WAIT_SECONDS)
-    assert (process.returncode, out, err) == (130, b"\n", b"")
+    assert (process.returncode, out, err) == (130, "\n", "")
     assert service.endings[0].wait()
 
 
@@ -536,28 +493,14 @@ def test_closed_output_ends_the_command_in_silence_and_frees_the_request(
     service.behaviour = fake_service.endless
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "tandem_client.cli", *arguments],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "TANDEM_ADDRESS": service.address, "PYTHONPATH": PATH},
-        timeout=fake_service.WAIT_SECONDS,
-        check=False,
-    )
+    own = child_environment() | {"TANDEM_ADDRESS": service.address}
+    done = run("tandem_client.cli", *arguments, stdout=writer, env=own)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (status, b"")
+    assert (done.returncode, done.stderr) == (status, "")
     assert all(ending.wait() for ending in service.endings)
 
 
 def test_output_that_cannot_be_written_is_an_error_of_one_line(service: FakeService) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "tandem_client.cli", "info", "--address", service.address],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": PATH},
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (1, b"error: standard output: No space left on device\n")
+        done = run("tandem_client.cli", "info", "--address", service.address, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")

@@ -14,7 +14,7 @@ from typer.main import get_command
 from tandem_client import errors
 from tandem_client.cli.__main__ import app
 from tandem_client.cli.flags import THE_PROMPT
-from tandem_client.cli.names import _WITHOUT_FLAG, FLAGS, keyword_in_flags
+from tandem_client.cli.names import _WITHOUT_FLAG, keyword_in_flags
 from tandem_client.cli.reporting import describe
 from tandem_client.wire.request import FIELD_KEYWORDS
 
@@ -110,8 +110,3 @@ def test_the_only_worker_is_drained_with_a_flag() -> None:
 )
 def test_a_keyword_of_the_library_is_named_by_its_flag(of_generate: bool, message: str, expected: str) -> None:
     assert keyword_in_flags(message, of_generate=of_generate) == expected
-
-
-def test_the_tables_name_no_flag_that_is_not_there() -> None:
-    parameters = get_command(app).commands["generate"].params
-    assert {flag.split()[0] for flag in FLAGS.values()} - {"the"} <= {name for each in parameters for name in each.opts}

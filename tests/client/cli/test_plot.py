@@ -10,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from tandem_client.cli.__main__ import app
+from tandem_client.plot import chart
 from tests.client.plot.step_logs import written
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,6 +73,13 @@ def test_a_file_that_is_not_a_step_log_is_a_usage_error(tmp_path: Path) -> None:
     assert not file.with_suffix(".png").exists()
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture is not drawn, only written."""
+    monkeypatch.setattr(chart, "draw", lambda *_, **__: bytes(100_000))
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_an_error_names_the_file_that_does_not_exist(tmp_path: Path, file: Path) -> None:
     missing = run(tmp_path / "none.csv")
     assert (missing.exit_code, missing.stderr) == (1, f"error: {tmp_path / 'none.csv'}: No such file or directory\n")
@@ -87,6 +95,7 @@ def test_a_path_that_is_not_a_file_is_refused_in_one_line(name: str) -> None:
     assert result.stderr.startswith(f"error: {name}")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_error_of_a_full_disk_names_the_picture(file: Path) -> None:
     full = run(file, "-o", "/dev/full")
     assert (full.exit_code, full.stderr) == (1, "error: /dev/full: No space left on device\n")

@@ -2,27 +2,14 @@
 
 import json
 
-import pytest
 from tandem.v1 import control_pb2, inference_pb2
-from typer.testing import CliRunner, Result
 
-from tandem_client.cli.__main__ import app
 from tests.client.fake_service import FakeService
 
 WAITING, RUNNING, KEPT = (
     control_pb2.RequestState.Value(f"REQUEST_STATE_{name}") for name in ("WAITING", "RUNNING", "KEPT")
 )
 ID = "88bb0f3c" * 4
-
-
-@pytest.fixture
-def tandem(service: FakeService):
-    runner = CliRunner(env={"TANDEM_ADDRESS": service.address, "COLUMNS": "80"})
-
-    def run(*arguments: str) -> Result:
-        return runner.invoke(app, ["requests", *arguments])
-
-    return run
 
 
 def entry(request_id: str, tenant: str = "", **fields: object) -> control_pb2.RequestEntry:
@@ -45,7 +32,7 @@ def test_a_table_with_a_line_for_each_sample_and_totals(tandem, service: FakeSer
         ),
         entry("old", age_seconds=90_000, output_tokens=5, max_new_tokens=0, state=KEPT, is_detached=True),
     ]
-    result = tandem()
+    result = tandem("requests")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
         f"{'ID':32}  AGE    TOKENS     STATE",
@@ -62,7 +49,7 @@ def test_ids_that_do_not_fit_have_lines_of_their_own(tandem, service: FakeServic
     """Whole, because `tandem abort` takes them."""
     tenant = "a" * 64
     service.listed = [entry(ID, tenant), entry("x", "b")]
-    assert tandem().stdout.splitlines() == [
+    assert tandem("requests").stdout.splitlines() == [
         "ID",
         "    TENANT            AGE  TOKENS  STATE",
         f"{tenant}/{ID}",
@@ -75,26 +62,28 @@ def test_ids_that_do_not_fit_have_lines_of_their_own(tandem, service: FakeServic
 
 def test_control_characters_are_shown_as_visible_ones(tandem, service: FakeService) -> None:
     service.listed = [entry("\x1b[2Ja\u202e", "t\x07")]
-    assert "␛[2Ja<U+202E>" in tandem().stdout
-    assert not {"\x1b", "\x07", "\u202e"} & set(tandem().stdout)
+    assert "␛[2Ja<U+202E>" in tandem("requests").stdout
+    assert not {"\x1b", "\x07", "\u202e"} & set(tandem("requests").stdout)
 
 
 def test_an_empty_list_says_so(tandem) -> None:
-    assert tandem().stdout == "no request waits or runs\n"
-    assert tandem("--tenant", "acme").stdout == "no such request waits or runs\n"
-    assert tandem("--json").stdout == "[]\n"
+    assert tandem("requests").stdout == "no request waits or runs\n"
+    assert tandem("requests", "--tenant", "acme").stdout == "no such request waits or runs\n"
+    assert tandem("requests", "--json").stdout == "[]\n"
 
 
 def test_flags_reach_the_service_and_a_limit_says_that_there_are_others(tandem, service: FakeService) -> None:
     service.listed = [entry(f"r{number}") for number in range(5)]
-    limited = tandem("--limit", "3", "--tenant", "acme", "--state", "running", "--state", "kept", "--id", "r")
+    limited = tandem(
+        "requests", "--limit", "3", "--tenant", "acme", "--state", "running", "--state", "kept", "--id", "r"
+    )
     assert [line.split()[0] for line in limited.stdout.splitlines()[:-1]] == ["ID", "r0", "r1", "r2"]
     assert limited.stdout.splitlines()[-1] == "3 requests: 3 running; 0 output tokens; there are others (--limit)"
     assert [query.page_token for query in service.list_queries] == ["", "2"]
     wanted = control_pb2.ListRequestsRequest(tenant="acme", states=[RUNNING, KEPT], id_prefix="r")
     assert service.list_queries[0] == wanted
-    assert "others" not in tandem("--limit", "5").stdout
-    assert tandem("--state", "ended").exit_code == 2
-    found = json.loads(tandem("--json").stdout)
+    assert "others" not in tandem("requests", "--limit", "5").stdout
+    assert tandem("requests", "--state", "ended").exit_code == 2
+    found = json.loads(tandem("requests", "--json").stdout)
     assert [one["request_id"] for one in found] == ["r0", "r1", "r2", "r3", "r4"]
     assert (found[0]["state"], found[0]["seconds_left"], found[0]["wait_reason"]) == ("running", None, None)

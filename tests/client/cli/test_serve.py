@@ -1,6 +1,5 @@
 """`tandem serve`: restarts, exit codes, signals and output."""
 
-import asyncio
 import json
 import os
 import re
@@ -9,46 +8,31 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
-from tandem_client.services import pair, serving
-from tests.client.fake_programs import SETTINGS, STAYS, Output, environment, make_pair, write_programs
+from tandem_client.services import pair
+from tests.client.fake_programs import (
+    READY,
+    STAYS,
+    Output,
+    Programs,
+    environment,
+    listens,
+    pid_in,
+    run_serve,
+    write_programs,
+)
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.rigs.authorities import Authority
+from tests.rigs.processes import popen
 from tests.rigs.terminal import CTRL_C, Terminal
-
-Programs = Callable[..., None]
-Play = Callable[[Output], Awaitable[None]]
-READY = "ready: tandem generate"
-
-
-def listens(service: FakeService, then: str = STAYS) -> str:
-    line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
-    return f"say({line!r})\n{then}"
-
-
-def run_serve(service: FakeService, play: Play | None = None) -> tuple[int, str, Output]:
-    """Serves the fakes in this process until the play ends or a fake ends for good; returns code, cause and lines."""
-
-    async def run() -> tuple[int, str, Output]:
-        output = Output(service)
-        running = asyncio.create_task(serving.serve(make_pair(output), output, SETTINGS))
-        if play is not None:
-            await play(output)
-            os.kill(os.getpid(), signal.SIGINT)
-        return *await asyncio.wait_for(running, WAIT_SECONDS), output
-
-    return asyncio.run(run())
-
-
-def pid_in(line: str) -> int:
-    return int(line.rpartition(" ")[2])
 
 
 def test_ready_is_the_last_line_after_both_programs_serve(service: FakeService, programs: Programs) -> None:
@@ -229,15 +213,12 @@ def test_a_drained_scheduler_ends_the_service_and_a_drained_worker_is_replaced(
 
 
 @contextmanager
-def serve_process(folder: Path, *flags: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+def serve_process(folder: Path, *flags: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """Runs the command in a process, with the fakes of the folder."""
     # The fake worker is a module and has no holder of shared pools in it.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.cli", "serve", "--shared-pool", "off", *flags],
-        text=True,
-        cwd=folder,
-        **{"env": environment(folder), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-    )
+    ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    given = {"cwd": folder, "env": environment(folder), **ends, **options}
+    process = popen("tandem_client.cli", "serve", "--shared-pool", "off", *flags, text=True, **given)
     try:
         yield process
     finally:
@@ -293,21 +274,6 @@ def test_the_cause_is_printed_after_the_lines_of_the_children(service: FakeServi
     assert out.splitlines()[-1] == last
     assert "scheduler | scheduler_svc: listen: port is taken\n" in out
     assert "ready" not in out
-
-
-def test_the_address_of_metrics_reaches_the_scheduler(service: FakeService, tmp_path: Path) -> None:
-    write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
-    with serve_process(tmp_path, "--metrics-listen", "127.0.0.1:9100", stderr=subprocess.STDOUT) as process:
-        out, _ = process.communicate(timeout=WAIT_SECONDS)
-    assert "scheduler | flags --exit-with-parent --metrics-listen=127.0.0.1:9100\n" in out
-
-
-def test_serve_without_listen_gives_the_scheduler_no_address(service: FakeService, tmp_path: Path) -> None:
-    """A flag would override TANDEM_SCHEDULER_LISTEN and the key of a file."""
-    write_programs(tmp_path, scheduler="say('scheduler_svc: enough'); sys.exit(2)", worker=STAYS)
-    with serve_process(tmp_path, stderr=subprocess.STDOUT) as process:
-        out, _ = process.communicate(timeout=WAIT_SECONDS)
-    assert "scheduler | flags --exit-with-parent\n" in out
 
 
 def test_the_json_format_reaches_both_programs_and_every_line(service: FakeService, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from tandem_client.cli.commands import serve
 from tandem_client.gateway.settings import PROGRAM as GATEWAY
 from tests.client.fake_programs import STAYS, environment, write_programs
 from tests.client.fake_service import WAIT_SECONDS
+from tests.rigs import processes
+from tests.rigs.processes import popen
 
 PROGRAMS = {"scheduler": SCHEDULER, "worker": WORKER, "gateway": GATEWAY, "holder": HOLDER}
 
@@ -83,15 +84,7 @@ def test_host_and_port_of_the_http_api(port: int | None, host: str | None, http:
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "tandem_client.cli", "serve", *arguments],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_SECONDS,
-    )
+    return processes.run("tandem_client.cli", "serve", *arguments, cwd=folder, env=environment(folder))
 
 
 def test_refused_settings_of_all_programs_are_printed_once_and_nothing_starts(tmp_path: Path) -> None:
@@ -126,23 +119,22 @@ def test_help_of_a_program_is_printed_in_place_of_a_start(tmp_path: Path) -> Non
 
 
 def test_the_settings_reach_their_programs_and_only_these(tmp_path: Path) -> None:
-    ends = "sys.exit(2)"
-    write_programs(tmp_path, scheduler=STAYS, worker=ends)
+    """An address that is not given stays that of TANDEM_SCHEDULER_LISTEN or a file."""
+    os.mkfifo(tmp_path / "up")
+    told, awaited = (f"open({str(tmp_path / 'up')!r}, {mode!r}).close()\n" for mode in "wr")
+    write_programs(tmp_path, scheduler=told + STAYS, worker=f"{awaited}sys.exit(2)")
     done = run(
         tmp_path, "a/model", "--served-name=m", "--max-length", "128", "--ranks=2", "--default-max-new-tokens=9",
-        "--max-waiting=3", "--runtime-dir", str(tmp_path / "run"), "--log-level=debug", "--shared-pool=off",
+        "--max-waiting=3", "--metrics-listen", "127.0.0.1:9100",
+        "--runtime-dir", str(tmp_path / "run"), "--log-level=debug", "--shared-pool=off",
     )  # fmt: skip
     both = f"--runtime-dir={tmp_path / 'run'} --log-level=debug"
     lines = done.stdout.splitlines()
     worker = f"--model=a/model --served-name=m --ranks=2 --max-length=128 --shared-pool=off {both}"
     assert f"   worker | flags --exit-with-parent {worker}" in lines
     assert done.returncode == 2
-    # It may have been ended before it printed anything.
-    scheduler = f"--default-max-new-tokens=9 --max-waiting=3 {both}"
-    assert [line for line in lines if line.startswith("scheduler | flags")] in (
-        [],
-        [f"scheduler | flags --exit-with-parent {scheduler}"],
-    )
+    scheduler = f"--default-max-new-tokens=9 --max-waiting=3 --metrics-listen=127.0.0.1:9100 {both}"
+    assert f"scheduler | flags --exit-with-parent {scheduler}" in lines
 
 
 def test_ctrl_c_while_settings_are_read_ends_the_readers_and_says_so_once(tmp_path: Path) -> None:
@@ -152,10 +144,8 @@ def test_ctrl_c_while_settings_are_read_ends_the_readers_and_says_so_once(tmp_pa
     settings = tmp_path / "gpu_worker" / "settings.py"
     settings.unlink()
     settings.write_text(f"import signal\nopen({str(fifo)!r}, 'w').write('x')\nsignal.pause()\n")
-    with subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.cli", "serve"],
-        cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with popen("tandem_client.cli", "serve", cwd=tmp_path, env=environment(tmp_path), text=True, **ends) as process:
         assert fifo.read_text() == "x"
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=WAIT_SECONDS)

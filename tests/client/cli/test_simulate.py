@@ -3,19 +3,18 @@
 import json
 import signal
 import subprocess
-import sys
 
 import psutil
 import pytest
 import typer
 
 from tandem_client.cli.commands import local as simulate
+from tests.rigs.processes import popen, run
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def tandem(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tandem_client.cli", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    return run("tandem_client.cli", "simulate", *arguments)
 
 
 def test_simulate_prints_the_output_of_the_simulator() -> None:
@@ -34,8 +33,8 @@ def test_simulate_prints_the_help_and_the_errors_of_the_simulator() -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_signals_reach_the_simulator_and_end_it(number: signal.Signals, status: int) -> None:
     """The signal goes to one process only, as a supervisor sends it; a terminal sends SIGINT to all."""
-    command = [sys.executable, "-m", "tandem_client.cli", "simulate", "--requests", "1000000"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    command = ["tandem_client.cli", "simulate", "--requests", "1000000"]
+    with popen(*command, stderr=subprocess.PIPE, start_new_session=True, text=True) as process:
         assert process.stderr is not None
         # The simulation has begun, because its progress is printed.
         process.stderr.readline()

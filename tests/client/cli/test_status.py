@@ -5,9 +5,7 @@ import json
 import grpc
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
-from typer.testing import CliRunner, Result
 
-from tandem_client.cli.__main__ import app
 from tests.client.fake_service import FakeService
 
 LOAD = control_pb2.GetLoadResponse(
@@ -16,16 +14,6 @@ LOAD = control_pb2.GetLoadResponse(
     per_worker=[control_pb2.WorkerLoad(pid=31896, running=3, pages_used=46, pages_total=1024, device="cpu")],
 )  # fmt: skip
 HEALTH_ALONE = "this address serves health alone; the address of --listen serves the rest"
-
-
-@pytest.fixture
-def tandem(service: FakeService):
-    runner = CliRunner(env={"TANDEM_ADDRESS": service.address})
-
-    def run(*arguments: str) -> Result:
-        return runner.invoke(app, arguments)
-
-    return run
 
 
 def lost(**values: object) -> control_pb2.GetLoadResponse:

@@ -3,20 +3,14 @@
 import hashlib
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
-from tests.rigs.processes import child_environment
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.processes import run
 
 
 def tandem(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tandem_client.cli", *words]
-    environment = child_environment() | variables
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, env=environment
-    )
+    return run("tandem_client.cli", *words, **variables)
 
 
 def test_the_entry_has_the_hash_and_the_token_is_shown_once() -> None:

@@ -1,7 +1,9 @@
 """A gateway of this module's tests, in front of a fake service."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 import pytest
@@ -30,16 +32,26 @@ def start_gateway(*flags: str) -> tuple[Child, str]:
     return gateway, gateway.wait_line(r"gateway listening on (http\S+)$").group(1)
 
 
+@contextmanager
+def running(*flags: str, **of_service: Any) -> Iterator[Fronted]:
+    """A fake service with these attributes, and a gateway before it with these flags, which must end in order."""
+    service = ToldService()
+    vars(service).update(of_service)
+    gateway, url = start_gateway("--address", service.address, *flags)
+    try:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0) as client:
+            yield Fronted(service=service, gateway=gateway, url=url, client=client)
+        assert gateway.terminate() == 0, gateway.output()
+        assert "Traceback" not in gateway.output(), gateway.output()
+    finally:
+        gateway.kill()
+        service.stop()
+
+
 @pytest.fixture(scope="module")
 def module_fronted() -> Iterator[Fronted]:
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "60", "--cors-origins", PAGE)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0)
-    yield Fronted(service=service, gateway=gateway, url=url, client=client)
-    client.close()
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
-    assert "Traceback" not in gateway.output(), gateway.output()
+    with running("--head-seconds", "60", "--cors-origins", PAGE) as made:
+        yield made
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 from starlette.requests import ClientDisconnect, Request
 from tandem.v1 import inference_pb2
@@ -29,13 +28,15 @@ from tests.client.fake_service import (
     summary,
     waits_first,
 )
-from tests.client.gateway.conftest import Fronted, start_gateway
-from tests.client.gateway.told_service import ToldService
+from tests.client.gateway import plain_http
+from tests.client.gateway.conftest import Fronted, running
 
 
 def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Response:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{fronted.url}{path}", content=data, headers={"content-type": "application/json", **headers})
+    return plain_http.post(
+        f"{fronted.url}{path}", content=data, headers={"content-type": "application/json", **headers}
+    )
 
 
 def connected(url: str) -> socket.socket:
@@ -154,12 +155,9 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
 
 @pytest.fixture(scope="module")
 def brisk() -> Iterator[str]:
-    """The URL of a gateway that waits for a second."""
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--head-seconds", "1", "--body-seconds", "1")
-    yield url
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
+    """The URL of a gateway that waits for a moment."""
+    with running("--head-seconds", "0.2", "--body-seconds", "0.2") as made:
+        yield made.url
 
 
 def test_a_body_that_comes_too_slowly(brisk: str) -> None:
@@ -186,7 +184,7 @@ def test_headers_that_are_too_large(fronted: Fronted) -> None:
         except OSError:
             answer = b"closed"
         assert b"431" in answer or answer == b"closed"
-    answer = httpx.get(f"{fronted.url}/livez", headers={"x": "y" * 40_000})
+    answer = plain_http.get(f"{fronted.url}/livez", headers={"x": "y" * 40_000})
     assert answer.status_code == 431
 
 
@@ -211,7 +209,7 @@ def test_what_follows_a_request_in_work_is_bounded(fronted: Fronted, first: byte
         with pytest.raises(OSError):
             sock.sendall(first + again * (20_000_000 // len(again)))
     assert fronted.service.endings[0].wait()
-    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.get(f"{fronted.url}/livez").status_code == 200
 
 
 def test_a_few_requests_may_be_sent_at_once(fronted: Fronted) -> None:
@@ -223,7 +221,7 @@ def test_a_few_requests_may_be_sent_at_once(fronted: Fronted) -> None:
 
 @pytest.mark.parametrize("trace", [b"\xff", b"a" * 20_000, b"a\tb"])
 def test_a_trace_that_is_malformed_is_ignored(fronted: Fronted, trace: bytes) -> None:
-    assert httpx.get(f"{fronted.url}/v1/models", headers={b"traceparent": trace}).status_code == 200
+    assert plain_http.get(f"{fronted.url}/v1/models", headers={b"traceparent": trace}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -231,16 +229,16 @@ def test_a_trace_that_is_malformed_is_ignored(fronted: Fronted, trace: bytes) ->
     [("Bearer a", 200), ("bearer a", 200), ("Basic a", 401), ("Bearer a b", 401), ("Bearer " + "a" * 600, 401)],
 )
 def test_the_authorization_header(fronted: Fronted, authorization: str, status: int) -> None:
-    answer = httpx.get(f"{fronted.url}/v1/models", headers={"authorization": authorization})
+    answer = plain_http.get(f"{fronted.url}/v1/models", headers={"authorization": authorization})
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["code"] == "invalid_api_key"
 
 
 def test_paths_and_methods(fronted: Fronted) -> None:
-    assert httpx.get(f"{fronted.url}/v2/nothing").status_code == 404
-    answer = httpx.get(f"{fronted.url}/v1/completions")
+    assert plain_http.get(f"{fronted.url}/v2/nothing").status_code == 404
+    answer = plain_http.get(f"{fronted.url}/v1/completions")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
-    assert httpx.head(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.head(f"{fronted.url}/livez").status_code == 200
     assert post(fronted, "/v1/completions", {}, **{"content-type": "multipart/form-data"}).status_code == 415
 
 
@@ -258,70 +256,61 @@ def test_tokenize_and_detokenize(fronted: Fronted) -> None:
 
 def test_health_and_metrics(fronted: Fronted) -> None:
     fronted.service.serving(True)
-    assert httpx.get(f"{fronted.url}/health").status_code == 200
+    assert plain_http.get(f"{fronted.url}/health").status_code == 200
     fronted.service.serving(False)
-    answer = httpx.get(f"{fronted.url}/health")
+    answer = plain_http.get(f"{fronted.url}/health")
     assert (answer.status_code, answer.json()) == (503, {"status": "not serving", "reason": None, "since": None})
     fronted.service.health.words = (("tandem-reason", "weights_refused"), ("tandem-since", "1700000000.250"))
-    answer = httpx.get(f"{fronted.url}/health")
+    answer = plain_http.get(f"{fronted.url}/health")
     assert answer.status_code == 503
     assert answer.json() == {"status": "not serving", "reason": "weights_refused", "since": 1700000000.25}
-    assert httpx.get(f"{fronted.url}/livez").status_code == 200
+    assert plain_http.get(f"{fronted.url}/livez").status_code == 200
     fronted.service.serving(True)
     post(fronted, "/v1/completions", {"prompt": "a", "stream": True})
-    page = httpx.get(f"{fronted.url}/metrics").text
+    page = plain_http.get(f"{fronted.url}/metrics").text
     assert 'tandem_gateway_requests_total{endpoint="completions",status="200"}' in page
-    assert httpx.get(f"{fronted.url}/version").json()["version"]
+    assert plain_http.get(f"{fronted.url}/version").json()["version"]
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) -> None:
     fronted.service.behaviour = waits_first
     body = {"prompt": "hi", "stream": True, "echo": echo}
-    answer = httpx.post(f"{fronted.url}/v1/completions", json=body)
+    answer = plain_http.post(f"{fronted.url}/v1/completions", json=body)
     events = answer.text.split("\n\n")
     assert [event for event in events if event.startswith(":")] == [": waiting: why 1", ": waiting: why 2"]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == ("hi" if echo else "") + "Réturn"
-    whole = httpx.post(f"{fronted.url}/v1/completions", json={"prompt": "hi"}).json()
+    whole = plain_http.post(f"{fronted.url}/v1/completions", json={"prompt": "hi"}).json()
     assert whole["choices"][0]["text"] == "Réturn"
 
 
 def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--max-requests", "1", "--ping-seconds", "0.3")
-    body = json.dumps({"prompt": "a", "stream": True}).encode()
-    try:
-        with connected(url) as sock:
+    body, flags = json.dumps({"prompt": "a", "stream": True}).encode(), ("--max-requests", "1", "--ping-seconds", "0.3")
+    with running(*flags, behaviour=endless) as made:
+        with connected(made.url) as sock:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             got = b""
             while b'"R"' not in got:
                 got += sock.recv(65536)
-            refused = httpx.post(f"{url}/v1/completions", content=body)
+            refused = plain_http.post(f"{made.url}/v1/completions", content=body)
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
-            assert httpx.get(f"{url}/livez").status_code == 200
+            assert plain_http.get(f"{made.url}/livez").status_code == 200
             while b": ping\n\n" not in got:
                 got += sock.recv(65536)
-        assert service.endings[0].wait()
-    finally:
-        gateway.kill()
-        service.stop()
+        assert made.service.endings[0].wait()
 
 
 def test_sigterm_lets_streams_end() -> None:
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--grace-seconds", "1")
-    with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
-        lines = answer.iter_lines()
-        assert '"R"' in next(lines)
-        gateway.signal(15)
-        rest = "\n".join(lines)
-    assert "the gateway ended the request" in rest and "[DONE]" not in rest
-    assert gateway.wait() == 0, gateway.output()
-    service.stop()
+    body = {"prompt": "a", "stream": True}
+    with running("--grace-seconds", "0.2", behaviour=endless) as made:
+        with plain_http.stream("POST", f"{made.url}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert '"R"' in next(lines)
+            made.gateway.signal(15)
+            rest = "\n".join(lines)
+        assert "the gateway ended the request" in rest and "[DONE]" not in rest
 
 
 def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
@@ -343,15 +332,11 @@ def large(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[in
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Fronted]:
     """A gateway that waits 0.4 s for readers, for one request at a time."""
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--ping-seconds", "0.1", "--max-requests", "1")
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="a") as client:
-        yield Fronted(service=service, gateway=gateway, url=url, client=client)
-    assert gateway.terminate() == 0, gateway.output()
+    with running("--ping-seconds", "0.1", "--max-requests", "1") as made:
+        yield made
     # No line for a client, which could write as many as it likes.
     own = re.compile("gateway listening|stopping: |stopped")
-    assert [line for line in gateway.lines if not own.search(line)] == []
-    service.stop()
+    assert [line for line in made.gateway.lines if not own.search(line)] == []
 
 
 @pytest.mark.parametrize("more", ["", "connection: close\r\n"])
@@ -367,7 +352,7 @@ def test_a_reader_that_stalls_is_left(
         assert b"200 OK" in sock.recv(1000)
         # Nothing more is read, and the answer keeps its place until the connection ends.
         assert post(impatient, "/v1/completions", body).status_code == 429
-        while "tandem_gateway_connections 1\n" not in httpx.get(f"{impatient.url}/metrics").text:
+        while "tandem_gateway_connections 1\n" not in plain_http.get(f"{impatient.url}/metrics").text:
             pass
         assert impatient.service.endings[-1].wait()
     impatient.service.behaviour = one_completion
@@ -376,7 +361,7 @@ def test_a_reader_that_stalls_is_left(
 
 def test_a_reader_that_is_slow_gets_everything(impatient: Fronted) -> None:
     impatient.service.behaviour = large
-    with httpx.stream("POST", f"{impatient.url}/v1/completions", json={"prompt": "a"}) as answer:
+    with plain_http.stream("POST", f"{impatient.url}/v1/completions", json={"prompt": "a"}) as answer:
         text = ""
         for number, piece in enumerate(answer.iter_text(1_000_000)):
             text += piece

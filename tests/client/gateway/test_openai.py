@@ -13,14 +13,15 @@ from tandem.v1 import chat_pb2, inference_pb2
 
 from tests.client.fake_service import (
     Ending,
-    accepted,
     bad_request,
     delta,
     endless,
-    fail,
+    fails,
     finished,
     one_completion,
+    refusing,
     retry_info,
+    sending,
     summary,
 )
 from tests.client.gateway.conftest import Fronted
@@ -207,17 +208,9 @@ def test_openais_helper_collects_a_chat_from_its_chunks(fronted: Fronted) -> Non
     assert answer.usage is not None and answer.usage.prompt_tokens == 7
 
 
-def one_call(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    """A call whose arguments come in pieces."""
-    yield accepted(request)
-    yield call_piece(0, '{"city": "Par', "abcdefgh1", "weather")
-    yield call_piece(0, 'is"}')
-    yield finished(9, inference_pb2.FINISH_REASON_EOS)
-    yield summary(1)
-
-
 def test_the_old_form_of_calls(fronted: Fronted) -> None:
-    fronted.service.behaviour = one_call
+    halves = (call_piece(0, '{"city": "Par', "abcdefgh1", "weather"), call_piece(0, 'is"}'))
+    fronted.service.behaviour = sending(*halves, finished(9, inference_pb2.FINISH_REASON_EOS), summary(1))
     ask: dict[str, Any] = {
         "model": "", "messages": MESSAGES, "functions": [WEATHER["function"]], "function_call": {"name": "weather"},
     }  # fmt: skip
@@ -315,18 +308,6 @@ def test_constraints(fronted: Fronted, given: dict[str, Any], kind: str, value: 
     assert value is None or getattr(constraint, kind) == value
 
 
-def refusing(
-    code: grpc.StatusCode, message: str, *details: Any
-) -> Any:  # fmt: skip
-    """A behaviour that refuses each request."""
-
-    def behave(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        fail(ending.context, code, message, *details)
-        yield from ()
-
-    return behave
-
-
 @pytest.mark.parametrize(
     ("code", "detail", "error", "status", "field", "name"),
     [
@@ -375,11 +356,7 @@ def test_errors(
     assert (headers.get("www-authenticate") == "Bearer") == (status == 401)
 
 
-def broken(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-    """Fails after its first token."""
-    yield accepted(request)
-    yield delta(0, [5], "R")
-    fail(ending.context, grpc.StatusCode.INTERNAL, "the step broke")
+broken = sending(delta(0, [5], "R"), fails(grpc.StatusCode.INTERNAL, "the step broke"))
 
 
 def test_an_error_after_the_first_token(fronted: Fronted) -> None:
@@ -426,13 +403,7 @@ def test_the_asynchronous_client(fronted: Fronted) -> None:
 def test_whole_unicode_passes(fronted: Fronted) -> None:
     text = "".join(map(chr, [*range(32, 0x300), 0x1F600, 0x10FFFF, 0x2028, 0xFEFF]))
 
-    def behave(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield accepted(request)
-        yield delta(0, [5], request.text)
-        yield finished(1)
-        yield summary(1)
-
-    fronted.service.behaviour = behave
+    fronted.service.behaviour = sending(delta(0, [5], text), finished(1), summary(1))
     stream = fronted.client.completions.create(model="", prompt=text, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == text
     assert fronted.client.completions.create(model="", prompt=text).choices[0].text == text

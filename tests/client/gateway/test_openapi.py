@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import httpx2 as httpx
 import jsonschema
 import openapi_spec_validator
 import pytest
 
 from tandem_client.gateway.openai import bodies
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted
 
 USER = {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, "b"]}
@@ -44,7 +44,7 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
 
 @pytest.fixture(scope="module")
 def described(module_fronted: Fronted) -> dict[str, Any]:
-    answer = httpx.get(f"{module_fronted.url}/openapi.json")
+    answer = plain_http.get(f"{module_fronted.url}/openapi.json")
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     return answer.json()
 
@@ -64,5 +64,5 @@ def test_the_description_says_what_is_taken(
     content = described["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]
     schema = {**content["schema"], "components": described["components"]}
     assert jsonschema.Draft202012Validator(schema).is_valid(body) == is_taken
-    status = httpx.post(f"{fronted.url}/v1/{path}", json=body).status_code
+    status = plain_http.post(f"{fronted.url}/v1/{path}", json=body).status_code
     assert status == (200 if is_taken else 400)

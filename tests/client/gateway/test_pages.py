@@ -20,6 +20,7 @@ from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.protocol import Readers, bounded
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
+from tests.client.gateway import plain_http
 from tests.client.gateway.asked import Noting, Open, asker
 from tests.client.gateway.conftest import PAGE, Fronted
 from tests.client.gateway.told_service import two_scored
@@ -281,8 +282,8 @@ def test_a_page_that_may_not_call_cannot_send_a_form(kind: str, flags: tuple[str
 def test_a_page_reads_a_stream(fronted: Fronted) -> None:
     fronted.service.behaviour = two_scored
     body = {"prompt": [1, 2], "n": 2, "stream": True}
-    answer = httpx.post(f"{fronted.url}{PATH}", json=body, headers={"origin": PAGE})
-    plain = httpx.post(f"{fronted.url}{PATH}", json=body)
+    answer = plain_http.post(f"{fronted.url}{PATH}", json=body, headers={"origin": PAGE})
+    plain = plain_http.post(f"{fronted.url}{PATH}", json=body)
     assert answer.headers["access-control-allow-origin"] == PAGE
     assert answer.headers["access-control-expose-headers"] == "*" and answer.headers["x-request-id"]
     assert answer.headers["content-type"] == plain.headers["content-type"]

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 
 import httpx2 as httpx
@@ -12,9 +10,10 @@ import pytest
 
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
-from tests.client.fake_service import endless, one_completion
-from tests.client.gateway.conftest import start_gateway
-from tests.client.gateway.told_service import ToldService
+from tests.client.fake_service import endless
+from tests.client.gateway import plain_http
+from tests.client.gateway.conftest import running, start_gateway
+from tests.rigs.processes import run
 
 
 @pytest.mark.parametrize("first", ["1", "2"])
@@ -23,8 +22,7 @@ def test_a_second_gateway_does_not_share_the_address(first: str, second: str) ->
     gateway, url = start_gateway("--address", "127.0.0.1:1", "--processes", first)
     try:
         address = url.removeprefix("http://")
-        command = [sys.executable, "-m", "tandem_client.gateway", "--listen", address, "--processes", second]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = run("tandem_client.gateway", "--listen", address, "--processes", second)
         assert ended.returncode == 2
         assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
         assert gateway.terminate() == 0, gateway.output()
@@ -41,40 +39,31 @@ def test_the_help_hides_flags_of_the_children(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
-    service = ToldService()
-    service.behaviour = one_completion
-    gateway, url = start_gateway("--address", service.address, "--processes", "2")
-    try:
+    with running("--processes", "2") as made:
+        gateway, url = made.gateway, made.url
         children = psutil.Process(gateway.pid).children()
         assert len(children) == 2
         for _ in range(20):
             # A connection each, so that the kernel chooses a process each time.
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+            assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
         line = 'tandem_gateway_requests_total{endpoint="completions",status="200"} 20'
-        assert all(line in httpx.get(f"{url}/metrics").text for _ in range(6))
+        assert all(line in plain_http.get(f"{url}/metrics").text for _ in range(6))
         seen = len(gateway.lines)
         os.kill(children[0].pid, signal.SIGKILL)
         gateway.wait_line(r"was ended by SIGKILL; it starts again", after=seen)
         gateway.wait_line(r"gateway listening", after=seen)
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
-        assert f"{line[:-2]}21" in httpx.get(f"{url}/metrics").text
-        assert gateway.terminate() == 0, gateway.output()
-        assert not [child for child in children if child.is_running()]
-    finally:
-        gateway.kill()
-        service.stop()
+        assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert f"{line[:-2]}21" in plain_http.get(f"{url}/metrics").text
+    assert not [child for child in children if child.is_running()]
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> None:
     """The first one goes to every process, as systemd sends it; the second one to the gateway alone."""
-    service = ToldService()
-    service.behaviour = endless
-    gateway, url = start_gateway("--address", service.address, "--processes", processes)
-    own = psutil.Process(gateway.pid)
-    try:
+    with running("--processes", processes, behaviour=endless) as made:
+        gateway, own = made.gateway, psutil.Process(made.gateway.pid)
         with (
-            httpx.Client(base_url=url, timeout=60) as client,
+            httpx.Client(base_url=made.url, timeout=60) as client,
             client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer,
         ):
             pieces = answer.iter_raw()
@@ -92,9 +81,6 @@ def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> No
             with suppress(httpx.RemoteProtocolError):
                 assert b'finish_reason":"' not in b"".join(pieces)
         assert gateway.wait() == 0, gateway.output()
-    finally:
-        gateway.kill()
-        service.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +12,11 @@ import pytest
 from tandem_client.gateway.server import check
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
+from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import PAGE, start_gateway
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
-from tests.rigs.processes import Child
+from tests.rigs.processes import Child, run
 
 NAME = "tandem.test"
 
@@ -107,8 +106,8 @@ def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_wrong_flags_end_the_gateway_at_its_start_with_one_line(services: Services, processes: str) -> None:
-    command = [sys.executable, "-m", "tandem_client.gateway", "--listen", "127.0.0.1:0", "--processes", processes]
-    ended = subprocess.run([*command, *services.flags(WRONG[0][0])], capture_output=True, text=True, check=False)
+    command = ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--processes", processes]
+    ended = run(*command, *services.flags(WRONG[0][0]))
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
     assert "speaks TLS; give --service-ca" in line
@@ -141,7 +140,7 @@ def test_a_service_that_starts_later_with_another_protocol_is_reported(services:
         key, chain = services.pair.key.read_bytes(), services.pair.certificate.read_bytes()
         later = ToldService(grpc.ssl_server_credentials([(key, chain)]), address=first.address)
         gateway.wait_line("ERROR .*speaks TLS; give --service-ca")
-        assert httpx.get(f"{url}/v1/models").status_code == 503
+        assert plain_http.get(f"{url}/v1/models").status_code == 503
         later.stop()
     finally:
         gateway.kill()

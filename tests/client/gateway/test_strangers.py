@@ -21,7 +21,8 @@ from tandem_client.gateway.errors import HttpError, unauthenticated
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.protocol import Readers, bounded
 from tests.client.fake_service import endless
-from tests.client.gateway.conftest import Fronted, start_gateway
+from tests.client.gateway import plain_http
+from tests.client.gateway.conftest import Fronted, running
 from tests.client.gateway.test_bounds import connected, everything
 from tests.client.gateway.told_service import ToldService
 from tests.measure.gateway.attacker import first_message
@@ -36,13 +37,9 @@ STREAM = json.dumps({"prompt": "a", "stream": True}).encode()
 @pytest.fixture(scope="module")
 def closed() -> Iterator[tuple[ToldService, str]]:
     """A service that knows two tokens, and the URL of its gateway."""
-    service = ToldService()
-    service.rights = {KEY: ["inference"], METRICS_KEY: ["metrics"]}
     flags = ("--address-connections", str(PER_ADDRESS), "--head-seconds", "60")
-    gateway, url = start_gateway("--address", service.address, *flags)
-    yield service, url
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
+    with running(*flags, rights={KEY: ["inference"], METRICS_KEY: ["metrics"]}) as made:
+        yield made.service, made.url
 
 
 @pytest.mark.parametrize("header", ["", "authorization: Bearer tandem_wrong\r\n", "authorization: Basic x\r\n"])
@@ -70,15 +67,11 @@ def test_a_caller_without_the_right_is_refused_before_its_body(closed: tuple[Tol
 
 
 def test_no_caller_has_the_rights_of_the_gateways_own_certificate() -> None:
-    service = ToldService()
-    service.rights = {"": ["control", "inference", "metrics"], KEY: ["inference"]}
-    gateway, url = start_gateway("--address", service.address)
-    for path in ("/v1/models", "/metrics"):
-        assert httpx.get(f"{url}{path}").status_code == 401
-    assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 401
-    assert httpx.get(f"{url}/v1/models", headers={"authorization": KEY}).status_code == 200
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
+    with running(rights={"": ["control", "inference", "metrics"], KEY: ["inference"]}) as made:
+        for path in ("/v1/models", "/metrics"):
+            assert plain_http.get(f"{made.url}{path}").status_code == 401
+        assert plain_http.post(f"{made.url}/v1/completions", json={"prompt": "a"}).status_code == 401
+        assert plain_http.get(f"{made.url}/v1/models", headers={"authorization": KEY}).status_code == 200
 
 
 def test_a_trailer_gives_no_authorization(closed: tuple[ToldService, str]) -> None:
@@ -96,11 +89,12 @@ def test_the_metrics_have_the_rules_of_the_services_page(closed: tuple[ToldServi
     _, url = closed
     wanted = {"": 401, "Bearer tandem_wrong": 401, KEY: 403, METRICS_KEY: 200}
     found = {
-        key: httpx.get(f"{url}/metrics", headers={"authorization": key} if key else {}).status_code for key in wanted
+        key: plain_http.get(f"{url}/metrics", headers={"authorization": key} if key else {}).status_code
+        for key in wanted
     }
     assert found == wanted
     # A service without a token file has no rule.
-    assert httpx.get(f"{fronted.url}/metrics").status_code == 200
+    assert plain_http.get(f"{fronted.url}/metrics").status_code == 200
 
 
 def test_an_address_has_so_many_connections_whose_callers_are_not_known(closed: tuple[ToldService, str]) -> None:
@@ -135,29 +129,22 @@ def test_a_handshake_that_stops_frees_its_place(tls_url: tuple[str, Authority], 
 @pytest.fixture(scope="module")
 def tls_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Authority]]:
     """The HTTPS address of a gateway with one place for strangers, and the authority of its certificate."""
-    authority, service = Authority(tmp_path_factory.mktemp("tls")), ToldService()
+    authority = Authority(tmp_path_factory.mktemp("tls"))
     pair = authority.issue("gateway", "IP:127.0.0.1")
     tls = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
-    gateway, url = start_gateway("--address", service.address, *tls, "--head-seconds", "0.3")
-    yield url, authority
-    assert gateway.terminate() == 0, gateway.output()
-    service.stop()
+    with running(*tls, "--head-seconds", "0.3") as made:
+        yield made.url, authority
 
 
 def test_bodies_that_come_slowly_take_no_place_of_a_request() -> None:
     """A service without tokens: everybody may begin a body."""
-    service = ToldService()
-    gateway, url = start_gateway("--address", service.address, "--max-requests", "1", "--max-connections", "3")
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(6):
-                # Three of them end for the next ones.
-                sock = stack.enter_context(connected(url))
-                sock.sendall(f"{POST}content-length: 1000\r\n\r\n{{".encode())
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
-    finally:
-        gateway.kill()
-        service.stop()
+    flags = ("--max-requests", "1", "--max-connections", "3")
+    with running(*flags) as made, contextlib.ExitStack() as stack:
+        for _ in range(6):
+            # Three of them end for the next ones.
+            sock = stack.enter_context(connected(made.url))
+            sock.sendall(f"{POST}content-length: 1000\r\n\r\n{{".encode())
+        assert plain_http.post(f"{made.url}/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
 class Wire(asyncio.Transport):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 from tandem.v1 import chat_pb2, inference_pb2
 
-from tests.client.fake_service import Ending, FakeService, accepted, finished, summary, two_samples
+from tests.client.fake_service import Ending, FakeService, accepted, finished, sending, summary, two_samples
 
 Stream = Iterator[inference_pb2.GenerateResponse]
 
@@ -55,19 +55,22 @@ def call_piece(index: int, arguments: str, call_id: str = "", name: str = "") ->
     return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(tool_calls=[made]))
 
 
-def thoughts_and_calls(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
-    """Reasoning, content, and two tool calls whose arguments come in pieces."""
-    yield accepted(request)
-    yield piece(reasoning="hm")
-    yield piece(reasoning="m.")
-    yield piece("Let me ")
-    yield piece("see.")
-    yield call_piece(0, '{"city": "Par', "abcdefgh1", "weather")
-    yield call_piece(0, 'is"}')
-    yield call_piece(1, "{}", "abcdefgh2", "clock")
-    yield finished(9, inference_pb2.FINISH_REASON_EOS)
-    usage = inference_pb2.Usage(prompt_tokens=7, output_tokens=9, cached_prompt_tokens=4, reasoning_tokens=3)
-    yield inference_pb2.GenerateResponse(summary=inference_pb2.Summary(usage=usage))
+# Reasoning, content, and two tool calls whose arguments come in pieces.
+thoughts_and_calls = sending(
+    piece(reasoning="hm"),
+    piece(reasoning="m."),
+    piece("Let me "),
+    piece("see."),
+    call_piece(0, '{"city": "Par', "abcdefgh1", "weather"),
+    call_piece(0, 'is"}'),
+    call_piece(1, "{}", "abcdefgh2", "clock"),
+    finished(9, inference_pb2.FINISH_REASON_EOS),
+    inference_pb2.GenerateResponse(
+        summary=inference_pb2.Summary(
+            usage=inference_pb2.Usage(prompt_tokens=7, output_tokens=9, cached_prompt_tokens=4, reasoning_tokens=3)
+        )
+    ),
+)
 
 
 def warned_and_cut(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:

@@ -1,6 +1,8 @@
 """Step logs as the service writes them, and the values that the plot draws of them."""
 
-from collections.abc import Iterable
+import functools
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -51,20 +53,21 @@ def written(path: Path, lines: Iterable[str] = LINES, *, header: str = HEADER, e
 
 def decode_steps(
     count: int, *, running: int = 5, ms: int = 8, odd: int = 0, odd_running: int = 0, odd_ms: int = 0
-) -> list[str]:
+) -> tuple[str, ...]:
     """Steps of 8 ms, one each 10 ms; every tenth is mixed. Step `odd` has values of its own."""
-    return [
+    return tuple(
         f"{i},{i / 100:.6f},{'decode' if i % 10 else 'mixed'},,1,0,5,0,5,5,9,1,20,0,1,1,"
         f"{odd_ms if i == odd else ms}.000,9.000,1,{odd_running if i == odd else running},9,1,20"
         for i in range(1, count + 1)
-    ]
+    )
 
 
-def figure(path: Path, *, by_time: bool = False) -> Figure:
-    log = read_steps(path)
-    drawn = figure_of(log, summarize(log), by_time=by_time)
-    drawn.canvas.draw()
-    return drawn
+@functools.cache
+def figure(lines: Sequence[str] = LINES, *, by_time: bool = False, name: str = "steps.csv") -> Figure:
+    """The picture of a file of these lines. It is drawn once for all tests, and not onto a canvas."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = read_steps(written(Path(folder) / name, lines))
+    return figure_of(log, summarize(log), by_time=by_time)
 
 
 def panels(drawn: Figure) -> dict[str, Axes]:

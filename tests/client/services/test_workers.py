@@ -1,40 +1,13 @@
 """Standby workers of `tandem serve`: when they start, with which flags, and what their ends mean."""
 
-import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tandem_client.services import serving
-from tests.client.fake_programs import SETTINGS, STAYS, Output, make_pair
-from tests.client.fake_service import WAIT_SECONDS, FakeService
-
-Programs = Callable[..., None]
-READY = "ready: tandem generate"
-
-
-def listens(service: FakeService) -> str:
-    line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
-    return f"say({line!r})\n{STAYS}"
-
-
-def run_serve(service: FakeService, standbys: int, play: Callable[[Output], Awaitable[None]]) -> tuple[int, str]:
-    """Serves the fakes with standby workers until the play ends; returns exit code and cause."""
-
-    async def run() -> tuple[int, str]:
-        output = Output(service)
-        running = asyncio.create_task(serving.serve(make_pair(output, standbys), output, SETTINGS))
-        await play(output)
-        os.kill(os.getpid(), signal.SIGINT)
-        return await asyncio.wait_for(running, WAIT_SECONDS)
-
-    return asyncio.run(run())
-
-
-def pid_in(line: str) -> int:
-    return int(line.rpartition(" ")[2])
+from tests.client.fake_programs import READY, STAYS, Output, Programs, listens, pid_in, run_serve
+from tests.client.fake_service import FakeService
 
 
 def flags_of(output: Output, name: str) -> list[str]:
@@ -55,7 +28,7 @@ def test_a_standby_worker_starts_when_the_first_one_serves(service: FakeService,
             flags = "--exit-with-parent --of-worker --standby --standby-pages=100"
             assert flags_of(output, name) == [f"{name} | flags {flags}"]
 
-    assert run_serve(service, 2, play) == (0, "")
+    assert run_serve(service, play, standbys=2)[:2] == (0, "")
 
 
 def test_a_dead_worker_starts_again_as_a_standby(service: FakeService, programs: Programs) -> None:
@@ -72,7 +45,7 @@ def test_a_dead_worker_starts_again_as_a_standby(service: FakeService, programs:
         assert flags_of(output, "worker 1")[1:] == [f"worker 1 | flags {flags}"]
         assert len(flags_of(output, "worker 2")) == 1
 
-    assert run_serve(service, 1, play) == (0, "")
+    assert run_serve(service, play, standbys=1)[:2] == (0, "")
 
 
 def test_a_worker_that_somebody_has_frozen_is_killed_and_named(
@@ -80,15 +53,14 @@ def test_a_worker_that_somebody_has_frozen_is_killed_and_named(
 ) -> None:
     monkeypatch.setattr(serving, "_STOP_SECONDS", 0.5)
     programs(scheduler=listens(service), worker=STAYS)
-    outputs: list[Output] = []
 
     async def play(output: Output) -> None:
-        outputs.append(output)
         await output.until("on standby")
         os.kill(pid_in(await output.until("worker 2 | pid")), signal.SIGSTOP)
 
-    assert run_serve(service, 1, play) == (0, "")
-    assert outputs[0].lines[-1] == "own | the worker 2 did not end within 0.5 s and was killed"
+    code, cause, output = run_serve(service, play, standbys=1)
+    assert (code, cause) == (0, "")
+    assert output.lines[-1] == "own | the worker 2 did not end within 0.5 s and was killed"
 
 
 def test_a_standby_worker_that_never_serves_is_tried_again(service: FakeService, programs: Programs) -> None:
@@ -101,4 +73,4 @@ def test_a_standby_worker_that_never_serves_is_tried_again(service: FakeService,
         assert len(ends) == 2 and all("it starts again in" in line for line in ends)
         assert len(flags_of(output, "worker 2")) == 3
 
-    assert run_serve(service, 1, play) == (0, "")
+    assert run_serve(service, play, standbys=1)[:2] == (0, "")

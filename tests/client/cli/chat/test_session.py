@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -162,3 +163,4 @@ class Talk(RuleBasedStateMachine):
 
 
 TestTalk = Talk.TestCase
+TestTalk.settings = settings(max_examples=40, stateful_step_count=30)

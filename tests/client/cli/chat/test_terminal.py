@@ -1,7 +1,6 @@
 """`tandem chat` on a real terminal, against a fake service."""
 
 import json
-import os
 import re
 import stat
 import subprocess
@@ -16,22 +15,21 @@ from tandem.v1 import chat_pb2, control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tests.client import fake_service
-from tests.client.fake_service import Ending, FakeService
+from tests.client.fake_service import Ending, FakeService, sending
+from tests.rigs import processes
+from tests.rigs.processes import child_environment
 from tests.rigs.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
-ROOT = Path(__file__).resolve().parents[4]
-COMMAND = [sys.executable, "-m", "tandem_client.cli", "chat"]
+CHAT = ("tandem_client.cli", "chat")
 Messages = Iterator[pb.GenerateResponse]
 # The prompt, which prompt_toolkit prints with sequences between its characters.
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
 
 
 def environment(service: FakeService, home: Path, **others: str) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    kept = {name: value for name, value in child_environment().items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     own = {
-        "PYTHONPATH": path,
         "TANDEM_ADDRESS": service.address,
         "XDG_STATE_HOME": str(home),
         "TERM": "xterm-256color",
@@ -45,8 +43,9 @@ def environment(service: FakeService, home: Path, **others: str) -> dict[str, st
 def chat(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str, **others: str) -> Terminal:
-        opened.append(Terminal([*COMMAND, *arguments], environment(service, tmp_path, **others)))
+    def start(*arguments: str, then: str = PROMPT, **others: str) -> Terminal:
+        opened.append(Terminal([sys.executable, "-m", *CHAT, *arguments], environment(service, tmp_path, **others)))
+        opened[-1].expect(then)
         return opened[-1]
 
     yield start
@@ -58,19 +57,11 @@ def part(**fields: object) -> pb.GenerateResponse:
     return pb.GenerateResponse(delta=pb.Delta(**fields))
 
 
-def ends() -> Messages:
-    yield fake_service.finished(3, pb.FINISH_REASON_EOS)
-    yield fake_service.summary(3)
+ENDS = (fake_service.finished(3, pb.FINISH_REASON_EOS), fake_service.summary(3))
 
 
 def saying(*texts: str) -> Callable[[pb.GenerateRequest, Ending], Messages]:
-    def behaviour(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        for text in texts:
-            yield part(text=text)
-        yield from ends()
-
-    return behaviour
+    return sending(*(part(text=text) for text in texts), *ENDS)
 
 
 def sent(service: FakeService) -> list[list[tuple[str, str]]]:
@@ -88,7 +79,7 @@ def say(terminal: Terminal, text: str, then: str = PROMPT) -> str:
 def test_a_conversation(service: FakeService, chat: Callable[..., Terminal], tmp_path: Path) -> None:
     service.behaviour = saying("It is **bo", "ld**.")
     terminal = chat("--system", "Be brief.", "-t", "0")
-    assert "fake, 1,024 tokens; /help lists commands" in terminal.expect(PROMPT)
+    assert "fake, 1,024 tokens; /help lists commands" in terminal.seen
     shown = say(terminal, "What?")
     assert "It is \x1b[1mbold\x1b[0m." in shown
     # Where the line is broken depends on the digits of its figures.
@@ -130,9 +121,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: 
 
     service.behaviour = endless
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("Half an ans")
+    say(terminal, "Go", "Half an ans")
     terminal.type(CTRL_C)
     assert "interrupted" in terminal.expect(PROMPT)
     assert ended.wait(TIMEOUT_SECONDS)
@@ -154,17 +143,9 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 ) -> None:
     goes_on = threading.Event()
 
-    def waiting(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Half.")
-        goes_on.wait(TIMEOUT_SECONDS)
-        yield from ends()
-
-    service.behaviour = waiting
+    service.behaviour = sending(part(text="Half."), lambda _: goes_on.wait(TIMEOUT_SECONDS), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("Half")
+    say(terminal, "Go", "Half")
     terminal.type(f"typed ahead{ENTER}{CTRL_D}")
     goes_on.set()
     assert "typed ahead" not in terminal.expect("worker change")
@@ -173,15 +154,9 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
 
 
 def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def silent(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        ending.wait(10 * TIMEOUT_SECONDS)
-
-    service.behaviour = silent
+    service.behaviour = sending(fake_service.stays)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"waiting \(\d s\)")
+    say(terminal, "Go", r"waiting \(\d s\)")
     terminal.type(CTRL_C)
     assert "interrupted; the message was taken back" in terminal.expect(PROMPT)
     service.behaviour = saying("Yes.")
@@ -192,21 +167,15 @@ def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Call
 def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Terminal]) -> None:
     goes_on = threading.Event()
 
-    def interrupted(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Before, ")
+    def lose(_: Ending) -> None:
         service.load = control_pb2.GetLoadResponse(
             worker_lost_seconds=0.1, worker_lost_reason="killed by signal 9", not_serving="no worker is connected"
         )
         goes_on.wait(TIMEOUT_SECONDS)
-        yield part(text="after.")
-        yield from ends()
 
-    service.behaviour = interrupted
+    service.behaviour = sending(part(text="Before, "), lose, part(text="after."), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"worker lost: killed by signal 9; the answer goes on when another worker")
+    say(terminal, "Go", r"worker lost: killed by signal 9; the answer goes on when another worker")
     goes_on.set()
     shown = terminal.expect(PROMPT)
     assert re.search(r"worker lost, resumed after \d\.\d s", shown)
@@ -214,25 +183,19 @@ def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Termina
 
 
 def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def cut(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="Before, ")
-        service.load = grpc.StatusCode.UNAVAILABLE
-        ending.context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
     goes_on = threading.Event()
+
+    def cut(ending: Ending) -> None:
+        service.load = grpc.StatusCode.UNAVAILABLE
+        fake_service.breaks(ending)
 
     def rest(request: pb.ResumeRequest, ending: Ending) -> Messages:
         goes_on.wait(TIMEOUT_SECONDS)
-        yield fake_service.accepted(pb.GenerateRequest(request_id=request.request_id))
-        yield part(text="after.")
-        yield from ends()
+        yield from sending(part(text="after."), *ENDS)(request, ending)
 
-    service.behaviour, service.resumption = cut, rest
+    service.behaviour, service.resumption = sending(part(text="Before, "), cut), rest
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect(r"connection lost \(.*; trying again")
+    say(terminal, "Go", r"connection lost \(.*; trying again")
     goes_on.set()
     shown = terminal.expect(PROMPT)
     assert re.search(r"connection lost, resumed after \d\.\d s", shown) and "Before, after." in shown
@@ -240,16 +203,8 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
 
 
 def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    def refusing(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        said = "chat has 2,000 tokens; the limit is 1,023"
-        fake_service.fail(
-            ending.context, grpc.StatusCode.INVALID_ARGUMENT, said, fake_service.bad_request("chat", said)
-        )
-        yield from ()
-
-    service.behaviour = refusing
+    service.behaviour = fake_service.refusing_field("chat", "chat has 2,000 tokens; the limit is 1,023")
     terminal = chat()
-    terminal.expect(PROMPT)
     shown = " ".join(say(terminal, "Go").split())
     assert "error: chat has 2,000 tokens; the limit is 1,023" in shown and "the message was taken back" in shown
     assert "/hepl is not a command" in say(terminal, "/hepl")
@@ -263,7 +218,6 @@ def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat
 def test_messages_of_several_lines(service: FakeService, chat: Callable[..., Terminal]) -> None:
     service.behaviour = saying("Yes.")
     terminal = chat()
-    terminal.expect(PROMPT)
     say(terminal, f"one{ALT_ENTER}two")
     # Enter sends only after the closing quotes.
     terminal.type(f'"""three{ENTER}/four{ENTER}"""{ENTER}')
@@ -279,12 +233,10 @@ def test_a_conversation_is_saved_and_loaded(
     service.behaviour = saying("Yes.")
     saved = tmp_path / "talk.json"
     terminal = chat("--system", "s")
-    terminal.expect(PROMPT)
     say(terminal, "Go")
     assert "2 messages written" in say(terminal, f"/save {saved}")
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     other = chat("-f", str(saved))
-    other.expect(PROMPT)
     say(other, "On")
     say(other, f"/load {saved}")
     assert "2 messages written" in say(other, f"/save {saved}")
@@ -300,19 +252,12 @@ def test_results_of_tools_are_typed(service: FakeService, chat: Callable[..., Te
     call = chat_pb2.ToolCallDelta(id="abcdefghi", name="wea\x1b[2Jther", arguments='{"city": "Rom"}')
 
     def calling(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        if len(service.endings) > 1:
-            yield from saying("Sunny.")(request, ending)
-            return
-        yield fake_service.accepted(request)
-        yield part(reasoning="Which city?")
-        yield part(tool_calls=[call])
-        yield from ends()
+        first = sending(part(reasoning="Which city?"), part(tool_calls=[call]), *ENDS)
+        yield from (saying("Sunny.") if len(service.endings) > 1 else first)(request, ending)
 
     service.behaviour = calling
     terminal = chat("--tools", '[{"type": "function", "function": {"name": "weather"}}]')
-    terminal.expect(PROMPT)
-    terminal.type("Weather?" + ENTER)
-    terminal.expect('calls wea␛.2Jther {"city": "Rom"}')
+    say(terminal, "Weather?", 'calls wea␛.2Jther {"city": "Rom"}')
     terminal.expect("result of wea␛.2Jther>")
     assert "Sunny." in say(terminal, "sun")
     last = next(request for request in reversed(service.requests) if isinstance(request, pb.GenerateRequest))
@@ -326,7 +271,6 @@ def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callab
     service.behaviour = saying(*hostile, "end")
     service.model = "fake\x1b[2J"
     terminal = chat()
-    terminal.expect(PROMPT)
     say(terminal, "Go")
     assert not re.search("\x1b\\]|\x1b\\[2J|\x9b|\x07", terminal.seen)
 
@@ -334,10 +278,8 @@ def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callab
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
 def test_terminals_without_colours(service: FakeService, chat: Callable[..., Terminal], name: str, value: str) -> None:
     service.behaviour = saying("# Title\n\n`code`\n", "\n```python\nprint(1)\n```\n")
-    terminal = chat(**{name: value})
-    terminal.expect("leaves")
-    terminal.type("Go" + ENTER)
-    shown = terminal.expect("worker change")
+    terminal = chat(**{name: value}, then="leaves")
+    shown = say(terminal, "Go", "worker change")
     assert not re.search(r"\x1b\[[\d;]*(3[0-7]|9[0-7]|38;)[\d;]*m", shown)
     if name == "TERM":
         # Text as it comes.
@@ -349,18 +291,10 @@ def test_terminals_without_colours(service: FakeService, chat: Callable[..., Ter
 def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
     resized = threading.Event()
 
-    def wide(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield fake_service.accepted(request)
-        yield part(text="word " * 30)
-        resized.wait(TIMEOUT_SECONDS)
-        yield part(text="last word")
-        yield from ends()
-
-    service.behaviour = wide
+    wide = part(text="word " * 30)
+    service.behaviour = sending(wide, lambda _: resized.wait(TIMEOUT_SECONDS), part(text="last word"), *ENDS)
     terminal = chat()
-    terminal.expect(PROMPT)
-    terminal.type("Go" + ENTER)
-    terminal.expect("word \r?\n|word\r?\n")
+    say(terminal, "Go", "word \r?\n|word\r?\n")
     terminal.resize(24, 30)
     resized.set()
     shown = terminal.expect(PROMPT)
@@ -369,14 +303,7 @@ def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Ter
 
 
 def run(service: FakeService, home: Path, *arguments: str, stdin: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(service, home),
-        timeout=TIMEOUT_SECONDS,
-    )
+    return processes.run(*CHAT, *arguments, text=stdin, env=environment(service, home))
 
 
 def test_piped_input_is_one_turn_without_decoration(service: FakeService, tmp_path: Path) -> None:
@@ -400,12 +327,14 @@ def test_a_service_without_chats_says_why(service: FakeService, chat: Callable[.
     said = "error: the service refuses chats: the model has no chat template; tandem generate continues a text"
     result = run(service, tmp_path, stdin="hi")
     assert (result.returncode, result.stdout) == (2, "") and result.stderr.startswith(said)
-    terminal = chat()
-    terminal.expect("the model has no chat template")
+    terminal = chat(then="the model has no chat template")
     assert terminal.expect_end() == 2
 
 
 def test_a_service_that_does_not_answer(service: FakeService, chat: Callable[..., Terminal]) -> None:
-    terminal = chat("--address", "127.0.0.1:1")
-    terminal.expect(r"error: nothing answers at 127.0.0.1:1: Connection refused \(start one with tandem serve")
+    terminal = chat(
+        "--address",
+        "127.0.0.1:1",
+        then=r"error: nothing answers at 127.0.0.1:1: Connection refused \(start one with tandem serve",
+    )
     assert terminal.expect_end() == 3

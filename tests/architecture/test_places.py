@@ -1,22 +1,45 @@
-"""Every place that writes a file is listed with what happens where it cannot, on a full disk say."""
+"""Each place that can fail by itself is listed with what notices it: threads and tasks, and what writes files.
+
+A needed thread or task ends its program when it fails, and is not listed. A place is a file and its outermost class or
+function.
+"""
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
-from tests.architecture.source import ROOT
+from tests.architecture.source import places
 
 FOLDERS = ("protos/tandem_contract", "scheduler_svc", "gpu_worker", "client/tandem_client")
-_WRITES = frozenset(
-    (
-        *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "symlink_to", "pwrite", "ftruncate"),
-        *("mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile", "NamedTemporaryFile"),
-        *("copyfile", "copy2", "copytree", "save_file", "save_pretrained"),
-    )
-)
-_OF_OS = frozenset(("write", "link", "symlink", "rename", "replace", "open"))
+SERVICES = ("scheduler_svc", "client/tandem_client/gateway", "protos/tandem_contract")
+# Those that are not needed, and where their exceptions go.
+THREADS = {
+    "gpu_worker/native/build.py build_ahead": "`built_library` builds again and raises",
+    "gpu_worker/process/starting.py at_low_priority": "the caller raises it",
+    "protos/tandem_contract/child.py reap_orphans": "zombies stay, nothing else",
+    "protos/tandem_contract/needed.py NeededThread": "it is the rule",
+    "scheduler_svc/door/token_file.py TokenFile": "the tokens read before stay in force; it is logged, and read again",
+    "scheduler_svc/journal/file.py _Syncing": "it keeps its error; the writer suspends the journal",
+    "scheduler_svc/metrics/http_server.py HttpServer": "the page ends with a line; the service does not need it",
+    "scheduler_svc/recording/flight.py FlightRecorder": "one file is missing; the service does not need it",
+}
+TASKS = {
+    "client/tandem_client/gateway/accepting.py Acceptor": "it is awaited, or ends one connection",
+    "client/tandem_client/gateway/accepting.py Turns": "it is awaited, or ends one connection",
+    "client/tandem_client/gateway/admission.py Callers": "each caller awaits it",
+    "client/tandem_client/gateway/app.py App": "each caller awaits it",
+    "client/tandem_client/gateway/exchange.py Pulse": "one ping",
+    "client/tandem_client/gateway/generation.py _while_present": "it is awaited",
+    "client/tandem_client/gateway/generation.py together": "they are awaited",
+    "protos/tandem_contract/needed.py needed_task": "it is the rule",
+    "scheduler_svc/frontend/constraints/trials.py TrialProcess": "it is awaited",
+    "scheduler_svc/frontend/control.py CoreQueries": "each caller awaits it",
+    "scheduler_svc/frontend/grpc_tuning/event_loop.py run_as_task": "it ends one call",
+    "scheduler_svc/frontend/rpc/calls.py Calls": "it ends one call",
+    "scheduler_svc/frontend/server.py FrontEnd": "they are awaited; a model that cannot be loaded is logged",
+    "scheduler_svc/metrics/http_server.py HttpServer": "it ends one connection",
+}
 START, ONCE = "the program says why it does not start", "a command that says so and ends"
-PLACES = {
+# What happens where it cannot write, on a full disk say.
+WRITERS = {
     "client/tandem_client/cli/chat/session.py history_path": "None: the history is kept in memory",
     "client/tandem_client/cli/chat/session.py Session": "its caller says so; what was there stays",
     "client/tandem_client/cli/commands/local.py plot": ONCE,
@@ -69,6 +92,24 @@ PLACES = {
     "scheduler_svc/simulator/__main__.py ": "/dev/null",
     "scheduler_svc/simulator/traces.py write_trace": ONCE,
 }
+_WRITES = frozenset(
+    (
+        *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "symlink_to", "pwrite", "ftruncate"),
+        *("mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile", "NamedTemporaryFile"),
+        *("copyfile", "copy2", "copytree", "save_file", "save_pretrained"),
+    )
+)
+_OF_OS = frozenset(("write", "link", "symlink", "rename", "replace", "open"))
+
+
+def _uses(names: set[str], *folders: str) -> set[str]:
+    """The places of each call, or base class, of these names."""
+    found = set[str]()
+    for place, node in places((ast.Call, ast.ClassDef), *folders):
+        used = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
+        if {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in used} & names:
+            found.add(place)
+    return found
 
 
 def _is_write(call: ast.Call) -> bool:
@@ -96,13 +137,13 @@ def _opens_to_write(call: ast.Call, at: int) -> bool:
     )
 
 
-def _places() -> Iterator[str]:
-    """Yields the file and the outermost class or function of each call that writes."""
-    for path in sorted(path for folder in FOLDERS for path in Path(ROOT, folder).rglob("*.py")):
-        for outer in ast.parse(path.read_text()).body:
-            if any(isinstance(node, ast.Call) and _is_write(node) for node in ast.walk(outer)):
-                yield f"{path.relative_to(ROOT)} {getattr(outer, 'name', '')}"
+def test_each_thread_is_needed_or_listed() -> None:
+    assert _uses({"Thread", "start_new_thread"}, *FOLDERS) == THREADS.keys()
+
+
+def test_each_task_of_a_service_is_needed_or_listed() -> None:
+    assert _uses({"create_task", "ensure_future"}, *SERVICES) == TASKS.keys()
 
 
 def test_each_place_that_writes_a_file_is_listed() -> None:
-    assert sorted(set(_places())) == sorted(PLACES)
+    assert {place for place, call in places(ast.Call, *FOLDERS) if _is_write(call)} == WRITERS.keys()
