@@ -208,6 +208,14 @@ async def test_hello_carries_the_secret(s: Service) -> None:
     assert "ssss" not in repr(s.front_end._settings)
 
 
+async def test_stop_refuses_new_requests_and_completes_running_ones(s: Service) -> None:
+    call, submit = await s.start_stream()
+    s.front_end.stop()
+    assert (await failure(s.generate())).code() is grpc.StatusCode.UNAVAILABLE
+    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
+    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+
+
 async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path) -> None:
     async with service(tmp_path) as s:
         call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["bx"]))

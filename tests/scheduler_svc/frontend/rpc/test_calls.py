@@ -190,26 +190,29 @@ async def test_calls_without_their_message_above_the_limit_are_refused(s: Servic
 
 
 @pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
-async def test_calls_that_never_send_their_message_take_no_other_connections_check(tmp_path: Path, method: str) -> None:
-    """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
-    limits = CallLimits(
+@served(
+    (parsing, "YIELD_SECONDS", 1000.0),
+    (parsing, "RESERVED_SECONDS", 1000.0),
+    call_limits=CallLimits(
         message_seconds=1000.0,
         max_without_message=8,
         max_reading=4,
         max_without_message_reserved=8,
         max_reading_reserved=4,
-    )
-    async with service(tmp_path, call_limits=limits) as s:
-        room = Room.BULK if method == GENERATE else Room.CONTROL if method == GET_MODEL_INFO else Room.HEALTH
-        with raw_caller(s) as caller:
-            for _ in range(40):
-                caller.call(method, None)
-            most = 8 if room is Room.BULK else 4
-            await until(lambda: num_waiting(s, room) == most)
-            for _ in range(3):
-                await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-                await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
-            assert num_waiting(s, room) == most
+    ),
+)
+async def test_calls_that_never_send_their_message_take_no_other_connections_check(s: Service, method: str) -> None:
+    """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
+    room = Room.BULK if method == GENERATE else Room.CONTROL if method == GET_MODEL_INFO else Room.HEALTH
+    with raw_caller(s) as caller:
+        for _ in range(40):
+            caller.call(method, None)
+        most = 8 if room is Room.BULK else 4
+        await until(lambda: num_waiting(s, room) == most)
+        for _ in range(3):
+            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+            await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        assert num_waiting(s, room) == most
 
 
 def reset_until_closed(s: Service, num_connections: int) -> None:
