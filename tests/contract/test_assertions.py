@@ -30,8 +30,8 @@ def test_every_program_is_refused_without_assertions_in_one_line(module: str) ->
     name = OWN_NAMES[module.partition(".")[0]]
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"{name}: Python's -O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program whose state "
-        "is wrong; start it without them\n"
+        f"{name}: Python's -O, -OO and PYTHONOPTIMIZE leave out the assertions that end a program in a wrong "
+        "state; start it without them\n"
     )
 
 
