@@ -91,6 +91,18 @@ class Core:
                 return message
             assert message.WhichOneof("message") in ("heartbeat", "stops" if kind == "leave" else "")
 
+    def admit(self, generation: int, **more: str) -> pb.Join:
+        """Answers the next Join with this generation."""
+        join = self.expect("join").join
+        self.say(joined=pb.Joined(generation=generation, **more))
+        return join
+
+    def compute(self, generation: int, step: int) -> None:
+        """Sends a plan and takes its result, which is the next one."""
+        self.say(plan=pb.StepPlan(generation=generation, step=step))
+        result = self.expect("result").result
+        assert (result.generation, result.step) == (generation, step)
+
     def say(self, **message: object) -> None:
         self.socket.send_multipart([self.worker, pb.CoreToWorker(**message).SerializeToString()])
 
@@ -165,8 +177,7 @@ def test_a_session_has_join_plans_results_and_leave(served: Served, core: Core) 
 
 def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         for _ in range(2):
             assert core.expect("heartbeat").heartbeat.phase == "ready"
 
@@ -176,16 +187,14 @@ def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
 def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(served: Served, endpoint: str) -> None:
     def script() -> None:
         first = Core(endpoint)
-        first.expect("join")
-        first.say(joined=pb.Joined(generation=1))
+        first.admit(1)
         first.expect("heartbeat")
         first.socket.close()
         second = Core(endpoint)
         second.expect("join")
         assert second.joins != first.joins
         second.say(joined=pb.Joined(generation=7))
-        second.say(plan=pb.StepPlan(generation=7, step=1))
-        assert second.expect("result").result.generation == 7
+        second.compute(7, 1)
         second.socket.close()
 
     served.run(script)
@@ -194,13 +203,10 @@ def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(se
 
 def test_the_worker_answers_rejoin_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         core.say(rejoin=pb.Rejoin())
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=2))
-        core.say(plan=pb.StepPlan(generation=2, step=1))
-        core.expect("result")
+        core.admit(2)
+        core.compute(2, 1)
 
     served.run(script)
     assert len(core.joins) == 2
@@ -215,8 +221,7 @@ def test_a_frame_above_the_limit_leads_to_a_new_connection_that_serves(served: S
         core.expect("join")
         for generation in (1, 2, 3):
             core.say(joined=pb.Joined(generation=generation))
-            core.say(plan=pb.StepPlan(generation=generation, step=1))
-            assert core.expect("result").result.generation == generation
+            core.compute(generation, 1)
             if generation < 3:
                 core.socket.send_multipart([core.worker, bytes(MAX_FRAME_BYTES + 1)])
                 core.expect("join")
@@ -266,12 +271,10 @@ def test_pauses_grow_until_a_step_succeeds() -> None:
 
 def test_a_frame_at_the_size_limit_is_accepted(served: Served, core: Core) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         # Its bytes are not a message, so it is counted as bad and dropped.
         core.socket.send_multipart([core.worker, b"\xff" * MAX_FRAME_BYTES])
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        assert core.expect("result").result.step == 1
+        core.compute(1, 1)
 
     served.run(script)
     assert len(core.joins) == 1
@@ -285,15 +288,13 @@ def test_plans_of_a_broken_connection_are_not_answered_on_the_next(
     results: list[tuple[int, int]] = []
 
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         for step in (1, 2):
             core.say(plan=pb.StepPlan(generation=1, step=step))
         while runner.num_in_flight < 2:
             core.expect("heartbeat")
         core.socket.send_multipart([core.worker, bytes(small_frames + 1)])
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=2))
+        core.admit(2)
         core.say(plan=pb.StepPlan(generation=2, step=1))
         runner.may_answer.set()
         result = core.expect("result").result
@@ -344,13 +345,11 @@ def test_the_first_confirmed_step_announces_a_command_to_paste(
         return [record.getMessage() for record in caplog.records if record.getMessage().startswith("ready: ")]
 
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1, listen="127.0.0.1:50366"))
+        core.admit(1, listen="127.0.0.1:50366")
         core.expect("heartbeat")
         assert ready() == []
         for step in (1, 2):
-            core.say(plan=pb.StepPlan(generation=1, step=step))
-            core.expect("result")
+            core.compute(1, step)
 
     monkeypatch.setattr(logging.getLogger("gpu_worker"), "level", logging.ERROR)
     served.run(script)
@@ -378,8 +377,7 @@ def test_a_worker_refused_for_now_joins_again(served: Served, core: Core) -> Non
     def script() -> None:
         core.expect("join")
         core.say(refused=pb.Refused(reason="another worker serves", retry=True))
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
 
     served.run(script)
 
@@ -398,12 +396,10 @@ def test_frames_that_are_not_messages_are_dropped_and_counted(
     served: Served, core: Core, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         for frame in (b"", *(b"\xff" * size for size in range(1, 10))):
             core.socket.send_multipart([core.worker, frame])
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        assert core.expect("result").result.step == 1
+        core.compute(1, 1)
 
     served.run(script)
     # One line each time the count has doubled.
@@ -416,8 +412,7 @@ def test_plans_before_joined_are_not_run(served: Served, core: Core) -> None:
         core.expect("join")
         core.say(plan=pb.StepPlan(generation=1, step=1))
         core.say(joined=pb.Joined(generation=2))
-        core.say(plan=pb.StepPlan(generation=2, step=1))
-        assert core.expect("result").result.generation == 2
+        core.compute(2, 1)
 
     served.run(script)
 
@@ -431,18 +426,14 @@ def test_a_standby_worker_says_so_until_it_is_seated(
         return [line for record in caplog.records if "ready" in (line := record.getMessage())]
 
     def script() -> None:
-        assert core.expect("join").join.standby
-        core.say(joined=pb.Joined(generation=1, listen="127.0.0.1:50366"))
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        core.expect("result")
+        assert core.admit(1, listen="127.0.0.1:50366").standby
+        core.compute(1, 1)
         core.expect("heartbeat")
         assert said() == ["on standby: ready to take over"]
         core.say(rejoin=pb.Rejoin())
-        assert core.expect("join").join.standby
-        core.say(joined=pb.Joined(generation=2, listen="127.0.0.1:50366"))
+        assert core.admit(2, listen="127.0.0.1:50366").standby
         core.say(seated=pb.Seated())
-        core.say(plan=pb.StepPlan(generation=2, step=1))
-        core.expect("result")
+        core.compute(2, 1)
         core.say(rejoin=pb.Rejoin())
         assert not core.expect("join").join.standby
 
@@ -454,8 +445,7 @@ def test_a_standby_worker_says_so_until_it_is_seated(
 
 def test_a_dismissed_worker_leaves_without_a_signal(core: Core, served: Served) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         core.say(dismissed=pb.Dismissed())
         core.expect("leave")
 
@@ -468,17 +458,14 @@ def test_a_worker_that_was_asked_to_stop_computes_until_it_is_dismissed(
     monkeypatch.setattr(link, "_SILENT_SECONDS", 3600.0)
 
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         # Its result says that the worker has heard of both.
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        core.expect("result")
+        core.compute(1, 1)
         os.kill(os.getpid(), STOP)
         core.expect("stops")
         # The service stops too, and its rows need this worker. The parent's word may come again.
         os.kill(os.getpid(), STOP)
-        core.say(plan=pb.StepPlan(generation=1, step=2))
-        core.expect("result")
+        core.compute(1, 2)
         core.say(dismissed=pb.Dismissed())
         core.expect("leave")
 
@@ -498,8 +485,7 @@ def test_a_worker_that_was_asked_to_stop_does_not_wait_for_a_scheduler(
             os.kill(os.getpid(), signal.SIGTERM)
             return
         core.say(joined=pb.Joined(generation=1))
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        core.expect("result")
+        core.compute(1, 1)
         os.kill(os.getpid(), signal.SIGTERM)
         core.expect("stops")
         if how == "lost":
@@ -570,13 +556,11 @@ def test_the_answer_to_a_constraint_comes_when_it_is_ready_and_plans_go_on(serve
         core.say(prepare_constraint=pb.PrepareConstraint(hash=b"x" * 32, source=b"before Joined"))
         core.say(joined=pb.Joined(generation=1))
         core.say(prepare_constraint=pb.PrepareConstraint(hash=b"h" * 32, source=b"start: /a/"))
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        assert core.expect("result").result.step == 1
+        core.compute(1, 1)
         ready = core.expect("constraint_ready").constraint_ready
         assert (ready.hash, ready.error) == (b"h" * 32, "llguidance does not like it")
         core.say(drop_constraint=pb.DropConstraint(hash=b"h" * 32))
-        core.say(plan=pb.StepPlan(generation=1, step=2))
-        assert core.expect("result").result.step == 2
+        core.compute(1, 2)
 
     served.run(script)
     assert constraints.prepared == [b"start: /a/", b"answered"] and constraints.dropped == [b"h" * 32]
@@ -584,8 +568,7 @@ def test_the_answer_to_a_constraint_comes_when_it_is_ready_and_plans_go_on(serve
 
 def test_a_worker_without_constraints_says_so_at_once(served: Served, core: Core) -> None:
     def script() -> None:
-        core.expect("join")
-        core.say(joined=pb.Joined(generation=1))
+        core.admit(1)
         core.say(prepare_constraint=pb.PrepareConstraint(hash=b"h" * 32, source=b"start: /a/"))
         core.say(drop_constraint=pb.DropConstraint(hash=b"h" * 32))
         assert "no constraints" in core.expect("constraint_ready").constraint_ready.error

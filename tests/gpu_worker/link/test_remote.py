@@ -167,8 +167,7 @@ def test_a_worker_joins_over_curve_without_a_key_and_reports_what_it_answered(tm
         assert (join.model, join.key) == ("echo", b"")
         far.core.say(joined=pb.Joined(generation=4))
         for step in (1, 2):
-            far.core.say(plan=pb.StepPlan(generation=4, step=step))
-            far.core.expect("result")
+            far.core.compute(4, step)
         beat = far.core.expect("heartbeat").heartbeat
         assert (beat.phase, beat.num_in_flight, beat.generation, beat.last_step) == ("ready", 0, 4, 2)
         far.core.say(joined=pb.Joined(generation=1))
