@@ -11,6 +11,7 @@ from typing import Literal
 
 from tandem_client import types
 from tandem_client.cli.plain import plain
+from tandem_client.wire.parts import SAMPLING
 from tandem_contract.plural import counted
 
 
@@ -235,10 +236,8 @@ def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
 
 def _defaults(sampling: types.SamplingDefaults) -> str:
     """Returns the settings that are not neutral."""
-    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
-        "repetition_penalty": 1, "num_samples": 1}  # fmt: skip
-    values = {name: getattr(sampling, name) for name in ("temperature", *neutral)}
-    kept = {name: value for name, value in values.items() if value != neutral.get(name)}
+    values = {name: getattr(sampling, name) for name in SAMPLING if name != "seed"}
+    kept = {name: value for name, value in values.items() if name == "temperature" or value != SAMPLING[name][1]}
     return ", ".join(f"{name.replace('_', ' ').replace('top ', 'top-')} {value:g}" for name, value in kept.items())
 
 
