@@ -14,6 +14,7 @@ import secrets
 import uuid
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
@@ -230,7 +231,7 @@ def _for_workers(sampling: pb.SamplingParams) -> bytes:
     sent.CopyFrom(sampling)
     for name, off in _LATER_FIELDS.items():
         if getattr(sent, name) == off:
-            sent.ClearField(name)
+            sent.ClearField(cast(Any, name))
     return sent.SerializeToString(deterministic=True)
 
 

@@ -247,7 +247,9 @@ class StreamOptions(Body):
 
 
 # The options of sampling that are numbers with a point.
-_numbers: dict[str, Any] = {name: (Number | None, None) for name, (kind, _) in SAMPLING.items() if kind is float}
+_numbers: dict[str, Any] = {
+    name: (cast(Any, Number) | None, None) for name, (kind, _) in SAMPLING.items() if kind is float
+}
 _Numbers = create_model("_Numbers", __base__=Body, **_numbers)
 
 
