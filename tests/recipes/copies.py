@@ -20,7 +20,7 @@ _FOLDERS = ("scheduler_svc", "gpu_worker", "client", "protos", "tests")
 _PAGES = ("README.md", "pyproject.toml", "Makefile")
 # What the tests and the product import, of what others wrote.
 _LIBRARIES = (
-    *("grpc.aio", "hypothesis", "numpy", "prompt_toolkit", "pydantic", "pytest", "rich", "tokenizers", "typer", "zmq"),
+    *("grpc", "hypothesis", "numpy", "prompt_toolkit", "pydantic", "pytest", "rich", "tokenizers", "typer", "zmq"),
     *("torch", "transformers.modeling_utils", "transformers.generation.logits_process"),
 )
 
