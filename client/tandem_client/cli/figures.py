@@ -11,7 +11,6 @@ from typing import Literal
 
 from tandem_client import types
 from tandem_client.cli.plain import plain
-from tandem_client.wire.parts import SAMPLING
 from tandem_contract.plural import counted
 
 
@@ -236,6 +235,9 @@ def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
 
 def _defaults(sampling: types.SamplingDefaults) -> str:
     """Returns the settings that are not neutral."""
+    # Imported only here, because it brings protobuf, which no --help needs.
+    from tandem_client.wire.parts import SAMPLING
+
     values = {name: getattr(sampling, name) for name in SAMPLING if name != "seed"}
     kept = {name: value for name, value in values.items() if name == "temperature" or value != SAMPLING[name][1]}
     return ", ".join(f"{name.replace('_', ' ').replace('top ', 'top-')} {value:g}" for name, value in kept.items())
