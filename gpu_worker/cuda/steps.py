@@ -155,12 +155,12 @@ class PaddedSteps:
 
 
 def revising(begun: BegunStep, extras: SampleExtras[Tensor]) -> Choose:
-    """Chooses again what the static part cannot choose: edited logits, and samples that filter by typical_p."""
+    """Chooses again what the static part cannot choose: edited logits, and samples with late filters."""
     tokens = begun.static.tokens
     assert tokens is not None
 
     def choose(logits: Tensor, edited: EditedLogits | None) -> Tensor:
-        revise(tokens, logits, begun.samples.drawing, edited=edited, typical_samples=extras.typical)
+        revise(tokens, logits, begun.samples.drawing, edited=edited, late=extras.late)
         return tokens
 
     return choose

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.inputs import filters_late
 from gpu_worker.wire.fields import Int32Array, PlanError
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import SETTINGS, StartedRows
@@ -37,8 +38,8 @@ class Feature(IntEnum):
     PROMPT_LOGPROBS = 32
     # The row is not greedy.
     DRAWS = 64
-    # It draws and filters by typical_p.
-    TYPICAL = 128
+    # It draws and has a late filter.
+    LATE_FILTERS = 128
     # Its tokens are those of a mask, which comes while the step runs.
     CONSTRAINT = 256
 
@@ -61,8 +62,8 @@ class RowFeatures:
         self.biases: dict[int, tuple[Int64Array, Float64Array]] = {}
         self.allowed: dict[int, Int64Array] = {}
 
-    def start(self, started: StartedRows, *, draws: NDArray[np.bool_], is_typical: NDArray[np.bool_]) -> None:
-        """Stores the features of started rows. `draws`, `is_typical` [rows]: whether they draw, and use typical_p."""
+    def start(self, started: StartedRows, *, draws: NDArray[np.bool_], is_late: NDArray[np.bool_]) -> None:
+        """Stores the features of started rows. `draws`, `is_late` [rows]: whether they draw, and with late filters."""
         rows = started.rows
         self.num_prompt[rows] = started.num_prompt_tokens
         self.banned_until[rows] = started.banned_until
@@ -88,7 +89,7 @@ class RowFeatures:
             (Feature.LOGPROBS, started.num_logprobs > 0),
             (Feature.PROMPT_LOGPROBS, started.prompt_logprobs_from > 0),
             (Feature.DRAWS, draws),
-            (Feature.TYPICAL, draws & is_typical),
+            (Feature.LATE_FILTERS, is_late),
         ):
             self.uses[rows] |= np.where(has, bit, 0).astype(np.uint16)
 
@@ -192,8 +193,8 @@ class RowTables:
         self.sampling["sample_idx"][rows] = started.sample_idx
         # The most probable token alone: a filter would leave all tokens whose logits are equal to the largest.
         self.sampling["temperature"][rows[self.sampling["top_k"][rows] == 1]] = 0
-        draws, is_typical = (self.sampling["temperature"][rows] > 0, self.sampling["typical_p"][rows] < 1)
-        self.features.start(started, draws=draws, is_typical=is_typical)
+        draws = self.sampling["temperature"][rows] > 0
+        self.features.start(started, draws=draws, is_late=filters_late(self.sampling, rows))
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
         return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))

@@ -17,15 +17,17 @@ from gpu_worker.layout.row_tables import Feature, Float64Array, RowTables
 from gpu_worker.sampling.inputs import (
     FEW_RANKS,
     MIN_TEMPERATURE,
+    PENALTIES,
     Biases,
     DrawInputs,
+    LateSamples,
     LogitEdits,
     Penalties,
     RankGroup,
     SamplingInputs,
-    Typical,
     draw_inputs,
-    typical_samples,
+    late_filters,
+    late_samples,
 )
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
@@ -105,10 +107,7 @@ def _penalties(
     features, width = tables.features, tables.geometry.max_length
     kept = edited[penalised]
     kept_rows = rows[kept]
-    presence, frequency, repetition = (
-        tables.sampling[name][kept_rows].astype(np.float32)
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")
-    )
+    presence, frequency, repetition = (tables.sampling[name][kept_rows] for name in PENALTIES)
     fresh, missing = kept_rows[tables.num_tokens[kept_rows] == tables.num_started[kept_rows]].tolist(), None
     if fresh:
         places = np.concatenate([row * width + np.arange(int(tables.num_tokens[row])) for row in fresh])
@@ -132,7 +131,7 @@ def _penalties(
 
 
 # What `SampleExtras` are for.
-_EXTRAS = EDITS | Feature.LOGPROBS | Feature.TYPICAL
+_EXTRAS = EDITS | Feature.LOGPROBS | Feature.LATE_FILTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +161,8 @@ class SampleExtras(Generic[Array]):
 
     # Without padding, if some row draws and the samples have no parameters.
     drawing: SamplingInputs[Array] | None
-    # For samples with parameters, if some row filters by typical_p.
-    typical: Typical[Array] | None
+    # For samples with parameters, if some row has a late filter.
+    late: LateSamples[Array] | None
     edits: LogitEdits[Array] | None
     # int64 [n]: the samples with logprobs. top_k: the number of alternatives of each.
     with_logprobs: Array | None
@@ -235,10 +234,10 @@ def lay_out_extras(
         return None
     rows, uses, prompt = sampled.rows, sampled.uses, sampled.prompt
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
-    inputs = typical = edits = with_logprobs = None
+    inputs = late = edits = with_logprobs = None
     top_k = 0
     if has_parameters:
-        typical = typical_samples(tables.sampling, rows)
+        late = late_samples(tables.sampling, rows)
     elif drawing.size:
         inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
     if sampled.any_uses(EDITS):
@@ -246,11 +245,9 @@ def lay_out_extras(
     if sampled.any_uses(Feature.LOGPROBS):
         with_logprobs = np.flatnonzero(uses & Feature.LOGPROBS)
         top_k = int(tables.features.num_logprobs[rows[with_logprobs]].max()) - 1
-    if all(part is None for part in (inputs, typical, edits, with_logprobs, prompt)):
+    if all(part is None for part in (inputs, late, edits, with_logprobs, prompt)):
         return None
-    return SampleExtras(
-        drawing=inputs, typical=typical, edits=edits, with_logprobs=with_logprobs, top_k=top_k, prompt=prompt
-    )
+    return SampleExtras(drawing=inputs, late=late, edits=edits, with_logprobs=with_logprobs, top_k=top_k, prompt=prompt)
 
 
 def _sampling_inputs(
@@ -259,8 +256,6 @@ def _sampling_inputs(
     """Returns the parameters of the rows that draw; all [R]. `drawing` are their indices among the samples."""
     sampling = tables.sampling
     top_k, top_p, min_p = sampling["top_k"][rows], sampling["top_p"][rows], sampling["min_p"][rows]
-    typical_p = sampling["typical_p"][rows]
-    typical = np.flatnonzero(typical_p < 1)
     limited = (top_k > 0) & (top_k < tables.geometry.vocab_size)
     is_few = limited & (top_k <= FEW_RANKS)
     groups = (np.flatnonzero(is_few), True), (np.flatnonzero(~is_few & (limited | (top_p < 1))), False)
@@ -280,7 +275,7 @@ def _sampling_inputs(
             if places.size
         ),
         filters_min_p=bool((min_p > 0).any()),
-        typical=(typical, typical_p[typical]) if typical.size else None,
+        late=late_filters(sampling, rows),
     )
 
 

@@ -9,7 +9,7 @@ Gumbel noise is a pure function of (seed, sample, position, token): no generator
 Top-k and top-p filter by rank, typical-p by information, with torch operators. Shape legend: G rows, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -172,3 +172,8 @@ def typical(logits: Tensor, typical_p: Tensor) -> Tensor:
     up_to = share.gather(-1, order).double().cumsum(-1)
     last = (up_to < typical_p[:, None]).sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
     return logits.masked_fill(distance > ordered.gather(-1, last), -torch.inf)
+
+
+# By parameter: float32 [G, V] and values [G] to [G, V], with -inf for the tokens that are removed. A value that keeps
+# all tokens is never given.
+LATE_FILTERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"typical_p": typical}

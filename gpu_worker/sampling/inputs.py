@@ -4,16 +4,20 @@ Those of every sample are gathered here from `columns`, the parameters of all ro
 and sample_idx.
 
 Shape legend: S samples, R samples that draw (choose a token randomly; the others are greedy), E samples with changed
-logits, G some of the R, N entries of a ragged list, P rows with penalties.
+logits, G some of the R or S, N entries of a ragged list, P rows with penalties.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from numpy.typing import NDArray
+from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.arrays import Array, HostArray, Int64Array, Space
+from tandem_contract.limits import limit_of
 
 # If a row's top_k is at most FEW_RANKS, only its FEW_RANKS largest logits are ranked.
 FEW_RANKS = 128
@@ -58,18 +62,41 @@ class SamplingInputs(DrawInputs[Array]):
     rank_groups: tuple[RankGroup[Array], ...]
     # Whether any row filters by min_p.
     filters_min_p: bool
-    # int64 [G] and float32 [G]: the R rows that filter by typical_p, and their values. None if no row does.
-    typical: tuple[Array, Array] | None = None
+    # Those that some row uses, in order; their places are indices into the R rows.
+    late: tuple["LateFilter[Array]", ...] = ()
+
+
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+# The filters that `choose` does not have, in the order in which they are applied: every other float of SamplingParams,
+# with the value that keeps all tokens. `choice.LATE_FILTERS` has what they do.
+LATE_FILTERS: Mapping[str, float] = {
+    field.name: limit_of(field).off
+    for field in SamplingParams.DESCRIPTOR.fields
+    if field.type == FieldDescriptor.TYPE_FLOAT
+    and field.name not in (*PENALTIES, *(column.name for column in fields(DrawInputs)))
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Typical(Generic[Array]):
-    """The drawing samples that filter by typical_p; both [n]."""
+class LateFilter(Generic[Array]):
+    """A filter that `choose` does not have, and who uses it; both arrays [G]."""
 
-    # int64: indices into the S samples.
+    # One of LATE_FILTERS.
+    name: str
+    # int64: indices into the rows or samples that are filtered.
+    places: Array
+    # float32: their values of the parameter.
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateSamples(Generic[Array]):
+    """The drawing samples with late filters."""
+
+    # int64 [n]: indices into the S samples.
     samples: Array
-    # float32.
-    typical_p: Array
+    # Those that some of the n use, in order; their places are indices into the n.
+    filters: tuple[LateFilter[Array], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +208,26 @@ def draw_inputs(
     return out
 
 
-def typical_samples(columns: Mapping[str, HostArray], rows: Int64Array) -> Typical[HostArray] | None:
-    """Returns the samples among `rows` [S] that `choose` cannot draw because they filter by typical_p; None if none."""
-    samples = np.flatnonzero((columns["typical_p"][rows] < 1) & (columns["temperature"][rows] > 0))
-    return Typical(samples=samples, typical_p=columns["typical_p"][rows[samples]]) if samples.size else None
+def filters_late(columns: Mapping[str, HostArray], rows: Int64Array) -> NDArray[np.bool_]:
+    """Returns for each of `rows` [S] whether it draws and has a late filter."""
+    uses = np.zeros(rows.size, np.bool_)
+    for name, off in LATE_FILTERS.items():
+        uses |= columns[name][rows] != off
+    return uses & (columns["temperature"][rows] > 0)
+
+
+def late_filters(columns: Mapping[str, HostArray], rows: Int64Array) -> tuple[LateFilter[HostArray], ...]:
+    """Returns the late filters of `rows` [G], which draw."""
+    found: list[LateFilter[HostArray]] = []
+    for name, off in LATE_FILTERS.items():
+        values = columns[name][rows]
+        places = np.flatnonzero(values != off)
+        if places.size:
+            found.append(LateFilter(name=name, places=places, values=values[places]))
+    return tuple(found)
+
+
+def late_samples(columns: Mapping[str, HostArray], rows: Int64Array) -> LateSamples[HostArray] | None:
+    """Returns the samples among `rows` [S] that `choose` cannot draw because of a late filter; None if none."""
+    samples = np.flatnonzero(filters_late(columns, rows))
+    return LateSamples(samples=samples, filters=late_filters(columns, rows[samples])) if samples.size else None

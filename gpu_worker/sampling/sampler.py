@@ -2,13 +2,13 @@
 
 `choose` can be captured: it reads nothing back, and its shapes depend only on S and V, not on what rows ask for. On a
 GPU it is two kernels (`choose_kernel.py`), on a CPU torch operators with the results of `sample`. `revise` chooses
-again, outside a graph, for the samples that need more: changed logits and typical_p. `sample` filters only the rows
+again, outside a graph, for the samples that need more: changed logits and late filters. `sample` filters only the rows
 that draw.
 
-The filters are applied in the order temperature, top-k, top-p, min-p, typical-p, as in Transformers. Noise is a pure
+The filters are applied in the order temperature, top-k, top-p, min-p, late filters, as in Transformers. Noise is a pure
 function of (seed, sample, position, token), so a token depends neither on the rest of the batch nor on how often the
 step runs. Shape legend: S samples, R samples that draw, E samples with changed logits, G some of the R, n samples with
-typical_p, V vocabulary.
+late filters, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.sampling.choice import (
+    LATE_FILTERS,
     MAX_SCRATCH,
     SMALL_VOCABULARY,
     add_noise,
@@ -28,9 +29,8 @@ from gpu_worker.sampling.choice import (
     parts,
     rank_threshold,
     threshold_within,
-    typical,
 )
-from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical
+from gpu_worker.sampling.inputs import DrawInputs, LateFilter, LateSamples, SamplingInputs
 
 _COLUMNS = tuple(column.name for column in fields(DrawInputs))
 
@@ -61,9 +61,9 @@ def revise(
     inputs: DrawInputs[Tensor] | None,
     *,
     edited: EditedLogits | None = None,
-    typical_samples: Typical[Tensor] | None = None,
+    late: LateSamples[Tensor] | None = None,
 ) -> None:
-    """Replaces, in `tokens` of `choose`, those of the samples with changed logits or with typical_p.
+    """Replaces, in `tokens` of `choose`, those of the samples with changed logits or with late filters.
 
     A token becomes -1 if the changed logits allow none; a token that is -1 stays so.
     """
@@ -72,17 +72,25 @@ def revise(
         inputs = inputs or _all_greedy(tokens)
         revised = _choose(edited.logits, inputs, at=edited.samples, may_ban=True)[0]
         _replace(tokens, edited.samples, revised)
-    if typical_samples is not None:
+    if late is not None:
         assert inputs is not None, "a greedy sample does not filter"
-        samples = typical_samples.samples
+        samples = late.samples
         scores = _scores(logits, samples, edited)
         # The other filters come first. The scores that all filters leave are drawn from at temperature 1.
         floors = _choose(scores, inputs, at=samples, may_ban=True)[1]
         scores /= inputs.temperature.index_select(0, samples)[:, None]
         scores.masked_fill_(scores < floors[:, None], -torch.inf)
-        at_once = parts(scores.shape[0], scores.shape[1], MAX_SCRATCH)
-        scores = torch.cat([typical(scores[part], typical_samples.typical_p[part]) for part in at_once])
+        _filter_late(scores, late.filters)
         _replace(tokens, samples, _choose(scores, _unfiltered(inputs), at=samples, may_ban=True)[0])
+
+
+def _filter_late(logits: Tensor, filters: Sequence[LateFilter[Tensor]]) -> None:
+    """Applies the filters to float32 logits [m, V], in place."""
+    for late in filters:
+        for part in parts(late.places.numel(), logits.shape[1], MAX_SCRATCH):
+            places = late.places[part]
+            kept = LATE_FILTERS[late.name](logits.index_select(0, places), late.values[part])
+            logits.index_copy_(0, places, kept)
 
 
 def _replace(tokens: Tensor, samples: Tensor, revised: Tensor) -> None:
@@ -208,12 +216,8 @@ def filtered(logits: Tensor, inputs: SamplingInputs[Tensor]) -> Tensor:
         # log 0 is -inf: a row without min_p keeps all tokens.
         floor = logits.amax(-1, keepdim=True) + inputs.min_p.log()[:, None]
         logits = logits.masked_fill(logits < floor, -torch.inf)
-    if inputs.typical is not None:
-        places, typical_p = inputs.typical
-        for part in parts(places.numel(), logits.shape[1], MAX_SCRATCH):
-            of_part = logits.index_select(0, places[part])
-            # In place: the division above made a copy.
-            logits.index_copy_(0, places[part], typical(of_part, typical_p[part]))
+    # In place: the division above made a copy.
+    _filter_late(logits, inputs.late)
     return logits
 
 

@@ -1,31 +1,32 @@
 """Reads StartedRows of worker.proto: rows in full, with their tokens, their pages and how they sample.
 
 Owns the checks that need no row state, the settings that every row has, and their ranges. The front end makes a row's
-SamplingParams, and refuses what callers may not ask for. The ranges here only keep a malformed plan from breaking the
+SamplingParams, and refuses what callers may not ask for; the same limits here keep a malformed plan from breaking the
 worker. Knows nothing of rows' state or torch.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams
 
 from gpu_worker.geometry import Geometry
+from gpu_worker.sampling.inputs import LATE_FILTERS
 from gpu_worker.wire.fields import Int32Array, PlanError, are_distinct, int32_array, split
-from tandem_contract.limits import limit_at
+from tandem_contract.limits import limit_at, limit_of
 from tandem_contract.plural import numbered
 
-# A larger penalty or bias has no other effect.
-_MAX_EDIT = 1e6
 # Per row; the scheduler has the same limit per request.
 MAX_SAMPLING_BYTES = 96 << 10
 # The limit of each list: biased, allowed, banned.
 MAX_LISTED_TOKENS = limit_at(SamplingParams, "banned_token_ids").entries
+_BIAS = limit_at(SamplingParams, "logit_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,34 @@ class Setting:
 
     low: float
     high: float
-    greedy: int
-    dtype: type[np.generic] = np.float64
+    greedy: float
+    dtype: type[np.generic]
 
 
-# By their names in SamplingParams.
-SETTINGS = {
-    "temperature": Setting(0, 1e6, 0, np.float32),
-    "top_p": Setting(0, 1, 1, np.float32),
-    "top_k": Setting(0, (1 << 32) - 1, 0, np.int64),
-    "min_p": Setting(0, 1, 0, np.float32),
-    "typical_p": Setting(0, 1, 1, np.float32),
-    "seed": Setting(0, (1 << 64) - 1, 0, np.uint64),
-    "presence_penalty": Setting(-_MAX_EDIT, _MAX_EDIT, 0),
-    "frequency_penalty": Setting(-_MAX_EDIT, _MAX_EDIT, 0),
-    "repetition_penalty": Setting(1e-6, _MAX_EDIT, 1),
+_WHOLE = {
+    FieldDescriptor.TYPE_UINT32: ((1 << 32) - 1, np.int64),
+    FieldDescriptor.TYPE_UINT64: ((1 << 64) - 1, np.uint64),
+}
+
+
+def _setting(field: FieldDescriptor) -> Setting | None:
+    """The limits that the front end checks; of whole numbers, which may depend on the model, those of their type."""
+    limit = limit_of(field)
+    greedy = 0 if field.name == "temperature" else limit.off
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        low = limit.above if limit.HasField("above") else limit.least
+        return Setting(float(np.float32(low)), float(np.float32(limit.most)), greedy, np.float32)
+    if field.type not in _WHOLE or field.is_repeated:
+        return None
+    most, dtype = _WHOLE[field.type]
+    return Setting(0, most, int(greedy), dtype)
+
+
+# Every number of SamplingParams, by name, but num_samples, which the core has.
+SETTINGS: dict[str, Setting] = {
+    field.name: setting
+    for field in SamplingParams.DESCRIPTOR.fields
+    if (setting := _setting(field)) is not None and field.name != "num_samples"
 }
 
 
@@ -71,20 +85,20 @@ class RowSampling:
         return replace(self, settings=changed)
 
 
-# The meaning of empty bytes.
+# The meaning of empty bytes, and of a setting that is absent: the scheduler is older than it, or leaves it at off.
 _greedy: dict[str, Any] = {name: setting.greedy for name, setting in SETTINGS.items()}
 GREEDY = RowSampling(settings=SamplingParams(**_greedy))
 # A row that uses every setting, for the plan that measures the largest step. Its top_p is so near 1 that few ranks do
-# not settle it.
+# not settle it; late filters have half of what is possible.
 EVERYTHING = replace(
     GREEDY.but(
         temperature=1,
         top_p=0.9999,
         min_p=0.1,
-        typical_p=0.9,
         presence_penalty=1,
         frequency_penalty=1,
         repetition_penalty=1.5,
+        **{name: (SETTINGS[name].low + SETTINGS[name].high) / 2 for name in LATE_FILTERS},
     ),
     biased=np.zeros(1, np.int64),
     biases=np.ones(1),
@@ -92,25 +106,23 @@ EVERYTHING = replace(
 
 
 def read_sampling(data: bytes, name: str, vocab_size: int) -> RowSampling:
-    """Parses `data`. Raises PlanError if it is malformed, incomplete or out of range."""
+    """Parses `data`. Raises PlanError if it is malformed or out of range."""
     if not data:
         return GREEDY
     params = SamplingParams()
+    params.CopyFrom(GREEDY.settings)
     try:
-        params.ParseFromString(data)
+        params.MergeFromString(data)
     except DecodeError as error:
         raise PlanError(f"{name} is not a SamplingParams: {error}") from None
     num_bytes = params.ByteSize()
     params.DiscardUnknownFields()
     if params.ByteSize() != num_bytes:
         raise PlanError(f"{name} has a field that this worker does not know")
-    has: Callable[[str], bool] = params.HasField  # type: ignore[assignment]
     for setting, limits in SETTINGS.items():
         value = getattr(params, setting)
-        if not has(setting):
-            raise PlanError(f"{name}.{setting} is missing")
         if not limits.low <= value <= limits.high:
-            raise PlanError(f"{name}.{setting} is {value}; it must be {limits.low} to {limits.high}")
+            raise PlanError(f"{name}.{setting} is {value}; it must be {limits.low:g} to {limits.high:g}")
     return RowSampling(settings=params, **_read_lists(params, name, vocab_size))
 
 
@@ -124,9 +136,11 @@ def _read_lists(params: SamplingParams, name: str, vocab_size: int) -> dict[str,
         raise PlanError(f"{name}.allowed_token_ids is empty")
     biased = _tokens(params.logit_bias, f"{name}.logit_bias", vocab_size)
     biases = np.fromiter(params.logit_bias.values(), np.float64, biased.size)
-    inside = np.abs(biases) <= _MAX_EDIT
+    inside = (biases >= _BIAS.least) & (biases <= _BIAS.most)
     if not inside.all():
-        raise PlanError(f"{name}.logit_bias contains {biases[~inside][0]}; it must be {-_MAX_EDIT} to {_MAX_EDIT}")
+        raise PlanError(
+            f"{name}.logit_bias contains {biases[~inside][0]}; it must be {_BIAS.least:g} to {_BIAS.most:g}"
+        )
     banned = _tokens(params.banned_token_ids, f"{name}.banned_token_ids", vocab_size)
     return {
         "biased": np.concatenate([biased, banned]),

@@ -14,6 +14,7 @@ import secrets
 import uuid
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
@@ -27,7 +28,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import Check, check_range, refuse, wrong
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
-from tandem_contract.limits import limit_at
+from tandem_contract.limits import limit_at, limit_of
 from tandem_contract.plural import numbered
 
 # Hashing this many pages takes about 1 ms.
@@ -37,6 +38,8 @@ _check_request = Check(pb.GenerateRequest, without=("token_ids", "chat", "sampli
 _check_sampling = Check(pb.SamplingParams, "sampling.")
 _check_resume, _check_detokenize = Check(pb.ResumeRequest), Check(pb.DetokenizeRequest)
 _BIAS = limit_at(pb.SamplingParams, "logit_bias")
+# Fields that the first workers do not know, with the values that change nothing: sent to them, they fail a plan.
+_LATER_FIELDS = {field.name: limit_of(field).off for field in pb.SamplingParams.DESCRIPTOR.fields if field.number > 13}
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], model: Model) -> None:
@@ -204,8 +207,7 @@ async def make_submit(
         max_new_tokens=maximum.tokens,
         is_max_unset=not maximum.is_set,
         min_new_tokens=stop.min_new_tokens,
-        # Deterministic, so that equal requests make equal bytes: the order of a map's entries is fixed.
-        sampling=sampling.SerializeToString(deterministic=True),
+        sampling=_for_workers(sampling),
         stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
         ignore_eos=stop.ignore_eos,
         priority=checked.priority,
@@ -221,6 +223,16 @@ async def make_submit(
         bypass_write=checked.cache.bypass_write,
         tenant=who.tenant,
     )
+
+
+def _for_workers(sampling: pb.SamplingParams) -> bytes:
+    """Returns what travels. It is deterministic: equal requests make equal bytes, with a map's entries in one order."""
+    sent = pb.SamplingParams()
+    sent.CopyFrom(sampling)
+    for name, off in _LATER_FIELDS.items():
+        if getattr(sent, name) == off:
+            sent.ClearField(cast(Any, name))
+    return sent.SerializeToString(deterministic=True)
 
 
 async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Lists and tables in READMEs are those of the code: RPCs, protos, modules, the places of a parameter, phases."""
+"""Lists and tables in READMEs are those of the code: RPCs, protos, modules, phases."""
 
 import re
 from collections.abc import Mapping
@@ -57,26 +57,6 @@ def test_the_front_ends_readme_lists_every_module_and_every_small_message_of_inf
 def test_the_readme_of_what_programs_share_lists_every_module() -> None:
     modules = {path.stem for path in (ROOT / "protos/tandem_contract").glob("*.py")} - {"__init__"}
     assert set(first_cells("protos/README.md", "| module | what programs agree on |")) == modules
-
-
-def test_the_recipe_of_a_sampling_option_names_every_place_of_one() -> None:
-    """min_p is in the files of the product that a new number of sampling changes; other rows give the folder."""
-    recipe = text("README.md").split("- **A sampling option**", 1)[1].split("\n- **")[0]
-    named = set(re.findall(r"`([\w/]+\.\w+)`", recipe))
-    places = [
-        path.relative_to(ROOT)
-        for folder in ("protos", "scheduler_svc", "gpu_worker", "client")
-        for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in (".py", ".proto", ".md") and re.search(r"\bmin[_-]p\b", path.read_text())
-    ]
-    assert len(places) > 15
-    missing = [
-        str(path) for path in places if not any(str(path).endswith(f"/{name}") or str(path) == name for name in named)
-    ]
-    assert missing == []
-    # And it names nothing that is not there.
-    files = [str(path.relative_to(ROOT)) for path in ROOT.glob("[!.]*/**/*.*")]
-    assert [name for name in named if not any(path == name or path.endswith(f"/{name}") for path in files)] == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tandem_client import calls, types
 from tandem_client.wire.request import generate_request, resume_request
 from tests.client.descriptors import paths
 from tests.client.gateway.asked import Noting, asker
+from tests.client.sampling import EXAMPLES
 
 SERVICES = (inference_pb2.DESCRIPTOR, control_pb2.DESCRIPTOR)
 METHODS = [method for file in SERVICES for each in file.services_by_name.values() for method in each.methods]
@@ -113,15 +114,7 @@ COMPLETIONS: dict[str, Row] = {
     "model": same(model="m"),
     "text": same(),
     "token_ids.ids": Row(("/v1/completions", {"prompt": [1]}), lambda: generate_request([1])),
-    "sampling.temperature": same(temperature=0.5),
-    "sampling.top_p": same(top_p=0.5),
-    "sampling.top_k": same(top_k=5),
-    "sampling.min_p": same(min_p=0.5),
-    "sampling.typical_p": same(typical_p=0.5),
-    "sampling.seed": same(seed=5),
-    "sampling.presence_penalty": same(presence_penalty=0.5),
-    "sampling.frequency_penalty": same(frequency_penalty=0.5),
-    "sampling.repetition_penalty": same(repetition_penalty=0.5),
+    **{f"sampling.{name}": same(**{name: value}) for name, value in EXAMPLES.items()},
     "sampling.num_samples": text({"num_samples": 2}, {"n": 2}),
     "sampling.logit_bias": text({"logit_bias": {5: 1.0}}, {"logit_bias": {"5": 1.0}}),
     "sampling.allowed_token_ids.ids": same(allowed_token_ids=[5]),

@@ -9,6 +9,7 @@ from tandem.v1 import inference_pb2
 from tandem_client import Client, calls
 from tandem_client.wire.request import FIELD_KEYWORDS, generate_request
 from tests.client.descriptors import values
+from tests.client.sampling import EXAMPLES
 
 EVERY_OPTION = {
     "add_special_tokens": False,
@@ -16,16 +17,8 @@ EVERY_OPTION = {
     "model": "m",
     "priority": -3,
     "max_queue_seconds": 2.5,
-    "temperature": 0.5,
-    "top_p": 0.25,
-    "top_k": 7,
-    "min_p": 0.125,
-    "typical_p": 0.75,
+    **EXAMPLES,
     "seed": 2**64 - 1,
-    "presence_penalty": -0.5,
-    "frequency_penalty": 1.5,
-    "repetition_penalty": 1.25,
-    "num_samples": 3,
     "logit_bias": {7: -2.5, 0: 1.0},
     "allowed_token_ids": (7, 8),
     "banned_token_ids": [9],

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpu_worker.sampling import choose_kernel, sampler
 from gpu_worker.sampling.choice import gumbel_noise, noise_keys
 from gpu_worker.sampling.choose_kernel import choose_on_gpu
-from gpu_worker.sampling.inputs import DrawInputs, typical_samples
+from gpu_worker.sampling.inputs import DrawInputs, late_samples
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
 from tests.gpu_worker.sampling.test_dense import DENSE_ROWS, dense_inputs, on_device, ragged_inputs, varied
 from tests.gpu_worker.sampling.test_dense import columns_of as host_columns_of
@@ -190,10 +190,10 @@ def test_changed_logits_and_typical_p(monkeypatch: pytest.MonkeyPatch) -> None:
     edited = EditedLogits(samples=changed, draws=draws, logits=scores)
     expected = sample(logits, ragged_inputs(rows, CPU), edited)
     monkeypatch.setattr(sampler, "_operator", on_kernels)
-    dense_ones, typical = dense_inputs(rows, CPU), typical_samples(host_columns_of(rows), np.arange(len(rows)))
-    assert typical is not None
+    dense_ones, late = dense_inputs(rows, CPU), late_samples(host_columns_of(rows), np.arange(len(rows)))
+    assert late is not None
     tokens = choose(logits, dense_ones)
-    revise(tokens, logits, dense_ones, edited=edited, typical_samples=on_device(typical, CPU))
+    revise(tokens, logits, dense_ones, edited=edited, late=on_device(late, CPU))
     assert torch.equal(tokens, expected)
     assert used == [False, True, True, True]
     assert expected[1] == expected[3] == -1 and (expected[[0, 2, 4, 5]] >= 0).all()

@@ -18,18 +18,20 @@ from tests.rigs.hashing import MASK, extend, mix, mix_array
 _MAX_REDRAWS = 4096
 _LOGPROB_SALT, _LOGPROB_STEPS = 0x10960B5, 1 << 20
 MINUS_INFINITY = float("-inf")
-# Fields of SamplingParams that a plan sets for every row.
+# Fields of SamplingParams that a plan sets for every row, and those that it sets only if they are not off.
 SCALARS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty",
 )  # fmt: skip
+LATER = tuple(field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.number > 13)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """A sample's settings; the defaults have no effect. Floats are rounded to the f32 that the wire carries.
 
-    `biases` are (token, bias); minus infinity bans the token. An empty `allowed` allows every token.
+    `biases` are (token, bias); minus infinity bans the token. An empty `allowed` allows every token. `later` are those
+    of LATER that are set.
     """
 
     temperature: float = 0.0
@@ -44,6 +46,7 @@ class Settings:
     repetition_penalty: float = 1.0
     biases: tuple[tuple[int, float], ...] = ()
     allowed: frozenset[int] = frozenset()
+    later: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, params: pb.SamplingParams, sample_idx: int = 0) -> "Settings":
@@ -54,11 +57,13 @@ class Settings:
             sample_idx=sample_idx,
             biases=tuple((dict(params.logit_bias) | banned).items()),
             allowed=frozenset(params.allowed_token_ids.ids),
+            later=tuple((name, getattr(params, name)) for name in LATER if params.HasField(name)),
         )
 
     def params(self) -> pb.SamplingParams:
         """Returns what the front end makes of a request with these settings."""
-        params = pb.SamplingParams(**{name: getattr(self, name) for name in SCALARS}, num_samples=1)
+        values = {name: getattr(self, name) for name in SCALARS} | dict(self.later)
+        params = pb.SamplingParams(**values, num_samples=1)
         params.logit_bias.update({token: bias for token, bias in self.biases if bias != MINUS_INFINITY})
         params.banned_token_ids.extend(sorted(self.banned()))
         if self.allowed:
@@ -81,6 +86,7 @@ class Settings:
             words += [_word(4, _bits(self.top_p)), _word(5, self.top_k), _word(6, _bits(self.min_p))]
             if self.typical_p < 1:
                 words.append(_word(14, _bits(self.typical_p)))
+            words += [_word(15 + LATER.index(name), _bits(value)) for name, value in self.later]
         if self.presence_penalty or self.frequency_penalty:
             # These penalties count the output alone, so the key depends on where the output begins.
             words += [_word(7, _bits(self.presence_penalty)), _word(8, _bits(self.frequency_penalty))]

@@ -235,10 +235,11 @@ def _worker(worker: types.WorkerLoad, *, alone: bool) -> str:
 
 def _defaults(sampling: types.SamplingDefaults) -> str:
     """Returns the settings that are not neutral."""
-    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
-        "repetition_penalty": 1, "num_samples": 1}  # fmt: skip
-    values = {name: getattr(sampling, name) for name in ("temperature", *neutral)}
-    kept = {name: value for name, value in values.items() if value != neutral.get(name)}
+    # Imported only here, because it brings protobuf, which no --help needs.
+    from tandem_client.wire.parts import SAMPLING
+
+    values = {name: getattr(sampling, name) for name in SAMPLING if name != "seed"}
+    kept = {name: value for name, value in values.items() if name == "temperature" or value != SAMPLING[name][1]}
     return ", ".join(f"{name.replace('_', ' ').replace('top ', 'top-')} {value:g}" for name, value in kept.items())
 
 

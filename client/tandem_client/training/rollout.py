@@ -1,8 +1,8 @@
 """The `rollout_func` of TRL's `GRPOTrainer`: samples from a Tandem service with the trainer's newest weights.
 
 Imports neither torch nor TRL. It uses of the trainer: `state.global_step`, `model.save_pretrained`, `processing_class`
-for prompts that are messages, and `args` with `num_generations`, `max_completion_length`, `temperature`, `top_p`,
-`top_k`, `min_p` and `seed`. The prompts come as TRL passes them: each `num_generations` times in a row.
+for prompts that are messages, and `args` with `num_generations`, `max_completion_length`, `seed` and what they have of
+the options of sampling. The prompts come as TRL passes them: each `num_generations` times in a row.
 """
 
 import itertools
@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tandem_client.errors import TandemError
 from tandem_client.sync_client import Client
 from tandem_client.types import UpdateState
+from tandem_client.wire.parts import SAMPLING
 from tandem_client.wire.request import GenerateOptions
 
 _MAX_THREADS = 32
@@ -88,21 +89,18 @@ class TandemRollout:
 
     def _options(self, idx: int, count: int, trainer: Any) -> GenerateOptions:
         args = trainer.args
-        options: GenerateOptions = {
+        options: dict[str, Any] = {
             "num_samples": count,
             "max_new_tokens": args.max_completion_length,
-            "temperature": args.temperature,
             "logprobs": 0,
             # Other noise for each step and prompt, and the same in a run with the same seed.
             "seed": (args.seed * 1_000_003 + (self._step or 0) * 10_007 + idx) & 0xFFFF_FFFF,
         }
-        if getattr(args, "top_p", None) is not None:
-            options["top_p"] = args.top_p
-        if getattr(args, "top_k", None):
-            options["top_k"] = max(0, args.top_k)
-        if getattr(args, "min_p", None) is not None:
-            options["min_p"] = args.min_p
-        return options
+        given = {name: getattr(args, name, None) for name in SAMPLING if name not in options}
+        if given["top_k"] is not None:
+            # -1 is another name of all tokens.
+            given["top_k"] = max(0, given["top_k"])
+        return cast(GenerateOptions, options | given)
 
 
 def _token_ids(prompt: Any, tokenizer: Any) -> list[int]:

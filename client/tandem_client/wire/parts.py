@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
-from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2
+from tandem.v1 import chat_pb2, constraint_pb2, inference_pb2, limits_pb2
 
 from tandem_client.types import ChatMessage
 
@@ -21,6 +21,14 @@ _RANGES: Mapping[int, tuple[int, int]] = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+# The numbers of SamplingParams, all of which are keywords: their types, and the values that change nothing (None: of
+# the seed).
+SAMPLING: Mapping[str, tuple[type[int] | type[float], float | None]] = {
+    field.name: (float if field.cpp_type == field.CPPTYPE_FLOAT else int, limit.off if limit.HasField("off") else None)
+    for field in inference_pb2.SamplingParams.DESCRIPTOR.fields
+    if field.message_type is None and not field.is_repeated
+    for limit in [field.GetOptions().Extensions[limits_pb2.limit]]
 }
 # Options for which every service refuses 0.
 _FROM_ONE = frozenset({"max_new_tokens", "num_samples"})

@@ -76,8 +76,8 @@ class Submit:
     prompt_logprobs_from: Annotated[int, Range(0, MAX_TOKENS)] = 0
     """The first stream gets prompt logprobs from this position on. 0 for none."""
     prefix_root: bytes = b""
-    """32 bytes: the start of the request's page hashes (`page_hash`), which follows from its tenant and salt. If it is empty,
-    the request shares no pages."""
+    """32 bytes: the start of the request's page hashes (`page_hash`), made of its tenant and salt. If it is empty, the
+    request shares no pages."""
     page_hashes: bytes = b""
     """32 bytes for each full page of the prompt, as far as the front end computed them."""
     cache_read: bool = True

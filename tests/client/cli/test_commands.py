@@ -34,6 +34,7 @@ from tests.client.fake_service import (
 )
 from tests.client.listeners import closed_address
 from tests.client.proxied import NAME, Proxied
+from tests.client.sampling import EXAMPLES
 from tests.rigs.processes import child_environment, popen, run
 
 NOT_FINITE = fake_service.fails(grpc.StatusCode.INTERNAL, "values that are not finite")
@@ -76,15 +77,8 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
         "--request-id": "r",
         "-n": 9,
         "--min-new-tokens": 2,
+        **{f"--{name.replace('_', '-')}": value for name, value in EXAMPLES.items()},
         "-t": 0.5,
-        "--top-p": 0.25,
-        "--top-k": 7,
-        "--min-p": 0.125,
-        "--typical-p": 0.75,
-        "--seed": 11,
-        "--presence-penalty": -0.5,
-        "--frequency-penalty": 1.5,
-        "--repetition-penalty": 1.25,
         "--num-samples": 1,
         "--logit-bias": "17=-2.5",
         "--allow": 7,

@@ -8,6 +8,7 @@ from typer.main import get_command
 
 from tandem_client.cli.__main__ import app
 from tandem_client.cli.names import FLAGS
+from tandem_client.wire.parts import SAMPLING
 from tandem_contract.limits import limit_at
 
 NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
@@ -21,9 +22,9 @@ WORDS = {
 }
 # At least 0 is what an unsigned number is.
 NAMED = {
-    "--request-id", "--priority", "--temperature", "--top-p", "--min-p", "--typical-p", "--presence-penalty",
-    "--frequency-penalty", "--repetition-penalty", "--logit-bias", "--max-time", "--salt", "--linger",
-}  # fmt: skip
+    *("--request-id", "--priority", "--logit-bias", "--max-time", "--salt", "--linger"),
+    *(FLAGS[f"sampling.{name}"] for name, (kind, _) in SAMPLING.items() if kind is float),
+}
 
 
 def test_the_help_of_generate_names_the_limits_of_the_protos() -> None:

@@ -14,6 +14,7 @@ from tandem_client.gateway.openai import wanted as names
 from tandem_client.gateway.openai.wanted import chat_completion, completion
 from tandem_client.wire.parts import IGNORED_IN_MESSAGES
 from tandem_client.wire.rpc_errors import name_of, with_names
+from tests.client.sampling import EXAMPLES
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 F: dict[str, Any] = {"name": "f"}
@@ -33,10 +34,8 @@ def chat(values: dict[str, Any]) -> inference_pb2.GenerateRequest:
 @pytest.mark.parametrize(
     ("field", "value", "path"),
     [
-        ("temperature", 0.5, "sampling.temperature"), ("top_p", 0.5, "sampling.top_p"), ("top_k", 7, "sampling.top_k"),
-        ("min_p", 0.25, "sampling.min_p"), ("typical_p", 0.5, "sampling.typical_p"), ("seed", 9, "sampling.seed"),
-        ("presence_penalty", 1, "sampling.presence_penalty"), ("frequency_penalty", -1, "sampling.frequency_penalty"),
-        ("repetition_penalty", 1.5, "sampling.repetition_penalty"), ("n", 3, "sampling.num_samples"),
+        *((name, value, f"sampling.{name}") for name, value in EXAMPLES.items() if name != "num_samples"),
+        ("n", 3, "sampling.num_samples"),
         ("min_tokens", 2, "stop.min_new_tokens"), ("max_tokens", 5, "stop.max_new_tokens"),
         ("ignore_eos", True, "stop.ignore_eos"), ("include_stop_str_in_output", True, "stop.include_stop"),
         ("skip_special_tokens", False, "output.skip_special_tokens"), ("priority", -5, "priority"),

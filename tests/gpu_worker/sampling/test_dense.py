@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from gpu_worker.sampling.inputs import DrawInputs, SamplingInputs, Typical, draw_inputs, typical_samples
+from gpu_worker.sampling.inputs import LATE_FILTERS, DrawInputs, LateSamples, SamplingInputs, draw_inputs, late_samples
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
+from gpu_worker.trees import mapped
 from tests.gpu_worker.sampling.test_sampler import ROWS, inputs_of
 
 GREEDY = {"temperature": 0.0}
@@ -23,21 +24,20 @@ EDGES = [
     {"top_k": 1, "min_p": 0.5},
     {"top_k": 129, "top_p": 0.999},
 ]
-DENSE_ROWS = [GREEDY, *(row for row in ROWS if "typical_p" not in row), *EDGES, GREEDY]
+DENSE_ROWS = [GREEDY, *(row for row in ROWS if not row.keys() & LATE_FILTERS.keys()), *EDGES, GREEDY]
 
 
 def columns_of(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
     """The host's columns, one entry per row."""
-    defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+    defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, **LATE_FILTERS}
     columns = {name: np.array([row.get(name, value) for row in rows], np.float32) for name, value in defaults.items()}
     for name in ("top_k", "sample_idx"):
         columns[name] = np.array([row.get(name, 0) for row in rows], np.int64)
     return {**columns, "seed": np.array([row.get("seed", 0) for row in rows], np.uint64)}
 
 
-def on_device(tree: DrawInputs | Typical, device: torch.device) -> DrawInputs | Typical:
-    names = type(tree).__dataclass_fields__
-    return type(tree)(**{name: torch.from_numpy(getattr(tree, name)).to(device) for name in names})
+def on_device(tree: DrawInputs | LateSamples, device: torch.device) -> DrawInputs | LateSamples:
+    return mapped(tree, lambda array: torch.from_numpy(array).to(device))
 
 
 def dense_inputs(rows: list[dict[str, float]], device: torch.device, padding: int = 0) -> DrawInputs[Tensor]:
@@ -92,7 +92,9 @@ def test_a_row_of_sums_at_the_border_is_cut_alike(device: torch.device) -> None:
 @pytest.mark.parametrize("vocab_size", [64, 3000])
 def test_revised_rows_draw_what_the_ragged_rows_draw(vocab_size: int, device: torch.device) -> None:
     """Changed logits with bans, typical_p and both, of greedy and drawing samples; two rows that may not sample."""
-    rows = varied([*DENSE_ROWS, *(row for row in ROWS if "typical_p" in row), {"typical_p": 0.4, "top_k": 3}], 2)
+    rows = varied(
+        [*DENSE_ROWS, *(row for row in ROWS if row.keys() & LATE_FILTERS.keys()), {"typical_p": 0.4, "top_k": 3}], 2
+    )
     generator = torch.Generator().manual_seed(5)
     logits = (3 * torch.randn(len(rows), vocab_size, generator=generator)).to(device)
     logits[3, 1] = torch.nan
@@ -104,14 +106,14 @@ def test_revised_rows_draw_what_the_ragged_rows_draw(vocab_size: int, device: to
     pairs = [(e, drawing.index(i)) for e, i in enumerate(changed.tolist()) if i in drawing]
     draws = torch.tensor([e for e, _ in pairs]), torch.tensor([r for _, r in pairs])
     expected = by_ragged_rows(logits, rows, EditedLogits(samples=changed.cpu(), draws=draws, logits=scores.cpu()))
-    inputs, typical = dense_inputs(rows, device), typical_samples(columns_of(rows), np.arange(len(rows)))
-    assert typical is not None and typical.samples.size == 5
+    inputs, late = dense_inputs(rows, device), late_samples(columns_of(rows), np.arange(len(rows)))
+    assert late is not None and late.samples.size == sum(len(row.keys() & LATE_FILTERS.keys()) > 0 for row in rows)
     tokens = choose(logits, inputs)
     before = tokens.clone()
     edited = EditedLogits(samples=changed, draws=None, logits=scores)
-    revise(tokens, logits, inputs, edited=edited, typical_samples=on_device(typical, device))
+    revise(tokens, logits, inputs, edited=edited, late=on_device(late, device))
     assert torch.equal(tokens, expected)
-    touched = [*changed.tolist(), *typical.samples.tolist()]
+    touched = [*changed.tolist(), *late.samples.tolist()]
     others = [i for i in range(len(rows)) if i not in touched]
     assert torch.equal(tokens[others], before[others]) and (tokens[touched] != before[touched]).any()
     assert tokens[1] == tokens[3] == -1
@@ -137,8 +139,8 @@ def test_padding_is_greedy_whatever_its_row_asks_for(device: torch.device) -> No
     columns = columns_of(rows)
     padded = draw_inputs(columns, np.array([2, 0]), np.zeros(2, np.int64), padding=1)
     assert not padded.temperature.any()
-    assert typical_samples(columns, np.array([0, 2])) is None
-    assert typical_samples(columns, np.array([0, 1])).samples.tolist() == [1]
+    assert late_samples(columns, np.array([0, 2])) is None
+    assert late_samples(columns, np.array([0, 1])).samples.tolist() == [1]
 
 
 def test_a_tiny_temperature_does_not_overflow(device: torch.device) -> None:
@@ -162,13 +164,13 @@ def test_no_operator_reads_back_or_has_a_shape_that_depends_on_values() -> None:
     """FakeTensorMode has no values and refuses such operators; the tests of a fake device run whole steps in it."""
     rows = varied([*DENSE_ROWS, {"typical_p": 0.5}], 7)
     inputs = dense_inputs(rows, torch.device("cpu"))
-    typical = on_device(typical_samples(columns_of(rows), np.arange(len(rows))), torch.device("cpu"))
+    late = on_device(late_samples(columns_of(rows), np.arange(len(rows))), torch.device("cpu"))
     at = torch.tensor([1, 3])
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         logits, scores = torch.empty(len(rows), 5000, dtype=torch.bfloat16), torch.empty(2, 5000)
         edited = EditedLogits(samples=at, draws=None, logits=scores)
         tokens = choose(logits, inputs)
-        revise(tokens, logits, inputs, edited=edited, typical_samples=typical)
+        revise(tokens, logits, inputs, edited=edited, late=late)
         with pytest.raises(DataDependentOutputException):
             mode.from_tensor(torch.ones(1)).item()
     assert tokens.shape == (len(rows),) and tokens.dtype == torch.int64

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 
 from gpu_worker.sampling import choice, sampler
 from gpu_worker.sampling.choice import gumbel_noise, noise_keys
-from gpu_worker.sampling.inputs import FEW_RANKS, RankGroup, SamplingInputs
+from gpu_worker.sampling.inputs import FEW_RANKS, LATE_FILTERS, LateFilter, RankGroup, SamplingInputs
 from gpu_worker.sampling.sampler import EditedLogits, filtered, sample
 
 
@@ -33,7 +33,13 @@ def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[
         for places in (few, many)
         if places
     ]
-    typical = [i for i, row in enumerate(rows) if row.get("typical_p", 1.0) < 1]
+    late = [
+        LateFilter(
+            name=name, places=torch.tensor(places, device=device), values=column(name, off, torch.float32)[places]
+        )
+        for name, off in LATE_FILTERS.items()
+        if (places := [i for i, row in enumerate(rows) if row.get(name, off) != off])
+    ]
     return SamplingInputs(
         rows=torch.tensor(drawing or range(len(rows)), device=device),
         temperature=column("temperature", 1.0, torch.float32),
@@ -45,9 +51,7 @@ def inputs_of(rows: list[dict[str, float]], device: torch.device, drawing: list[
         position=column("position", 0, torch.int64),
         rank_groups=tuple(groups),
         filters_min_p=any(row.get("min_p", 0) for row in rows),
-        typical=(torch.tensor(typical, device=device), column("typical_p", 1.0, torch.float32)[typical])
-        if typical
-        else None,
+        late=tuple(late),
     )
 
 
@@ -87,6 +91,10 @@ def test_filters_keep_what_transformers_keeps(vocab_size: int, device: torch.dev
         assert torch.equal(ours[i].isfinite(), scores[0].isfinite()), row
         kept = ours[i].isfinite()
         torch.testing.assert_close(ours[i][kept], scores[0][kept], rtol=1e-6, atol=1e-6)
+
+
+def test_every_late_filter_does_something() -> None:
+    assert LATE_FILTERS.keys() == choice.LATE_FILTERS.keys()
 
 
 def test_typical_p_may_remove_the_most_probable_token(device: torch.device) -> None:

@@ -144,7 +144,7 @@ def test_a_sequence_with_penalties_reaches_max_length(device: torch.device) -> N
     rig = SamplingRig(vocab_size=VOCAB, max_rows=2, device=device)
     rig.add(1, prompt(1) * 9, Wish(sampling={"repetition_penalty": 1.5}))
     # The most probable token by far without the penalty for its occurrence in the prompt.
-    rig.add(2, [5, *[6] * 6], Wish(sampling={"repetition_penalty": 1000.0}, biases={5: 30.0}))
+    rig.add(2, [5, *[6] * 6], Wish(sampling={"repetition_penalty": 100.0}, biases={5: 30.0}))
     rig.step(lambda row, position: logits_of_sequence(row)(position), chunks={1: 63, 2: 7})
     rig.step(lambda row, position: logits_of_sequence(row)(position), decode=[1, 2])
     rig.step(lambda row, position: logits_of_sequence(row)(position), decode=[2])

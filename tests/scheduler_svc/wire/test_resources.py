@@ -10,7 +10,7 @@ from tandem.internal.v1 import frontend_pb2, worker_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.plan import RowStart
-from scheduler_svc.core.messages.resources import CONSTRAINT, Need, Resource
+from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, Need, Resource
 from scheduler_svc.wire.frontend import SUBMIT
 from scheduler_svc.wire.worker import event_of, fill_needs, frame_of
 from tandem_contract.bounds import WireError
@@ -75,7 +75,7 @@ def test_a_submit_keeps_its_resources_in_the_journal(resources: tuple[Resource, 
 
 
 ONE = frontend_pb2.Resource(kind=ADAPTER, hash=HASH, source=SOURCE)
-UNKNOWN = "the kind of resource 'unheard of' is unknown; the known ones are constraint, adapter"
+UNKNOWN = f"the kind of resource 'unheard of' is unknown; the known ones are {', '.join((*KINDS, ADAPTER))}"
 
 
 @pytest.mark.parametrize(

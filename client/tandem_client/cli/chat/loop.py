@@ -32,6 +32,7 @@ from tandem_client.cli.chat.session import Session, check, history_path
 from tandem_client.cli.plain import plain
 from tandem_client.cli.reporting import describe
 from tandem_client.types import ModelInfo
+from tandem_client.wire.parts import SAMPLING
 from tandem_contract.plural import counted
 
 _CONTINUATION = "... "
@@ -47,17 +48,14 @@ def _json_object(text: str) -> dict[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-# Keywords of `generate`: how a value is read, and what it must be.
+# Keywords of `generate`: how a value is read, and what it must be. An answer is one sample.
 SETTINGS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "temperature": (float, "a number"),
-    "top_p": (float, "a number"),
-    "top_k": (int, "a whole number"),
-    "min_p": (float, "a number"),
-    "seed": (int, "a whole number"),
+    **{
+        name: (kind, "a number" if kind is float else "a whole number")
+        for name, (kind, _) in SAMPLING.items()
+        if name != "num_samples"
+    },
     "max_new_tokens": (int, "a whole number"),
-    "presence_penalty": (float, "a number"),
-    "frequency_penalty": (float, "a number"),
-    "repetition_penalty": (float, "a number"),
     "template_args": (_json_object, 'a JSON object, such as {"enable_thinking": false}'),
 }
 # Name: argument, description.

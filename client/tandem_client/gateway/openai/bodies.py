@@ -7,11 +7,11 @@ Only what a message of the service cannot hold is refused here; the service chec
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, create_model
 from pydantic_core import CoreSchema
 
 from tandem_client.gateway.openai.fields import TAG, Body, Only
-from tandem_client.wire.parts import IGNORED_IN_MESSAGES
+from tandem_client.wire.parts import IGNORED_IN_MESSAGES, SAMPLING
 
 # Taken and ignored, because no answer depends on them. `user` is not among them: it divides the prefix cache.
 IGNORED: Mapping[str, str] = {
@@ -246,20 +246,20 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class Options(Body):
+# The options of sampling that are numbers with a point.
+_numbers: dict[str, Any] = {
+    name: (cast(Any, Number) | None, None) for name, (kind, _) in SAMPLING.items() if kind is float
+}
+_Numbers = create_model("_Numbers", __base__=Body, **_numbers)
+
+
+class Options(_Numbers):
     """What completions and chats have in common."""
 
     IGNORED = IGNORED
     model: Text | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
     top_k: _TopK | None = None
-    min_p: Number | None = None
-    typical_p: Number | None = None
     seed: _Seed | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
     num_samples: Annotated[int, Field(ge=1, le=2**32 - 1), _WHOLE] | None = Field(None, alias="n")
     logit_bias: Bias | None = None
     allowed_token_ids: TokenIds | None = None

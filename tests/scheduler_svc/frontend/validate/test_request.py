@@ -234,11 +234,22 @@ def params_of(made: frontend_pb2.Submit) -> pb.SamplingParams:
 def test_sampling_parameters_are_complete_if_a_request_sets_none():
     made = submit()
     params = params_of(made)
-    unset = {field.name for field in params.DESCRIPTOR.fields} - {field.name for field, _ in params.ListFields()}
+    # A later one is set only if it changes something.
+    first = {field.name for field in params.DESCRIPTOR.fields if field.number <= 13}
+    unset = first - {field.name for field, _ in params.ListFields()}
     assert unset == {"logit_bias", "allowed_token_ids", "banned_token_ids"}
     assert params.temperature == MODEL.defaults.temperature
     assert (params.presence_penalty, params.frequency_penalty, params.typical_p, params.num_samples) == (0, 0, 1, 1)
     assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
+
+
+def test_a_parameter_that_older_workers_do_not_know_is_sent_only_if_it_changes_something(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(wire, "_LATER_FIELDS", {"typical_p": 1.0})
+    assert not params_of(submit()).HasField("typical_p")
+    assert not params_of(submit(**sampling(typical_p=1))).HasField("typical_p")
+    assert params_of(submit(**sampling(typical_p=0.5))).typical_p == 0.5
 
 
 def test_what_a_request_sets_is_sent_to_the_core_except_biases_of_zero():
