@@ -227,7 +227,7 @@ class Chaos:
     def replay(self) -> None:
         """Stops the scheduler and replays its events."""
         assert self._scheduler.terminate() == 0
-        self._rig.check_record(self._record, _REPLAY_SECONDS)
+        self._rig.check_record(self._record, _REPLAY_SECONDS, audited=True)
 
     def _frontends(self) -> set[int]:
         found: set[int] = set()

@@ -61,12 +61,29 @@ _KINDS = {
             "gpu_worker.native.library",
         ),
     ),
+    "with the compiler": (
+        (_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
+        (
+            "gpu_worker.__main__",
+            "tests.rigs.preloaded_compiler",
+            "gpu_worker.startup",
+            "gpu_worker.link.link",
+            "tests.rigs.graph_recorder",
+            "tests.rigs.padded_shapes",
+        ),
+    ),
 }
 # Workers with them import the compiler.
 _WITH_COMPILER = ("--ranks", "--fused-layers")
-# The number of its first children, by program: that of this flag, or, for `tandem serve`, all programs.
-_CHILDREN = {_SERVICE: ("--frontends", 1), "tests.rigs.known_secrets": ("--frontends", 1), _GATEWAY: ("--processes", 0)}
-_SERVED, _MOST_CHILDREN = 4, 8
+# The number of its first children, by program: that of a flag, and without the flag. A group starts twice.
+_CHILDREN = {
+    _SERVICE: ("--frontends", 1),
+    "tests.rigs.known_secrets": ("--frontends", 1),
+    _GATEWAY: ("--processes", 0),
+    _WORKER: ("--ranks", 0),
+    "tests.rigs.recorded_ranks": ("--ranks", 2),
+}
+_SERVED, _MOST_CHILDREN, _STARTS_OF_GROUP = 4, 8, 2
 # Of this process after all tests were collected, before the first runs.
 environment: dict[str, str] = {}
 # A variable of each test; and what the programs read when they run.
@@ -149,9 +166,9 @@ def _receive(connection: socket.socket) -> tuple[_Order, list[int]] | None:
 
 def kind_of(arguments: Sequence[str]) -> str | None:
     """Which kind of process forks a program of these arguments; None if it is to be started."""
-    if any(argument.startswith(_WITH_COMPILER) for argument in arguments):
-        return None
-    return next((kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs), None)
+    kinds = [kind for kind, (programs, _) in _KINDS.items() if arguments[0] in programs]
+    needs_compiler = any(argument.startswith(_WITH_COMPILER) for argument in arguments)
+    return (kinds[-1] if needs_compiler else kinds[0]) if kinds else None
 
 
 class Server:
@@ -224,6 +241,7 @@ def main() -> None:
         if name in packages.union(programs) or name.endswith((".__main__", ".import_path")):
             del sys.modules[name]
     assert ("torch" in sys.modules) == (_WORKER in programs)
+    assert ("torch._inductor" in sys.modules) == (sys.argv[2] == "with the compiler")
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()
     gc.freeze()
@@ -366,7 +384,11 @@ def _num_children(program: str, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     parser.add_argument(flag, type=int, default=default, dest="number")
     with suppress(argparse.ArgumentError):
-        return int(parser.parse_known_args(arguments)[0].number)
+        number = int(parser.parse_known_args(arguments)[0].number)
+        if flag == "--ranks":
+            # A rank starts no others.
+            return 0 if number == 1 or "RANK" in os.environ else number * _STARTS_OF_GROUP
+        return number
     return 0
 
 

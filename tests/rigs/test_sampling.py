@@ -180,51 +180,29 @@ def test_a_plan_beyond_the_limit_of_logits_is_a_violation(wanted_from: int, is_f
         assert "the limit is 5" in result.detail
 
 
-WRONG = [
-    ("of which 0 are its prompt", {"num_prompt": 0}),
-    ("of which 7 are its prompt", {"num_prompt": 7}),
-    ("logprobs from 6 of a prompt of 6", {"prompt_logprobs_from": 6}),
-    ("logprobs from -1", {"prompt_logprobs_from": -1}),
-    ("has output already", {"prompt_logprobs_from": 1, "num_prompt": 4}),
-    ("biases a token outside", {"biases": ((288, 1.0),)}),
-    ("allows a token outside", {"allowed": frozenset({288})}),
+# What the violation says, how the row is started, and what then takes the place of its fields.
+WRONG: list[tuple[str, dict[str, object], dict[str, bytes]]] = [
+    ("of which 0 are its prompt", {"num_prompt": 0}, {}),
+    ("of which 7 are its prompt", {"num_prompt": 7}, {}),
+    ("logprobs from 6 of a prompt of 6", {"prompt_logprobs_from": 6}, {}),
+    ("logprobs from -1", {"prompt_logprobs_from": -1}, {}),
+    ("has output already", {"prompt_logprobs_from": 1, "num_prompt": 4}, {}),
+    ("biases a token outside", {"biases": ((288, 1.0),)}, {}),
+    ("allows a token outside", {"allowed": frozenset({288})}, {}),
+    ("num_logprobs is set and no row asks", {}, {"num_logprobs": int32([0])}),
+    ("num_prompt_tokens: 0 entries where 1 belong", {}, {"num_prompt_tokens": b""}),
+    ("num_sampling_bytes: 2 entries where 1 belong", {}, {"num_sampling_bytes": int32([1, 1])}),
+    ("sampling: 3 entries where", {}, {"sampling": b"abc"}),
+    ("sampling is not a SamplingParams", {}, {"sampling": b"\xff", "num_sampling_bytes": int32([1])}),
+    ("sampling lacks top_p", {}, {"sampling": b"\r\0\0\0\0", "num_sampling_bytes": int32([5])}),
 ]
 
 
-@pytest.mark.parametrize(("violation", "wish"), WRONG)
-def test_wrong_rows_are_violations(violation: str, wish: dict[str, object]) -> None:
+@pytest.mark.parametrize(("violation", "wish", "fields"), WRONG)
+def test_wrong_rows_are_violations(violation: str, wish: dict[str, object], fields: dict[str, bytes]) -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
-    result = executor.apply(plans.start(1, PROMPT, [1, 2], **wish).chunk(1, 0, 6, samples=True).build())
-    assert result.status == pb.STEP_STATUS_FAILED
-    assert violation in result.detail
-
-
-@pytest.mark.parametrize(
-    ("violation", "field", "data"),
-    [
-        ("num_logprobs is set and no row asks", "num_logprobs", int32([0])),
-        ("num_prompt_tokens: 0 entries where 1 belong", "num_prompt_tokens", b""),
-        ("num_sampling_bytes: 2 entries where 1 belong", "num_sampling_bytes", int32([1, 1])),
-        ("sampling: 3 entries where", "sampling", b"abc"),
-    ],
-)
-def test_arrays_of_wrong_lengths_are_violations(violation: str, field: str, data: bytes) -> None:
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
-    setattr(plan.started, field, data)
+    plan = plans.start(1, PROMPT, [1, 2], **wish).chunk(1, 0, 6, samples=True).build()
+    for name, data in fields.items():
+        setattr(plan.started, name, data)
     result = executor.apply(plan)
-    assert result.status == pb.STEP_STATUS_FAILED
-    assert violation in result.detail
-
-
-@pytest.mark.parametrize(
-    ("violation", "data"),
-    [("sampling is not a SamplingParams", b"\xff"), ("sampling lacks top_p", b"\r\0\0\0\0")],
-)
-def test_malformed_or_incomplete_sampling_is_a_violation(violation: str, data: bytes) -> None:
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    plan = plans.start(1, PROMPT, [1, 2]).chunk(1, 0, 6, samples=True).build()
-    plan.started.sampling, plan.started.num_sampling_bytes = data, int32([len(data)])
-    result = executor.apply(plan)
-    assert result.status == pb.STEP_STATUS_FAILED
-    assert violation in result.detail
+    assert result.status == pb.STEP_STATUS_FAILED and violation in result.detail

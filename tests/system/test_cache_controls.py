@@ -2,6 +2,7 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,47 +38,32 @@ def cached(caller: Caller, asked: Ask) -> int:
     return transcript.summary.usage.cached_prompt_tokens
 
 
-def test_a_repeated_prompt_hits_the_cache(caller: Caller) -> None:
+@pytest.mark.parametrize(
+    ("asked", "hits"),
+    [
+        ([{"salt": salt} for salt in ("", "a", "b", "a", "", "b")], [0, 0, 0, WHOLE, WHOLE, WHOLE]),
+        ([{}, {"bypass_read": True}, {}], [0, 0, WHOLE]),
+        ([{"bypass_read": True}, {}], [0, WHOLE]),
+        ([{"bypass_write": True}, {}, {"bypass_write": True}], [0, 0, WHOLE]),
+        # Several samples report the hits of the first.
+        ([{}, {"num_samples": 3}], [0, WHOLE]),
+    ],
+)
+def test_hits_are_as_the_parameters_say(caller: Caller, asked: list[dict[str, Any]], hits: list[int]) -> None:
+    assert [cached(caller, ask(**each)) for each in asked] == hits
+
+
+def test_the_load_counts_hits_and_a_flush_empties_the_cache(caller: Caller) -> None:
     before = caller.load()
+    assert cached(caller, ask(bypass_write=True)) == 0 and caller.load().pages_cached == 0
     assert [cached(caller, ask()) for _ in range(2)] == [0, WHOLE]
     after = caller.load()
-    assert after.prompt_tokens - before.prompt_tokens == 2 * len(PROMPT)
+    assert after.prompt_tokens - before.prompt_tokens == 3 * len(PROMPT)
     assert after.cached_prompt_tokens - before.cached_prompt_tokens == WHOLE
-    assert after.pages_cached == sum(worker.pages_cached for worker in after.per_worker) >= WHOLE // PAGE_SIZE
-
-
-def test_a_salt_separates_cached_prompts(caller: Caller) -> None:
-    salts = ["", "a", "b", "a", "", "b"]
-    assert [cached(caller, ask(salt=salt)) for salt in salts] == [0, 0, 0, WHOLE, WHOLE, WHOLE]
-
-
-def test_bypass_read_hits_nothing_but_writes_the_cache(caller: Caller) -> None:
-    cached(caller, ask())
-    assert cached(caller, ask(bypass_read=True)) == 0
-    caller.flush_cache()
-    assert cached(caller, ask(bypass_read=True)) == 0
-    assert cached(caller, ask()) == WHOLE
-
-
-def test_bypass_write_caches_nothing_but_reads_the_cache(caller: Caller) -> None:
-    assert cached(caller, ask(bypass_write=True)) == 0
-    assert caller.load().pages_cached == 0
+    kept = after.pages_cached
+    assert kept == sum(worker.pages_cached for worker in after.per_worker) >= WHOLE // PAGE_SIZE
+    assert [caller.flush_cache(), caller.load().pages_cached, caller.flush_cache()] == [kept, 0, 0]
     assert cached(caller, ask()) == 0
-    assert cached(caller, ask(bypass_write=True)) == WHOLE
-
-
-def test_flush_empties_the_cache_and_returns_its_page_count(caller: Caller) -> None:
-    cached(caller, ask())
-    kept = caller.load().pages_cached
-    assert caller.flush_cache() == kept > 0
-    assert caller.load().pages_cached == 0
-    assert caller.flush_cache() == 0
-    assert cached(caller, ask()) == 0
-
-
-def test_usage_of_several_samples_reports_the_cached_tokens_of_the_first(caller: Caller) -> None:
-    cached(caller, ask())
-    assert cached(caller, ask(num_samples=3)) == WHOLE
 
 
 def test_flush_without_a_worker_returns_zero_pages(rig: Rig) -> None:

@@ -105,7 +105,7 @@ def test_two_tenants_over_tls(tmp_path: Path) -> None:
             scheduler.wait_line("stay in force")
             assert not refused(mine, errors.Unauthenticated)
         assert scheduler.terminate() == 0
-        rig.check_record(tmp_path / "log")
+        rig.check_record(tmp_path / "log", audited=True)
         lines = "\n".join(child.output() for child in rig.children)
         assert not [token for token in everything if token in lines]
 

@@ -65,4 +65,4 @@ def test_the_last_worker_and_an_unknown_one_are_refused(rig: Rig) -> None:
     forced = drain(scheduler.address, str(worker.pid), "--force")
     assert forced.returncode == 0 and worker.wait() == 0
     assert scheduler.terminate() == 0
-    rig.check_record(record)
+    rig.check_record(record, audited=True)

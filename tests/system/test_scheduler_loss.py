@@ -63,7 +63,7 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
     caller.wait_idle()
     assert caller.load().journal_bytes > 0
     assert scheduler.terminate() == 0
-    rig.check_record(rig.runtime_dir / "record-3")
+    rig.check_record(rig.runtime_dir / "record-3", audited=True)
 
 
 @pytest.mark.long

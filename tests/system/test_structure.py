@@ -1,18 +1,25 @@
-"""Structured answers of the bundled model through the whole service: tools, schemas, and kills while they stream.
+"""Structured answers of the bundled model through the whole service: tools, schemas, and the deaths of workers and of
+servers of masks while they stream.
 
 What the model writes has no sense, so its structure is the constraint's alone. OpenAI's client and jsonschema read it.
 """
 
 import itertools
 import json
+import os
+import re
+import signal
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
 import openai
+import psutil
 import pytest
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
@@ -21,7 +28,7 @@ from tandem_client import Client
 from tandem_client.errors import InvalidArgument
 from tests.gpu_worker.constraints.schemas import SchemaMaker, with_null
 from tests.rigs.processes import Child, Rig
-from tests.system.real_service import TIMEOUT_SECONDS
+from tests.system.real_service import TIMEOUT_SECONDS, real_service
 from tests.system.test_gateway import gateway
 
 _WORKER = ("--page-size=16", "--max-rows=16", "--max-length=512", "--token-budget=128", "--num-pages=512")
@@ -284,6 +291,90 @@ def test_random_schemas_finish_and_validate(talking: Talking, num_schemas: int, 
     print(f"refused {refused.most_common()}; finished {sum(accepted)} of {len(accepted)}")
     assert len(accepted) >= num_schemas // 2
     assert sum(accepted) >= 0.8 * len(accepted)
+
+
+PET = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["cat", "dog", "bird"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+WORDS, CHOICES = "[A-Z][a-z]{2,8}( [a-z]{2,8}){3,6}", ["yes", "no", "perhaps not"]
+# One constrained request of each kind, and whether a text obeys it. The first one may end by its length.
+KINDS: list[tuple[dict[str, Any], Callable[[str], object]]] = [
+    ({"json_schema": PET, "max_new_tokens": 250}, lambda text: jsonschema.validate(json.loads(text), PET) is None),
+    ({"regex": WORDS, "max_new_tokens": 100}, lambda text: re.fullmatch(WORDS, text)),
+    ({"choices": CHOICES, "max_new_tokens": 20}, CHOICES.__contains__),
+]
+
+
+def _texts(client: Client, count: int, during: Callable[[], object] = int) -> list[tuple[str, str]]:
+    """The texts and finish reasons of requests that run at once, each with a seed of its own."""
+
+    def read(i: int) -> tuple[str, str]:
+        options: dict[str, Any] = {**KINDS[i % len(KINDS)][0], "temperature": 0.8, "top_p": 0.95, "seed": i}
+        stream = client.generate("The animal", **options, timeout=TIMEOUT_SECONDS)
+        text = "".join(delta.text for delta in stream)
+        assert stream.finished is not None
+        return text, stream.finished.reason.value
+
+    with ThreadPoolExecutor(count) as pool:
+        found = [pool.submit(read, i) for i in range(count)]
+        during()
+        return [each.result(TIMEOUT_SECONDS) for each in found]
+
+
+def _check_texts(found: list[tuple[str, str]]) -> None:
+    """All that ended by itself is valid; of the short ones all did."""
+    for i, (text, reason) in enumerate(found):
+        if i % len(KINDS) or reason != "length":
+            assert reason in ("constraint_complete", "eos"), (text, reason)
+            assert KINDS[i % len(KINDS)][1](text), text
+
+
+def _mask_server(worker: Child) -> int:
+    """The process that serves masks, a child of the one that forks it; 0 while there is none."""
+    for process in psutil.Process(worker.pid).children():
+        if "gpu_worker.constraints" in process.cmdline():
+            return next((child.pid for child in process.children()), 0)
+    return 0
+
+
+def test_outputs_obey_their_constraints_and_killed_mask_servers_change_none(talking: Talking) -> None:
+    expected, killed = _texts(talking.client, 12), {0}
+    _check_texts(expected)
+    assert sum(reason != "length" for _, reason in expected) >= 10
+    assert len({text for text, _ in expected}) > 6
+
+    def kill() -> None:
+        # When all streams have ended, no other server starts.
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            if (process := _mask_server(talking.workers[-1])) not in killed:
+                # One that ends twice before it has a mask blames the constraint.
+                time.sleep(0.1)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                killed.add(process)
+            time.sleep(0.02)
+
+    assert _texts(talking.client, 12, kill) == expected
+    assert len(killed) > 2
+
+
+@pytest.mark.long
+def test_two_ranks_choose_tokens_by_the_masks_of_the_leader(talking: Talking) -> None:
+    expected = _texts(talking.client, 6)
+    with real_service(flags=["--ranks", "2"]) as group:
+        found = _texts(group.client, 6)
+    _check_texts(found)
+    # Sums of two ranks round differently, and a draw may then be another token.
+    assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 3
 
 
 @pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.long)])

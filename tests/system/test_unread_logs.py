@@ -102,4 +102,4 @@ def test_the_service_runs_with_closed_standard_streams(rig: Rig) -> None:
         scheduler.send_signal(signal.SIGTERM)
         assert scheduler.wait(TIMEOUT_SECONDS) == 0
     # No log line was written to a file that reused the descriptor number of stderr.
-    rig.check_record(recorded)
+    rig.check_record(recorded, audited=True)
