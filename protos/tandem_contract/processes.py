@@ -301,8 +301,9 @@ class Supervisor:
         return is_given_up
 
     def start_no_more(self) -> None:
-        """Lets the process run, and starts no other."""
-        self._ask(lambda: self._stop(None))
+        """Lets the process run, and starts no other. Once that is so, more calls do nothing, and wake nobody."""
+        if self._kill_at is None:
+            self._ask(lambda: self._stop(None))
 
     def stop(self, grace_seconds: float) -> None:
         """Asks the process to end in order, kills it after the grace, and starts no other."""

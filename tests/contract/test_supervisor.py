@@ -247,6 +247,16 @@ def test_a_process_that_is_the_last_one_is_not_replaced() -> None:
     assert bench.one.state == State.STOPPED and len(bench.lives) == 1
 
 
+def test_who_says_in_each_look_that_a_process_is_the_last_one_is_woken_once() -> None:
+    bench, woken = Bench(), list[None]()
+    bench.one.look()
+    bench.one.wake = lambda: woken.append(None)
+    for _ in range(5):
+        bench.one.start_no_more()
+        bench.one.look()
+    assert len(woken) == 1
+
+
 def test_a_silent_process_is_killed_and_a_stalled_driver_blames_nobody() -> None:
     silences: list[float] = []
     bench = Bench(silence_seconds=3.0, on_silence=lambda: silences.append(bench.now))
