@@ -199,7 +199,7 @@ class Server:
     def can_fork(self, environment: Mapping[str, str]) -> bool:
         """Whether modules would read the same variables at their import in this environment.
 
-        More folders may come before those of PYTHONPATH, with modules that no program has imported before its start.
+        More folders may come before those of PYTHONPATH, with packages in place of others.
         """
         ours, theirs = _read_early(self._environment), _read_early(environment)
         return theirs.pop(_PATH, "").endswith(ours.pop(_PATH, "")) and ours == theirs
@@ -235,10 +235,9 @@ def main() -> None:
     programs, modules = _KINDS[sys.argv[2]]
     for name in modules:
         importlib.import_module(name)
-    packages = {name.partition(".")[0] for name in programs} - {"tests"}
-    for name in list(sys.modules):
-        # It becomes the main module, or looks which program that is, or imports what looks.
-        if name in packages.union(programs) or name.endswith((".__main__", ".import_path")):
+    for name, module in list(sys.modules.items()):
+        # It becomes the main module, or looks which program that is.
+        if (name in programs and not hasattr(module, "__path__")) or name.endswith((".__main__", ".import_path")):
             del sys.modules[name]
     assert ("torch" in sys.modules) == (_WORKER in programs)
     assert ("torch._inductor" in sys.modules) == (sys.argv[2] == "with the compiler")
@@ -320,10 +319,12 @@ def _take(order: _Order, descriptors: list[int]) -> None:
 def _leave_for(folder: str, more: str) -> None:
     """Goes to the folder, and has modules sought in it and in more folders first, as Python does at its start."""
     os.chdir(folder)
-    sys.path[:1] = [folder, *filter(None, more.split(os.pathsep))]
-    for each in filter(None, more.split(os.pathsep)):
-        known = [path.stem for path in Path(each).iterdir() if path.stem in sys.modules]
-        assert not known, f"{each} has {known}, of which others were imported"
+    folders = list(filter(None, more.split(os.pathsep)))
+    sys.path[:1] = [folder, *folders]
+    for each in folders:
+        for path in Path(each).iterdir():
+            # It stands in for what has this name elsewhere.
+            sys.modules.pop(path.stem, None)
 
 
 def _duplicate(number: int, least: int) -> int:
@@ -348,6 +349,9 @@ def _run(program: str, arguments: list[str]) -> None:
     for name in [name for name in names if not name.startswith("__")]:
         del names[name]
     sys.argv = ["-m", *arguments]
+    if (package := program.partition(".")[0]) == _GATEWAY.partition(".")[0]:
+        # The import of the package does it elsewhere.
+        importlib.import_module(f"{package}.import_path")
     runpy._run_module_as_main(program)
     # What it returns, its names, is no exit code.
     sys.exit()
