@@ -95,6 +95,8 @@ _MAX_ORDER_BYTES, _MAX_DESCRIPTORS = 128 << 10, 64
 # Room for the arguments that the system shows.
 _ROOM = "-" * (16 << 10)
 _FIRST_UNUSED = 100
+# What the system shows of a child that is ready and nothing yet.
+_SPARE = ["(spare)"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +369,7 @@ def _prepare_children(program: str, arguments: list[str]) -> None:
         values = _given(popen, given)
         if not spares or list(values["args"][:3]) != [sys.executable, "-P", "-m"]:
             return _EXECUTE(popen, *given)
-        popen.pid, connection = spares.pop()
+        popen.pid, connection = spares.pop(0)
         try:
             with connection:
                 _send(connection, *_order(values))
@@ -403,6 +405,7 @@ def _fork_spare() -> tuple[int, socket.socket]:
         theirs.close()
         return pid, ours
     ours.close()
+    _show(_SPARE)
     received = _receive(theirs)
     if received is None:
         os._exit(0)

@@ -221,6 +221,12 @@ class SchedulerProcess(Child):
         assert not alive, f"front ends outlive their scheduler: {alive}"
 
 
+def ranks_of(launcher: Child) -> list[psutil.Process]:
+    """The processes of a group of ranks on this host, the leader first."""
+    found = [each for each in psutil.Process(launcher.pid).children() if "-P" in each.cmdline()]
+    return sorted(found, key=lambda each: (each.create_time(), each.pid))
+
+
 class Rig:
     """A runtime directory and the processes that use it. Leaving the context ends them and checks their behaviour."""
 

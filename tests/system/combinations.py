@@ -6,7 +6,6 @@ content-checking one; where pages or ranks matter it is the real one with the bu
 
 import hashlib
 import json
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from tandem_client.types import FinishReason
 from tests.rigs import byte_tokenizer
 from tests.rigs.authorities import MountedCertificate
 from tests.rigs.oracle import complete
-from tests.rigs.processes import Child, Rig, SchedulerProcess, run
+from tests.rigs.processes import Child, Rig, SchedulerProcess, ranks_of, run
 from tests.rigs.waiting import LINGER_SECONDS, until
 from tests.system.real_service import TIMEOUT_SECONDS, prompts
 
@@ -457,9 +456,8 @@ class Service:
 
     def _kill_rank(self) -> None:
         [launcher] = self._workers
-        ranks = [each for each in psutil.Process(launcher.pid).children() if "--ranks" in each.cmdline()]
         num_lines = len(launcher.lines)
-        os.kill(max(ranks, key=lambda each: int(each.environ()["RANK"])).pid, signal.SIGKILL)
+        ranks_of(launcher)[-1].kill()
         launcher.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
 
     def _replace_certificate(self) -> None:

@@ -63,7 +63,8 @@ class TwoHosts:
     def start(self, place: str) -> Child:
         """Starts a launcher."""
         arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir / place), *self._flags]
-        within = self.net.within if place == "far" else []
+        # The environment of a process that is forked cannot be seen, and these are told apart by it.
+        within = self.net.within if place == "far" else ["env"]
         return self._rig.start(f"{place} launcher", *arguments, within=within, environment={"OMP_NUM_THREADS": "1"})
 
     def rank(self, place: str) -> psutil.Process:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Child, Rig, ranks_of
 from tests.system.real_service import (
     NEAR_TIE,
     TIMEOUT_SECONDS,
@@ -28,12 +28,6 @@ def served() -> Iterator[Served]:
         yield Served(service=service, cases=cases)
 
 
-def ranks(worker: Child) -> list[psutil.Process]:
-    """The processes of a group, the leader first."""
-    found = [each for each in psutil.Process(worker.pid).children() if "--ranks" in each.cmdline()]
-    return sorted(found, key=lambda each: int(each.environ()["RANK"]))
-
-
 def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[list[int]]) -> None:
     ties = 0
     for number, tokens in zip(numbers, outputs, strict=True):
@@ -47,7 +41,7 @@ def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[
 def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None:
     [info] = served.service.client.load().per_worker
     assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
-    assert len(ranks(served.service.roomy)) == 2
+    assert len(ranks_of(served.service.roomy)) == 2
     outputs = served.service.read(served.cases).result()
     assert_equal_but_for_ties(served, list(range(len(outputs))), [output.tokens for output in outputs])
 
@@ -79,7 +73,7 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     reading = served.service.read([served.cases[number] for number in numbers])
     reading.wait_tokens(60)
     worker = served.service.roomy
-    before = ranks(worker)
+    before = ranks_of(worker)
     num_lines = len(worker.lines)
     os.kill(before[rank].pid, how)
     begun = time.monotonic()
@@ -87,14 +81,14 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     print(f"rank {rank}, {how.name}: serving again after {time.monotonic() - begun:.1f} s")
     outputs = reading.result()
     assert_equal_but_for_ties(served, numbers, [output.tokens for output in outputs])
-    assert not {each.pid for each in before} & {each.pid for each in ranks(worker)}
+    assert not {each.pid for each in before} & {each.pid for each in ranks_of(worker)}
 
 
 @pytest.mark.long
 def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
     worker = served.service.roomy
     num_lines = len(worker.lines)
-    os.kill(ranks(worker)[1].pid, signal.SIGSTOP)
+    os.kill(ranks_of(worker)[1].pid, signal.SIGSTOP)
     begun = time.monotonic()
     worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
     print(f"noticed after {time.monotonic() - begun:.1f} s")
