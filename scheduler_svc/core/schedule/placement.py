@@ -87,14 +87,17 @@ class Placement:
         return any(holds(lane, request) for lane in self.lanes)
 
     def first_of(self, lane: Lane, queue: RequestQueue, count: int) -> list[Request]:
-        """Returns the first `count` waiting requests, in order, that no other lane has left to a third one."""
+        """Returns the first `count` waiting requests, in order, that no other lane has left to a third one.
+
+        What was left to a lane that must prepare first is also for a lane without rows that need not.
+        """
         if not self._left:
             return [request for _, request in queue.first(count)]
         first: list[Request] = []
         number, left_of = lane.number, self._left.get
         for _, request in queue.first(count + len(self._left)):
             left = left_of(request.handle)
-            if left is None or left.by == number or left.to == number:
+            if left is None or number in (left.by, left.to) or self._starts_now(lane, left, request):
                 first.append(request)
                 if len(first) == count:
                     break
@@ -135,6 +138,8 @@ class Placement:
         """
         if not self._rivals:
             return False
+        if request.handle in self._left:
+            self._take_back([request.handle])
         known = request.known
         best = self._loads[lane.number].backlog + known - matched.first_position, lane.number
         chosen: _Load | None = None
@@ -173,6 +178,12 @@ class Placement:
         some = self._page_index.any_of(request.page_hashes[:limit])
         asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
         return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda depth: -depth[1])
+
+    def _starts_now(self, lane: Lane, left: _Left, request: Request) -> bool:
+        """Returns whether the lane has no rows and all that the request needs, other than the one it was left to."""
+        if not request.needs or lane.rows.num_seated or may_sample(self._loads[left.to].lane, request):
+            return False
+        return may_sample(lane, request)
 
     # Loads -----------------------------------------------------------------------------------------------------------
 

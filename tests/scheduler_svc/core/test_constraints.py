@@ -302,3 +302,16 @@ def test_workers_that_take_no_constraints_get_none() -> None:
     fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
     failure = fleet.failure(waits)
     assert "took constraints" in failure.message
+
+
+def test_an_idle_lane_that_is_ready_starts_what_another_must_prepare_for() -> None:
+    """All three lanes become idle at once: the first must prepare, the second leaves the request to it."""
+    fleet = Fleet(*[replace(SHAPE, max_rows=1)] * 3)
+    for _ in range(2):
+        fleet.submit([1, 2], max_new_tokens=4, ignore_eos=True)
+    fleet.submit([1, 2], max_new_tokens=4, constraint=b"a toy, toy_complete=4")
+    fleet.steps(2)
+    fleet.holds_answers = True
+    waits = fleet.submit([3, 4], max_new_tokens=2, constraint=b"a toy, toy_complete=4")
+    fleet.run()
+    assert fleet.started("c")[-1] == [3, 4] and fleet.end_of(waits) is not None
