@@ -38,7 +38,7 @@ def _detail_of(lane: Lane, lanes: Lanes) -> str:
     """Returns in one sentence what the drain of this worker waits for."""
     stay, rows = lane.phases.stay, lane.rows.num_seated
     if stay is LanePhase.DISMISSED:
-        return "the worker was dismissed"
+        return "the worker was told to end"
     if stay is LanePhase.HANDING_OVER:
         return f"{numbered(rows, 'request', 'go')} to a standby worker when the worker's present steps are done"
     longest = max((other.info.longest_sequence for other in lanes.serving), default=0)
