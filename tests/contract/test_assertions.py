@@ -24,7 +24,7 @@ def run(*command: str, **changed: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("module", ENTRIES)
+@pytest.mark.parametrize("module", ENTRIES.values())
 def test_every_program_is_refused_without_assertions_in_one_line(module: str) -> None:
     done = run("-OO", "-P", "-m", module, "--help")
     name = OWN_NAMES[module.partition(".")[0]]

@@ -84,9 +84,13 @@ class SettingsReader:
 
 def _answer(modules: Mapping[str, str], stream: TextIO) -> NoReturn:
     """What the fork does: answers each question of the stream, to its end."""
+    from tandem_contract.child import PARENT, die_with_parent
+
     try:
-        # Ctrl-C reaches the other process alone.
+        # Ctrl-C reaches the other process alone, at whose end, however it comes, this one ends too.
         os.setsid()
+        os.environ.pop(PARENT, None)
+        die_with_parent()
         # Before the first question comes.
         programs = {name: importlib.import_module(module).PROGRAM for name, module in modules.items()}
         while question := stream.readline():

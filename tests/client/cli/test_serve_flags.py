@@ -137,7 +137,14 @@ def test_the_settings_reach_their_programs_and_only_these(tmp_path: Path) -> Non
     assert f"scheduler | flags --exit-with-parent {scheduler}" in lines
 
 
-def test_ctrl_c_while_settings_are_read_ends_the_readers_and_says_so_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "error: interrupted before anything has started\n"), (signal.SIGKILL, -9, "")],
+)
+def test_a_signal_while_settings_are_read_ends_the_reader_and_is_said_once(
+    tmp_path: Path, number: int, code: int, said: str
+) -> None:
+    """The output ends with the last process that has it."""
     write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
     fifo = tmp_path / "reading"
     os.mkfifo(fifo)
@@ -147,7 +154,7 @@ def test_ctrl_c_while_settings_are_read_ends_the_readers_and_says_so_once(tmp_pa
     ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with popen("tandem_client.cli", "serve", cwd=tmp_path, env=environment(tmp_path), text=True, **ends) as process:
         assert fifo.read_text() == "x"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, errors = process.communicate(timeout=WAIT_SECONDS)
-    assert (process.returncode, out, errors) == (130, "", "error: interrupted before anything has started\n")
+    assert (process.returncode, out, errors) == (code, "", said)
     assert not list(tmp_path.glob("*/*.lives"))

@@ -311,6 +311,8 @@ def test_sigterm_lets_streams_end() -> None:
             made.gateway.signal(15)
             rest = "\n".join(lines)
         assert "the gateway ended the request" in rest and "[DONE]" not in rest
+        # One more signal would end it at once.
+        assert made.gateway.wait() == 0, made.gateway.output()
 
 
 def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
