@@ -97,7 +97,7 @@ class Placement:
         number, left_of = lane.number, self._left.get
         for _, request in queue.first(count + len(self._left)):
             left = left_of(request.handle)
-            if left is None or number in (left.by, left.to) or self._takes_over(lane, left, request):
+            if left is None or number in (left.by, left.to) or self._starts_now(lane, left, request):
                 first.append(request)
                 if len(first) == count:
                     break
@@ -159,9 +159,7 @@ class Placement:
                 best, chosen = key, load
         if chosen is None:
             return False
-        tokens = best[0] - chosen.backlog
-        self._charge(chosen, tokens)
-        self._left[request.handle] = _Left(lane.number, chosen.lane.number, tokens)
+        self._leave(request, lane, chosen, best[0] - chosen.backlog)
         return True
 
     def _depths(self, request: Request) -> list[tuple[int, int]]:
@@ -177,15 +175,19 @@ class Placement:
         asked = [lane for lane in self._rivals.values() if lane.pages.bit & some]
         return sorted(((lane.pages.bit, _pages(lane, request)) for lane in asked), key=lambda depth: -depth[1])
 
-    def _takes_over(self, lane: Lane, left: _Left, request: Request) -> bool:
-        """Lets a lane without rows that has prepared all have what was left to one that has not. Returns whether."""
-        is_ready = not lane.rows.num_seated and bool(request.needs) and may_sample(lane, request)
-        if not is_ready or may_sample(self._loads[left.to].lane, request):
+    def _starts_now(self, lane: Lane, left: _Left, request: Request) -> bool:
+        """Returns whether the lane has no rows and all that the request needs, other than the one it was left to."""
+        if not request.needs or lane.rows.num_seated or may_sample(self._loads[left.to].lane, request):
             return False
-        self._take_back([request.handle])
-        return True
+        return may_sample(lane, request)
 
     # Loads -----------------------------------------------------------------------------------------------------------
+
+    def _leave(self, request: Request, by: Lane, to: _Load, tokens: int) -> None:
+        if request.handle in self._left:
+            self._take_back([request.handle])
+        self._charge(to, tokens)
+        self._left[request.handle] = _Left(by.number, to.lane.number, tokens)
 
     def _take_back(self, handles: Sequence[int]) -> None:
         for handle in handles:
