@@ -1,7 +1,7 @@
 """All test runs: a folder of their own for compiled kernels, the programs' default ports held, and the order of files
 in a run of several processes.
 
-Files are given to the processes one by one: first short ones, and those that nobody has measured, then the others from
+Files are given to the processes one by one: first short ones, and those without a measured time, then the others from
 the longest to the shortest, so that the processes end together. `make test-order` writes `file_seconds.json`.
 """
 

@@ -145,7 +145,7 @@ class Def:
 
     @functools.cached_property
     def first(self) -> str:
-        """The name of the object whose method it is, empty for other functions."""
+        """The name of a method's object, empty for other functions."""
         is_method = self.owner is not None and "staticmethod" not in self.decorators
         return self.parameters[0].arg if is_method else ""
 

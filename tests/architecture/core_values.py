@@ -1,4 +1,4 @@
-"""What the expressions of a function of the core give: their types, and whose state they are.
+"""What the expressions of a function of the core give: their types, and the state that they belong to.
 
 A value is reached through parameters (`self` is one) or fresh: made by the function itself. A name has all values that
 the function binds it to.
@@ -34,7 +34,7 @@ class Values:
     def __init__(self, program: Program, of: Def) -> None:
         self._program, self._of, self._module = program, of, of.module
         self.used: set[Def] = set()
-        """The functions whose summaries were read."""
+        """The functions with summaries that were read."""
         self._env: dict[str, list[Value]] = {}
         self._known: dict[int, Value] | None = None
         for argument in of.parameters:

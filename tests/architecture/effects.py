@@ -1,7 +1,7 @@
 """Which state each function of the core writes, read from the source: stores, and calls of functions that write.
 
 Follows methods: a function writes a parameter if it stores into what is reached through it, or passes it to a function
-that does. Owns no rule: `test_ownership` says who may write what, and what must not write.
+that does. Owns no rule: `test_ownership` says which code may write what, and which must not.
 """
 
 import ast
@@ -51,7 +51,7 @@ class Effects(Program):
     """All modules of the core, with the writes of each function."""
 
     def __init__(self, trees: Mapping[Path, ast.Module], caches: Container[str] = ()) -> None:
-        """`caches` are attributes (`Class.attribute`) that keep what could be computed again: a store is no write."""
+        """`caches` are attributes (`Class.attribute`) that could be computed again: a store into one is not a write."""
         super().__init__(trees)
         self._caches = caches
         self.writers = set(MUTATORS)

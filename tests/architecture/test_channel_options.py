@@ -11,7 +11,7 @@ from tests.architecture.source import PROGRAMS, ROOT, files, nodes
 
 # A name in the library's binary is a string of C, which a zero byte ends.
 _NAME = re.compile(rb"(grpc\.[a-z][a-z0-9_.]+)\x00")
-# The services of gRPC's own packages have names that begin alike.
+# The services of gRPC's own packages have names with the same beginning.
 _OF_SERVICES = ("grpc.health.v1", "grpc.reflection.v1")
 
 

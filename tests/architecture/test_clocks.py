@@ -61,7 +61,7 @@ def flow(node: ast.AST) -> tuple[list[ast.expr], set[str]]:
 
 
 def times(code: ast.AST) -> set[str]:
-    """The names in a piece of code whose values come from a clock."""
+    """The names in a piece of code that hold times of a clock."""
     flows = list[tuple[set[str], set[str]]]()
     for node in ast.walk(code):
         receivers, found = flow(node)

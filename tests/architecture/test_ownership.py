@@ -1,4 +1,4 @@
-"""Each piece of the core's state has an owner: the room whose code may store into it, and the rooms that may call it.
+"""Each piece of the core's state has an owner: the room with code that may store into it, and rooms that may call it.
 
 A room is a folder or a module under `scheduler_svc/core`. A class belongs to the room that defines it. Code of another
 room may store only what `STORES` names, and call methods that write, directly or through others, only as `CALLS` says.
@@ -95,7 +95,7 @@ CACHES = frozenset(
         *("RequestQueue._active", "RequestQueue._merged", "RequestQueue._num_merged"),
     }
 )
-"""What only keeps what could be computed again. Who asks for it may store it, and writes nothing."""
+"""Caches: the core could compute their content again. A function that reads one may fill it, and is not a writer."""
 UNFOLLOWED = {
     "figures",
     # Of the table of kinds.
@@ -166,7 +166,7 @@ def writing_queries(program: Effects) -> set[str]:
 
 
 def _asks(function: Function) -> bool:
-    """Whether a function says that it only tells something: by its name, its docstring, or as a property."""
+    """Whether a function says that it only reads: by its name, its docstring, or as a property."""
     says = (ast.get_docstring(function) or "").startswith(("Returns", "Yields", "Whether", "Number"))
     is_property = any(ast.unparse(each) == "property" for each in function.decorator_list)
     return says or is_property or function.name.startswith(("is_", "has_", "num_"))

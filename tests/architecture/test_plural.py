@@ -47,7 +47,7 @@ def is_constant(node: ast.AST) -> bool:
 
 
 def never_one(value: ast.AST, rest: str, guards: list[ast.AST]) -> bool:
-    """Whether a number before the rest of its text, below these conditions, is no single thing by its structure.
+    """Whether a number before the rest of its text, below these conditions, cannot be 1, by the structure of the code.
 
     It is a constant; above a limit, which the text gives next; in a text for more than one; or part of a unit.
     """

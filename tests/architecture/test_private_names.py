@@ -12,7 +12,7 @@ ROOM = Path("scheduler_svc/frontend/grpc_tuning")
 LIBRARIES = ("grpc", "asyncio")
 # In strings, as names that are looked up, loggers and paths.
 TEXT = re.compile(r"__pyx|grpc\._|_asyncio_|/proc/self/fd|\bcygrpc\b")
-# Of tasks, futures and loops, by whatever name a variable has.
+# Attributes of tasks, futures and loops; variables may have any name.
 OF_ASYNCIO = {
     name
     for kind in (asyncio.Future, asyncio.Task, asyncio.SelectorEventLoop)

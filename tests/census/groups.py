@@ -43,7 +43,7 @@ def shared_by(names: Sequence[str], size: int, kv_heads: int = 0) -> Iterator[Sh
 def run_groups(names: Sequence[str], size: int, kv_heads: int, *, write: bool) -> int:
     """Prints every result and their number; with `write` replaces these plans in the file of proven ones.
 
-    A class whose logits are wrong is refused by a worker if its plan is not in that file. Returns 1 if a class has no
+    A worker refuses a class with wrong logits if its plan is not in that file. Returns 1 if a class has no
     result, or is wrong although its plan is in the file.
     """
     results: list[Shared] = []

@@ -23,7 +23,7 @@ _GEMMA4_ASSISTANT = {
     "num_hidden_layers": 2,
     "layer_types": _SLIDING_AND_FULL,
 }
-# Models whose positions are learned.
+# Models with learned positions.
 _ODD_HIDDEN_SIZE = NUM_HEADS * ODD_HEAD_DIM
 _TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 3, 3]},

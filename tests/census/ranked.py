@@ -2,7 +2,7 @@
 
 For each class, the ranks load a tiny model together, and the runner of each computes the trial of the ordinary census
 with its part of the heads; the reference is the whole model in the same process. Rank 0 prints a JSON object per class.
-With KV_HEADS not 0, models have so many KV heads.
+If KV_HEADS is not 0, it is the number of the models' KV heads.
 Owns the order of one class and its process groups, which meet through files in FOLDER.
 """
 

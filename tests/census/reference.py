@@ -55,8 +55,8 @@ class Reference:
     def sensitivity(self, tokens: list[int], exact: Truth) -> Truth:
         """The largest relative errors of eager attention by position [n], if every linear layer errs by one rounding.
 
-        Where a near tie decides which experts compute a token, rounding changes that token by as much as another choice
-        does, whatever computes it.
+        Where a near tie decides which experts compute a token, rounding changes that token by as much as
+        another choice of experts does, on every path.
         """
         generator = torch.Generator().manual_seed(7)
         found: list[tuple[Tensor, Tensor]] = []

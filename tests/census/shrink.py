@@ -13,8 +13,8 @@ from gpu_worker.sharding.trial import COUNTS, fewer_layers
 VOCAB_SIZE = 131
 # Tokens that configs name; prompts are drawn from those between.
 PAD_TOKEN, LAST_SPECIAL_TOKEN = 1, VOCAB_SIZE - 1
-# One head geometry for all, so that compiled kernels are reused. Heads are no multiple of any vector of kernels, and
-# odd where nothing is rotated.
+# One head geometry for all, so that compiled kernels are reused. Heads are not a multiple of any vector of kernels,
+# and odd where nothing is rotated.
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ODD_HEAD_DIM = 4, 2, 20, 21
 HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
 WINDOW = 21

@@ -27,7 +27,7 @@ class Connection:
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
-        # A call whose future is dropped is cancelled.
+        # gRPC cancels a call when its future is dropped.
         self._aborts: deque[Any] = deque(maxlen=256)
 
     def generate(self, request: inference_pb2.GenerateRequest, timeout: float | None = None) -> Stream:
@@ -44,7 +44,7 @@ class Connection:
         return Stream(self._inference.Resume(request), transcript=transcript)
 
     def abort(self, request_id: str) -> None:
-        """Aborts a request; nobody waits for the answer."""
+        """Aborts a request, and does not wait for the answer."""
         request = control_pb2.AbortRequest(request_ids=[request_id])
         self._aborts.append(self._control.Abort.future(request, timeout=_ANSWER_SECONDS))
 

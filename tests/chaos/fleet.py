@@ -59,7 +59,7 @@ class Fleet:
         self._leaving: Worker | None = None
 
     def keep_full(self) -> None:
-        """Replaces workers that have died. Raises AssertionError if one died that nobody killed."""
+        """Replaces workers that have died. Raises AssertionError if one died that the run had not killed."""
         for worker in list(self.workers):
             last = worker.child.lines[-1] if worker.child.lines else ""
             if not worker.hang and last.startswith("hung") and last.endswith("poisoned"):
@@ -70,12 +70,12 @@ class Fleet:
             self.workers.append(self._start())
 
     def kill_all(self) -> None:
-        """Kills every worker, whatever its state."""
+        """Kills every worker, in any state."""
         for worker in self.workers:
             worker.child.kill()
 
     def stop_in_flight(self) -> Worker | None:
-        """Stops a healthy worker with a plan of a request in flight; None if there is none at this moment."""
+        """Stops a healthy worker with a plan of a request in flight. Returns None if it finds no such worker."""
         healthy = [worker for worker in self.workers if worker.is_healthy]
         self._rng.shuffle(healthy)
         for worker in healthy:
@@ -89,7 +89,7 @@ class Fleet:
         return None
 
     def kill_in_flight(self) -> bool:
-        """Kills a worker with a plan in flight. Returns False if there is none at this moment."""
+        """Kills a worker with a plan in flight. Returns False if it finds no such worker."""
         worker = self.stop_in_flight()
         if worker is None:
             return False
@@ -117,7 +117,7 @@ class Fleet:
         return code == 0
 
     def freeze_in_flight(self) -> bool:
-        """Leaves a worker with a plan in flight stopped. Returns False if there is none at this moment."""
+        """Leaves a worker with a plan in flight stopped. Returns False if it finds no such worker."""
         worker = self.stop_in_flight()
         if worker is None:
             return False

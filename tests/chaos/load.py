@@ -26,7 +26,7 @@ _RESUMING = ("reads", "cancels", "aborts", "pauses")
 _POISON_SHARE = 0.02
 _PAUSE_SECONDS = (0.5, 3.0)
 _RESUME_PAUSE_SECONDS = 0.2
-# Callers that reach nobody try again at this rate together.
+# After a caller has reached no service, all callers together wait this time before the next try.
 _RETRY_SECONDS = 0.02
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -134,7 +134,7 @@ class Load:
         return flights
 
     def send_poison(self) -> None:
-        """Opens a stream whose request kills, hangs or fails every step that computes it; its caller reads."""
+        """Opens a stream for a request that kills, hangs or fails every step that computes it; its caller reads."""
         now, self._number = self._clock(), self._number + 1
         poison = self._rng.choice([name for name in POISONS if name != "nonfinite-token"])
         ask = random_ask(self._rng, f"poison-{self._number}", poison=POISONS[poison])
@@ -187,7 +187,7 @@ class Load:
         match flight.fate:
             case "cancels":
                 flight.stream.cancel()
-                # The service cannot tell a cancelled call from a broken one, so callers give up by Abort.
+                # For the service, a cancelled call looks like a broken one, so callers give up by Abort.
                 flight.connection.abort(flight.ask.request_id)
             case "aborts":
                 flight.connection.abort(flight.ask.request_id)
@@ -274,6 +274,6 @@ class Load:
         for idx, sample in flight.stream.transcript.samples.items():
             expected = flight.ask.expected(idx)
             assert sample.tokens == expected.tokens[: len(sample.tokens)], f"{flight.ask.request_id}: wrong tokens"
-            # The end of a stream also ends a character whose last bytes were not sampled.
+            # The end of a stream also ends a character that lacks its last bytes.
             texts = (expected.text, byte_tokenizer.decode(sample.tokens))
             assert any(text.startswith(sample.text) for text in texts), f"{flight.ask.request_id}: wrong text"

@@ -61,7 +61,7 @@ class Chaos:
         self._options = options
         self._report = report
         self._clock = ActiveClock()
-        # Each part draws from a generator of its own, so that it makes the same choices whatever the others do.
+        # Each part draws from its own generator, so the choices of one do not depend on those of another.
         self._rng, loads, workers, script = (random.Random(f"{options.seed}-{part}") for part in range(4))
         self._script = script_of(script, options.kills)
         self._fleet = Fleet(rig, workers, options.workers, options.step_ms, self.counts, self._clock)

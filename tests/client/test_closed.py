@@ -54,7 +54,7 @@ def test_a_closed_client_says_so(service: FakeService, connect: Connect, name: s
         client.close()
         client.close()
         with pytest.raises(errors.ClientClosed, match=said):
-            # A call that tells its progress begins with the first step.
+            # A call that yields its progress begins with the first step.
             next(iter(CALLS[name](client)))
     assert not service.requests
 

@@ -1,4 +1,4 @@
-"""Every field of the public API and who carries it: the HTTP gateway, the Python client, or nobody for a reason.
+"""Every field of the public API, and what carries it: the HTTP gateway, the Python client, or none, with a reason.
 
 A field that is added to a request or an answer fails here until a row says where callers find it. `tandem generate` has
 the same by its own table of flags (tests/client/cli/test_commands.py).
@@ -44,7 +44,7 @@ def text(python: Mapping[str, Any] | str, http: Mapping[str, Any] | str) -> Row:
 
 
 def message(**values: Any) -> dict[str, Any]:
-    """The keywords of a chat whose last message has these fields."""
+    """The keywords of a chat with these fields in its last message."""
     return {"chat": [USER, CALLED, {**USER, **values}]}
 
 

@@ -1,4 +1,4 @@
-"""Connections that nobody closed and on which nothing comes any more: their streams end or continue.
+"""Connections that no side closed, and that carry nothing any more: their streams end or continue.
 
 No caller sets a deadline, and the proxy closes nothing, so only the client itself can find out.
 """

@@ -78,7 +78,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def read(service: FakeService, start: Callable[[Any], Any], connect: Connect, *, most: int = 99) -> list[Any]:
-    """What one of the clients yields, at most so much of it."""
+    """What one of the clients yields, at most `most` of it."""
     with connect(service.address) as client, closing(start(client)) as progress:
         return list(itertools.islice(progress, most))
 

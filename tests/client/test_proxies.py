@@ -46,7 +46,7 @@ class HttpProxy:
 
 @pytest.fixture(autouse=True)
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpProxy]:
-    """Every variable names a proxy that serves nobody."""
+    """Every variable names a proxy that serves no call."""
     made = HttpProxy()
     for name in VARIABLES:
         monkeypatch.setenv(name, made.url)

@@ -1,4 +1,4 @@
-"""What a call tells a proxy in front of several services, and what the answer tells: affinity and service."""
+"""What a call shows to a proxy in front of several services, and what the answer shows: affinity and service."""
 
 from collections.abc import Iterator
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Person(BaseModel):
-    """What the model has to fill in; it babbles, so every field has a bound, and there are no others."""
+    """The fields that the model has to fill in, and no others. The model babbles, so every field has a bound."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -178,7 +178,7 @@ def up_flags(fleet: Fleet) -> list[str]:
 def test_a_worker_that_cannot_start_is_given_up_with_its_own_words_until_it_is_retried(
     rig: Rig, cluster: LocalCluster
 ) -> None:
-    """The real worker, whose settings are checked before it imports torch: this environment has none."""
+    """The real worker checks its settings before it imports torch, which this environment lacks."""
     keys = RemoteKeys(rig, "far")
     scheduler = rig.scheduler(*keys.scheduler_flags())
     connect, address, flag, folder = keys.worker_flags(scheduler, "far")

@@ -21,7 +21,7 @@ LEAVES = "import os, signal; os.write(1, b'left\\n'); signal.pause()"
 
 
 class Watched:
-    """A child of a few lines of Python, whose lines are taken when it says so."""
+    """A child of a few lines of Python; the test takes its lines when the child says so."""
 
     def __init__(self, code: str, **program: object) -> None:
         self._woken = threading.Event()
@@ -169,7 +169,7 @@ def test_a_child_that_the_kernel_killed_for_memory_is_named_so(
 ) -> None:
     counts = tmp_path / "vmstat"
     monkeypatch.setattr(child, "_KERNEL_COUNTS", counts)
-    # Nobody; another process before an orderly end; this one.
+    # The kernel has killed no process; another one, and this one ends on SIGTERM; this one.
     for before, after, code in ((3, 3, "signal.SIGKILL"), (3, 4, "signal.SIGTERM"), (4, 5, "signal.SIGKILL")):
         counts.write_text(f"nr_free_pages 5\noom_kill {before}\noom_kill_x 9\n")
         one = start(f"signal.raise_signal({code})")

@@ -145,7 +145,7 @@ QUERY = Codec(pb.RequestsQuery, StateQuery, other=("page_size", "id_prefix", "te
             Drain(3, "w", 2.5, True),
             pb.Drain(query=3, request={"worker": "w", "max_seconds": 2.5, "force": True}),
         ),
-        # Zero is a value; unset is none.
+        # Zero counts as a value, unset does not.
         (
             Codec(record_pb2.TenantLimits, Limits, other=("name",)),
             Limits(requests_per_minute=0, queue_share=0.5),

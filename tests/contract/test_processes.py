@@ -74,7 +74,7 @@ def is_zombie(process: psutil.Process) -> bool:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Of an orphan; where nobody reaps it, it stays a zombie of a process that is not ours."""
+    """Whether an orphan has ended. Where no process reaps it, it stays the zombie of a process that is not ours."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -118,7 +118,7 @@ def test_no_process_outlives_its_user_that_ends_in_order(user: Make, name: str) 
 @pytest.mark.parametrize("adopts", ["", "subreaper", _PROCESS_1])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_process_that_is_killed_is_no_zombie_and_is_replaced(user: Make, name: str, adopts: str) -> None:
-    """Although its user does nothing meanwhile, and also if its user is who gets orphans."""
+    """Although its user does nothing meanwhile, and also if its user is the process that gets orphans."""
     if adopts == _PROCESS_1 and not may_be_process_1():
         pytest.skip("this user may not be process 1 of others")
     one = user(name, SOUND, adopts)

@@ -1,4 +1,4 @@
-"""Who asks a program to stop: signals from outside are counted, those of a parent are not."""
+"""The senders of signals that stop a program: signals from outside are counted, those of a parent are not."""
 
 import os
 import signal

@@ -72,7 +72,7 @@ class FakeLife:
 
 
 class Bench:
-    """A supervisor, its clock, its processes, and what it told."""
+    """A supervisor, its clock, its processes, and its reports."""
 
     def __init__(self, policy: Policy = NO_JITTER, **options: object) -> None:
         self.now = 100.0
@@ -280,7 +280,7 @@ def test_a_silent_process_is_killed_and_a_stalled_driver_blames_nobody() -> None
 
 
 class Machine(RuleBasedStateMachine):
-    """Whatever happens, in any order: one process at a time, and nothing after a stop."""
+    """Events in any order: one process at a time, and nothing after a stop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,7 +468,7 @@ def test_a_process_that_is_killed_leaves_no_zombie_and_a_user_that_is_killed_no_
             with suppress(psutil.NoSuchProcess):
                 each.kill() if each.ppid() == user.pid else None
         assert popen.stdout.readline() == "serves\n"
-        # A zombie runs, as psutil sees it; where nobody adopts orphans, the system's process 1 reaps them.
+        # A zombie runs, as psutil sees it; without a process that adopts orphans, the system's process 1 reaps them.
         until(lambda: not any(each.is_running() for each in (killed if adopts else killed[:1])), "no zombie")
         left = user.children(recursive=True)
         assert len(left) == 3 and all(each.status() != psutil.STATUS_ZOMBIE for each in left)

@@ -17,7 +17,7 @@ ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 class Disk:
-    """os.write with so much room; beyond it, it raises the error."""
+    """os.write onto a disk with `room` bytes left, or any number if None; onto a full one it raises the error."""
 
     def __init__(self, error: int) -> None:
         self.error = error

@@ -59,7 +59,7 @@ class MessageMaker:
         return {field.full_name for field in _fields(self._descriptor, 0)}
 
     def message(self) -> Message:
-        """A message whose fields have the right types and any values."""
+        """A message with fields of the right types and any values."""
         return self._fill(self._descriptor, 0)
 
     def frame(self) -> bytes:

@@ -36,7 +36,7 @@ _KEY, _SECRET = b"k" * 32, b"s" * 32
 _TURN_FRAMES = 64
 _FRAME_SECONDS = 0.0005
 _AUDIT_EVERY_TURNS = 8
-# After so many turns a hostile peer disconnects and comes back under a new name, as a crashed process would.
+# After this number of turns a hostile peer disconnects and comes back under a new name, as a crashed process would.
 _LIFE_TURNS = 40
 _FINAL_TURNS = 20_000
 _SHAPE = ("--page-size", "16", "--num-pages", "200", "--max-rows", "8", "--max-length", "256", "--token-budget", "64")
@@ -65,7 +65,7 @@ class MemoryLink:
         """Nothing is limited."""
 
     def check(self, peers: object, now: float) -> list[tuple[str, str]]:
-        """Nobody is expelled."""
+        """Returns no failure: the core expels no peer."""
         return []
 
 

@@ -184,7 +184,7 @@ def probabilities(scores: np.ndarray, wish: Wish) -> np.ndarray:
 
 
 def _is_typical(shares: np.ndarray, typical_p: float) -> np.ndarray:
-    """bool [V]: the tokens whose information is closest to the entropy, until they hold `typical_p`."""
+    """bool [V]: the tokens with information closest to the entropy, until they hold `typical_p`."""
     information = -np.log(np.maximum(shares, 1e-300))
     order = np.argsort(np.abs(information - (shares * information).sum()), kind="stable")
     num_kept = int((np.cumsum(shares[order]) < typical_p).sum()) + 1

@@ -1,4 +1,4 @@
-"""The cards whose kernels are checked: their limits, and the free memory that sizes are chosen for.
+"""The cards that kernels are checked for: their limits, and the free memory that sizes are chosen for.
 
 Owns these figures. Imports no torch, so that the process that runs the tests needs none.
 """

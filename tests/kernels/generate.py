@@ -48,7 +48,7 @@ class Kernel:
 
 
 class _GeneratedError(Exception):
-    """Ends a call whose kernels are recorded."""
+    """Ends a call once its kernels are recorded."""
 
 
 class Generator:

@@ -168,7 +168,7 @@ def test_of_equal_sums_of_logit_and_noise_the_lowest_token_is_chosen() -> None:
 
 
 def test_changed_logits_and_typical_p(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole step on the kernels: bans, a row whose tokens are all banned, typical_p with and without bans."""
+    """A whole step on the kernels: bans, a row with every token banned, typical_p with and without bans."""
     used: list[bool] = []
 
     def on_kernels(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class Twins:
         self.outputs: list[Tensor] = []
 
     def pair(self, fake: Any, real: Any) -> None:
-        """Registers the tensors in the attributes, lists and dicts of two objects that are built alike."""
+        """Registers the tensors in the attributes, lists and dicts of two objects with the same structure."""
         if isinstance(fake, Tensor):
             # A CPU's page lists are as wide as the pool. Entries beyond a GPU's width are never valid.
             with unset_fake_temporarily():

@@ -55,7 +55,7 @@ _NO_LAUNCH = re.compile(
 
 
 class _Ended(Exception):
-    """Ends a call whose code is known, because it cannot run."""
+    """Ends a call once its code is known, because it cannot run."""
 
 
 class Launches(TorchDispatchMode):

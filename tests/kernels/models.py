@@ -1,4 +1,4 @@
-"""The models whose kernels are checked, and the sizes that the worker chooses for them on a card.
+"""The models that kernels are checked for, and the sizes that the worker chooses for them on a card.
 
 Owns the configurations, as the checkpoints have them. Weights are never needed: layers and memory figures come from the
 model on PyTorch's meta device, as at the worker's start.

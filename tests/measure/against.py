@@ -52,7 +52,7 @@ def _numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def run(checkout: Path, name: str, flags: list[str]) -> Run:
-    """Runs a measurement of a checkout. A missed bar is no error; raises CalledProcessError for what is one."""
+    """Runs a measurement of a checkout. Raises CalledProcessError for an error; a missed bar is not one."""
     package = next(each for each in _PACKAGES if (checkout / "tests" / each / "machine.py").exists())
     # A checkout without stubs of its own takes these: the protocol is the same.
     paths = [checkout, checkout / "client", checkout / "protos", checkout / ".stubs", ROOT / ".stubs"]

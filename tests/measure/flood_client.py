@@ -50,7 +50,7 @@ async def probe(address: str, seconds: float) -> dict[str, Any]:
 
 
 def watches(address: str, seconds: float) -> dict[str, Any]:
-    """Opens watches whose names never end, on connections that read no answer, and keeps them."""
+    """Opens watches with names that never end, on connections that read no answer, and keeps them."""
     end, connections = time.perf_counter() + seconds, list[RawConnection]()
     for _ in range(NUM_WATCHES // OF_A_CONNECTION):
         connections.append(RawConnection(address))

@@ -79,7 +79,7 @@ def _timed_phases(spent: dict[str, list[float]]) -> Generator[None]:
 
 
 def measure(num_rows: int, load: Load, num_steps: int) -> dict[str, Any]:
-    """Returns the figures of one load: steps without phases take turns with steps whose phases are timed."""
+    """Returns the figures of one load: steps with timed phases take turns with steps without."""
     runner, num_turns = make_runner(num_rows), -(-num_steps // _TURN)
     frames = iter(make_frames(runner.geometry, load, _WARM + 2 * num_turns * _TURN))
     spent: list[float] = []

@@ -1,6 +1,6 @@
 """The load of the host-step benchmark: a runner without a device, and the frames of a steady batch.
 
-Owns the stand-ins. The runner is on torch's meta device, whose tensors have no data, so that it takes the path of a
+Owns the stand-ins. The runner is on torch's meta device, with tensors without data, so that it takes the path of a
 GPU; graphs, CUDA events and page-locked memory are replaced.
 """
 

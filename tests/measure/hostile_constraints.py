@@ -1,8 +1,8 @@
 """Measures what hostile constraints cost others: `python -m tests.measure.hostile_constraints [--rounds N]`.
 
-A service with two tenants and the checking worker, whose steps take 10 ms. The polite tenant has 16 streams, and once a
-second it sends a valid grammar that nobody has sent before. In every second part the hostile tenant sends ten requests
-per second, each with another grammar that is within all limits and needs minutes for its first mask. Prints the gaps
+A service with two tenants and the checking worker, with steps of 10 ms. The polite tenant has 16 streams, and once a
+second it sends a valid grammar that is new to the service. In every second part the hostile tenant sends ten
+requests per second, each with another grammar within all limits that needs minutes for its first mask. Prints the gaps
 between the tokens of the 16 streams in both parts, their ratio, and how long the polite tenant's new grammars waited
 beside the hostile ones. Before that, a trial process alone: the seconds until a hostile grammar's verdict as a multiple
 of the limit of CPU time, and the next grammar's milliseconds in the process that follows, as in one that runs already.
@@ -40,7 +40,7 @@ def metadata(tenant: str) -> tuple[tuple[str, str], ...]:
 
 
 def request(number: int, *, tokens: int, lark: str = "") -> pb.GenerateRequest:
-    """A request for so many tokens, unless its grammar ends it before."""
+    """A request for `tokens` tokens, unless its grammar ends it before."""
     made = pb.GenerateRequest(token_ids={"ids": [97, number % 250]})  # pyright: ignore[reportArgumentType]
     made.stop.max_new_tokens = tokens
     if lark:

@@ -41,7 +41,7 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second that so many threads read in order from memory, the best of several passes."""
+    """Bytes per second that `threads` threads read in order from memory, the best of several passes."""
     memory = huge_zeros((_READ_BYTES,), torch.uint8).fill_(1)
     least = float("inf")
     for _ in range(_REPEATS):
@@ -53,7 +53,7 @@ def read_bandwidth(threads: int) -> float:
 
 @cache
 def multiply_rate(dtype: torch.dtype, threads: int) -> float:
-    """Floating-point operations per second of so many threads, a multiply-add counted as two.
+    """Floating-point operations per second of `threads` threads, a multiply-add counted as two.
 
     In float32 if the CPU has no instruction for products of the dtype.
     """

@@ -95,7 +95,7 @@ def median_times(calls: dict[str, Call], x: Tensor, copies: int, rounds: int) ->
 def measure(
     dtype: torch.dtype, threads: int, shapes: dict[tuple[int, int], int], row_counts: Iterable[int], rounds: int
 ) -> Iterator[Figures]:
-    """The figures of every layer and number of rows, with so many threads."""
+    """The figures of every layer and number of rows, with this number of threads."""
     kernel = linear_kernel(dtype)
     if kernel is None:
         raise SystemExit(f"the C++ kernel for {dtype} is not built on this machine")

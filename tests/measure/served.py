@@ -1,4 +1,4 @@
-"""`tandem serve` on a CPU as a process of its own, whose log is printed if the measurement fails."""
+"""`tandem serve` on a CPU as a process of its own; its log is printed if the measurement fails."""
 
 import subprocess
 import sys

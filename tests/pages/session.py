@@ -88,7 +88,7 @@ def why_not() -> str:
 def run(text: str, folder: Path, short: Path) -> str:
     """Runs a session in a copy of the checkout by links. Returns its output; raises AssertionError if a line fails.
 
-    folder: empty, for the copy and the home; short: a folder whose path is short enough for sockets.
+    folder: empty, for the copy and the home; short: a folder with a path that is short enough for sockets.
     """
     checkout, home = folder / "checkout", folder / "home"
     checkout.mkdir()

@@ -1,6 +1,6 @@
 """The recipes of "Changing it": what the page says of each, and its steps as data. Reads both.
 
-A file of `steps` holds one recipe: a change that somebody could make by it. Its tables are
+A file of `steps` holds one recipe for a change of this code. Its tables are
 
     title = "A sampling parameter"          # as the page begins it
     [[step]]                                # a new file

@@ -296,7 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _serve(session, connection, wake, InFlightWriter(args.in_flight_file) if args.in_flight_file else None)
     except zmq.Again:
-        # SIGTERM while no core is there to be told.
+        # SIGTERM came, and no core is there for a last message.
         return 0
     finally:
         connection.close()

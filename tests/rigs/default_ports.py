@@ -13,7 +13,7 @@ DEFAULT_PORTS = (8000, 50051)
 
 @contextmanager
 def held_ports() -> Iterator[None]:
-    """Listens on every default port that is free, and answers nobody."""
+    """Listens on every default port that is free, and answers no caller."""
     with ExitStack() as stack:
         for port in DEFAULT_PORTS:
             with suppress(OSError):

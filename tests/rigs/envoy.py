@@ -1,6 +1,6 @@
 """Envoy with the committed file in front of services that a test has started.
 
-Owns the process and what its admin page tells. In the file only addresses are replaced: those of the cells, and the
+Owns the process and the content of its admin page. In the file only addresses are replaced: those of the cells, and the
 listener's port. Knows nothing of requests.
 """
 
@@ -85,7 +85,7 @@ class Envoy:
             return json.loads(answer.read())
 
     def _wait(self, what: Callable[[], Any], name: str, seconds: float = TIMEOUT_SECONDS) -> Any:
-        """Waits by polling, because Envoy tells no event."""
+        """Waits by polling, because Envoy reports no events."""
         limit = time.monotonic() + seconds
         while not (found := what()):
             if self.process.poll() is not None or time.monotonic() > limit:
@@ -100,7 +100,7 @@ def _address(host: Any) -> str:
 
 
 def _with_addresses(file: Any, cells: Sequence[str]) -> Any:
-    """The settings with other addresses, and with an admin page, whose ports the system chooses."""
+    """The settings with other addresses, and with an admin page, on ports that the system chooses."""
     [listener], [cluster] = file["static_resources"]["listeners"], file["static_resources"]["clusters"]
     listener["address"]["socket_address"]["port_value"] = 0
     endpoints = [

@@ -4,7 +4,7 @@ A pure machine: `apply(plan) -> result`, no sockets, no clock, no randomness. Th
 hash of its history as read back through the page list that the plans gave it, so a wrong page, a double
 allocation or a lost write changes the output or is noticed here. What breaks the contract is answered FAILED
 with the reason and kept in `violations`, which tests assert to be empty. Rows of a plan run in the plan's
-order, chunks first, but that whoever writes a page comes before those that share it.
+order, chunks first, but a row that writes a page comes before those that share it.
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +35,7 @@ class _Work:
     samples: bool
 
     def told_positions(self) -> range:
-        """Prompt positions whose logprobs it tells."""
+        """Prompt positions with logprobs in the result."""
         first, end = self.row.started.prompt_logprobs_from, self.start + self.count
         last = min(end, self.row.started.num_prompt_tokens - 1)
         return range(max(first, self.start + 1), last + 1) if first else range(0)
@@ -55,7 +55,7 @@ class _Outcome:
 
 
 class Poisoned(Exception):
-    """The plan has computed a token that kills the worker, or hangs it if `hangs`. There is no result."""
+    """The plan has computed a token that kills the worker, or hangs it if `hangs`. It has no result."""
 
     def __init__(self, *, hangs: bool) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Executor:
         shared: dict[bytes, Slots] | None = None,
         tokens_by_version: bool = True,
     ) -> None:
-        """`shared`: the memory of pools whose workers are dead, by id. `tokens_by_version`: whether tokens, not only
+        """`shared`: the memory of dead workers' pools, by id. `tokens_by_version`: whether tokens, not only
         pages, depend on the version of the weights."""
         self._tokens_by_version = tokens_by_version
         self.shape = shape
@@ -105,7 +105,7 @@ class Executor:
         self._salt = 0
 
     def load_weights(self, order: pb.LoadWeights, *, refusal: str = "") -> pb.WeightsLoaded:
-        """Pages of other weights are no longer the row's own: reading one breaks the contract."""
+        """Pages of other weights belong to the row no more: reading one breaks the contract."""
         if not refusal:
             self.version, self.weights_folder, self._salt = order.version, order.folder, salt_of(order.version)
             self.labels.by_page.clear()
@@ -160,7 +160,7 @@ class Executor:
         self.joined(pb.Joined(generation=generation))
 
     def joined(self, message: pb.Joined) -> None:
-        """A core said Joined: plans of its generation follow, whatever came before. The pool is zeroed or kept."""
+        """A core said Joined: plans of its generation follow, after any others. The pool is zeroed or kept."""
         self.labels.joined(message)
         if message.keeps_pages:
             self._pool.keep(self.labels.by_page)
@@ -300,7 +300,7 @@ class Executor:
         return f"token {self._faults.oom_token}" if any(self._faults.oom_token in tokens for tokens in computed) else ""
 
     def _writers_first(self, work: list[_Work], started: list[StartedRow]) -> list[int]:
-        """The order in which rows compute: who shares a page with one that writes it in this step comes after it."""
+        """The order in which rows compute: a row that writes a page in this step comes before those that share it."""
         size = self.shape.page_size
         shared = {one.row: self._shared_pages(one) for one in started if one.first_position >= size}
         if not shared:
@@ -443,10 +443,10 @@ class Executor:
         outcome.is_complete = matcher.is_complete and not was_complete and not outcome.failure
 
     def _not_finite(self, start: int, computed: list[int], bad: list[int]) -> list[int]:
-        """The positions written whose values are not finite.
+        """The positions written with values that are not finite.
 
-        Without a window all are, from the first one on. Within one only what did it: as where the last layer did, whose
-        values no other position's follow from, so that who no longer sees it is finite again.
+        Without a window all are, from the first one on. With one, only the poison itself is, as if the last layer had
+        failed: no later position uses that layer's values, so one that sees the poison no more is finite again.
         """
         poison = self._faults.nonfinite_token
         if self.shape.window:
@@ -497,7 +497,7 @@ def _fill(result: pb.StepResult, outcomes: list[_Outcome]) -> None:
 
 
 def _tell(out: pb.Logprobs, entries: list[tuple[Logprob | None, int]]) -> None:
-    """As many alternatives for each as the greediest wants. Those beyond an entry's own are wrong: nobody may tell."""
+    """As many alternatives for each as the greediest wants. Those beyond an entry's own are wrong: none may be sent."""
     out.top_k = max(top_k for _, top_k in entries)
     logprobs = np.full(len(entries), np.nan, "<f4")
     ids = np.zeros((len(entries), out.top_k), "<i4")

@@ -233,7 +233,7 @@ def _kernel_of(func: Any) -> Any:
 
 
 class GraphRecorder:
-    """A GraphBackend whose graphs are recorded operators."""
+    """A GraphBackend with recorded operators as graphs."""
 
     def __init__(self, *, opaque: Sequence[Method] = (), transparent: Sequence[str] = (), poison: bool = True) -> None:
         """transparent: names such as "tandem::attend"."""

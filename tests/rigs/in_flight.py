@@ -1,8 +1,8 @@
-"""A file of 24 bytes in which a checking worker tells whether a plan is in flight, and by which it is ordered to hang.
+"""A file of 24 bytes: a checking worker says in it whether a plan is in flight, and reads from it that it shall hang.
 
 Owns the file's form, three little-endian uint64: the plans of the newest generation that the worker has received and
 not answered, the results that it has sent since it joined, and, written by the test, 1 if the worker shall hang in its
-next step. A plan is no longer counted before its result is sent, and counted after it was received, so a worker that is
+next step. A plan counts only after it was received, and until just before its result is sent, so a worker that is
 stopped while the count is above 0 has a plan in flight for certain. The core may know of more.
 """
 

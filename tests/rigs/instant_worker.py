@@ -1,7 +1,7 @@
 """A worker that answers every plan at once, without a model: `python -m tests.rigs.instant_worker --runtime-dir DIR …`.
 
 For measurements of everything else. It speaks the real protocol over the real socket, keeps one position per row, and
-spends some 30 us on a step of any size. Output token i of a request whose prompt begins with the tokens a and b is
+spends some 30 us on a step of any size. Output token i of a request with a prompt of first tokens a and b is
 `token(256 * a + b, num_prompt + i)`, a lower-case letter, so a reader can check every token. With --step-ms results
 leave at that pace. With --sent-at it writes the time (CLOCK_MONOTONIC) at which each token left to a .npy file at its
 end, float64[streams, tokens], for the requests with a first number below --streams.

@@ -42,7 +42,7 @@ class Weights:
 
 
 class ExecutorRunner:
-    """A runner whose results are due some time after their plans."""
+    """A runner with results that are due some time after their plans."""
 
     pool_id = b""
     constraints = None

@@ -66,7 +66,7 @@ class Network:
         return ["ip", "netns", "exec", self.name]
 
     def cut(self) -> None:
-        """Pulls the cable at the other end: frames vanish, and no connection is told."""
+        """Pulls the cable at the other end: frames vanish, and no connection hears of it."""
         _ip("-n", self.name, "link", "set", self._there, "down")
 
     def restore(self) -> None:

@@ -152,7 +152,7 @@ class _Order:
     folder: str
     descriptors: list[int]
     in_new_session: bool
-    # 0: a new one; -1: that of who starts it.
+    # 0: a new one; -1: that of the process that starts it.
     group: int
 
 
@@ -354,7 +354,7 @@ def _begin(order: _Order, descriptors: list[int]) -> None:
 
 
 def _take(order: _Order, descriptors: list[int]) -> None:
-    """Takes what a program gets from who starts it."""
+    """Takes what a program gets from the process that starts it."""
     if order.in_new_session:
         os.setsid()
     elif order.group >= 0:
@@ -434,7 +434,7 @@ def _run(program: str, arguments: list[str]) -> None:
         # The package, which has been imported, begins with this.
         importlib.import_module(f"{_CLIENT}{_IMPORT_PATH}")
     runpy._run_module_as_main(program)
-    # What it returns, its names, is no exit code.
+    # Its return value, the names of the module, must not become the exit code.
     sys.exit()
 
 

@@ -1,4 +1,4 @@
-"""A worker of two ranks whose steps are captured and replayed, on a CPU: `python -m tests.rigs.recorded_ranks`."""
+"""A worker of two ranks with captured and replayed steps, on a CPU: `python -m tests.rigs.recorded_ranks`."""
 
 import sys
 

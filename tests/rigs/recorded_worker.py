@@ -1,4 +1,4 @@
-"""A worker whose steps are padded, captured and replayed, on a CPU: `python -m tests.rigs.recorded_worker`.
+"""A worker with padded, captured and replayed steps, on a CPU: `python -m tests.rigs.recorded_worker`.
 
 It is `gpu_worker` without C++ kernels, with `graph_recorder.py` in the place of CUDA graphs, and with few shapes,
 because each shape of attention is a kernel to compile. A padded step that would run eagerly fails.
@@ -39,7 +39,7 @@ class _Replayed(CapturedSteps[Any]):
 
 
 def recorded_runner(model: Any, layers: Any, geometry: Geometry, **options: Any) -> Runner:
-    """A runner whose steps are replayed by the recorder. Every shape is captured; on a GPU its memory decides which."""
+    """A runner with steps that the recorder replays. Every shape is captured; on a GPU its memory decides which."""
     own = {name: options[name] for name in ("device", "dtype", "pool")}
     runner = padded_runner(model, layers, geometry, shapes=few_shapes(geometry, _FEW_ROWS, geometry.max_rows), **own)
     runner.steps.graphs = _Replayed(recorder())

@@ -5,8 +5,8 @@ ignored, one thread. The module reads {"prompts": [text …], "new_tokens": n} f
 knows nothing of Tandem.
 
 Prompts run in left-padded batches, because that is quick. Padding adds exact zeros, but sums of other shapes round
-differently. So the output has each prompt's smallest margin between the best and the second logit, and a prompt whose
-margin is below `--least-margin` runs again alone.
+differently. So the output has each prompt's smallest margin between the best and the second logit, and a prompt with a
+margin below `--least-margin` runs again alone.
 """
 
 import argparse

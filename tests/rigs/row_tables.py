@@ -1,7 +1,7 @@
-"""Rows, their page lists, who owns a page, and the checksum over them.
+"""Rows, their page lists, the owners of pages, and the checksum over them.
 
-Owns the executor's view of a generation: which rows were started, with which tokens, pages and next position. Tells the
-pool which pages are given out, and knows nothing of what they hold.
+Owns the executor's view of a generation: which rows were started, with which tokens, pages and next position. Names to
+the pool the pages that are given out, and knows nothing of what they hold.
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class RowTables:
         self._shape = shape
         self._pool = pool
         self.rows: dict[int, Row] = {}
-        # How often each page was given out or filled anew, and to whom last; -1: by a copy or a load.
+        # How often each page was given out or filled again, and the last row that got it; -1: a copy or a load did.
         self._gifts = np.zeros(shape.num_pages, np.int64)
         self._owner = [0] * shape.num_pages
 

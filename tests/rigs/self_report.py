@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
 
 
 def print_lost(numbers: list[int]) -> None:
-    """Prints those of these descriptors that somebody else has closed."""
+    """Prints those of these descriptors that other code has closed."""
     listed = set(map(int, os.listdir("/proc/self/fd")))
     print([number for number in numbers if number not in listed])
 

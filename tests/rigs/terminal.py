@@ -1,4 +1,4 @@
-"""A program on a terminal of its own: a pty whose other side a test reads and types into.
+"""A program on a terminal of its own: a pty, with a test at its other side that reads and types.
 
 The program is a session leader, so that a typed Ctrl-C interrupts it as it would a person's program.
 """

@@ -107,7 +107,7 @@ def test_the_worker_joins_again_after_rejoin_and_after_a_restart_of_the_core() -
         peer = core.peer
         core.close()
         core.__init__(rig)
-        # The new core knows nobody: it answers the first sign of life, unless that is a Join already.
+        # The new core knows no worker: it answers the first sign of life, unless that is a Join already.
         core.peer, data = core._router.recv_multipart()
         if pb.WorkerToCore.FromString(data).WhichOneof("message") == "heartbeat":
             core.send(rejoin=pb.Rejoin())

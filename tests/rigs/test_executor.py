@@ -359,7 +359,7 @@ def test_loaded_slots_after_the_first_position_are_discarded() -> None:
     executor, plans = _filled()
     plans.save(1, 0).save(2, 1).decode(1)
     ok(executor.apply(plans.build()))
-    # From position 5 on it is computed anew, over what was saved there.
+    # From position 5 on it is computed again, over what was saved there.
     plans.load(3, 0).load(4, 1).start(1, PROMPT, [3, 4], first=5).decode(1)
     assert ok(executor.apply(plans.build())) == expected(PROMPT, 1)
 
@@ -570,7 +570,7 @@ def test_a_nonfinite_token_affects_only_its_own_row() -> None:
     result = executor.apply(plans.build())
     assert np.frombuffer(result.nonfinite, dtype="<i4").tolist() == [1]
     assert tokens_of(result) == [expected([1, 2], 1)[0], -1]
-    # Its pages are nobody's until they are zeroed, and what it still computes is not finite either.
+    # Its pages have no owner until they are zeroed, and what it still computes is not finite either.
     later = executor.apply(plans.decode(1, 2).build())
     assert np.frombuffer(later.nonfinite, dtype="<i4").tolist() == [1]
     plans.zero(2).start(3, [5, 5], [2]).chunk(3, 0, 2, samples=True)
@@ -595,7 +595,7 @@ def test_pages_read_by_a_finite_sample_stay_finite(page: int, tainted: bool) -> 
     executor, plans = Executor(SHAPE, faults=Faults(nonfinite_token=second)), PlanBuilder()
     executor.apply(plans.start(1, [6] * 5, [1, 2, 3]).chunk(1, 0, 5, samples=True).build())
     assert ok(executor.apply(plans.decode(1).build())) == [second]
-    # Positions 6 and 7 fill page 2, whose first half was read by finite samples; 8 and 9 go to page 3.
+    # Positions 6 and 7 fill page 2; finite samples have read its first half; 8 and 9 go to page 3.
     for _ in range(4):
         assert tokens_of(executor.apply(plans.decode(1).build())) == [-1]
     result = executor.apply(plans.start(2, [first], [page]).decode(2).build())

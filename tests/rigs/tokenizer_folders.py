@@ -1,4 +1,4 @@
-"""Checkpoints' folders with tokenizers of several kinds, whose tokens stand in several files. Without weights."""
+"""Checkpoints' folders with tokenizers of several kinds, with their tokens in several files. Without weights."""
 
 import json
 from collections.abc import Callable

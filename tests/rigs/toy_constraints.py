@@ -73,7 +73,7 @@ class Matcher:
 
     @property
     def fails(self) -> bool:
-        """Whether there is no mask for the next token."""
+        """Whether the next token has no mask."""
         return self.num_tokens + 1 == self._constraint.fails_at
 
     def allowed(self, vocab: int, eos: Collection[int]) -> frozenset[int]:

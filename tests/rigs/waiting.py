@@ -1,6 +1,6 @@
 """How long a test waits for what must happen: one bound for all of them, so that a busy machine fails none.
 
-A test that passes never waits so long, so the bound judges no time; it only ends a test whose event never comes.
+A test that passes never waits until the bound, so it judges no time; it only ends a test that waits in vain.
 pytest's own limit (pyproject.toml) is longer than several of these waits.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-# tests/mutations wait shorter: with a fault in the source, an event that never comes is no accident.
+# tests/mutations wait shorter: with a fault in the source, an event that never comes is expected.
 TIMEOUT_SECONDS = float(os.environ.get("TEST_WAIT_SECONDS", "240"))
 # How long a lost stream may be continued: a worker may need minutes to start. It is the longest that a service allows.
 LINGER_SECONDS = 600.0

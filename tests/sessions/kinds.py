@@ -62,7 +62,7 @@ def _deaths(seed: int, session: SessionLog) -> Counter[str]:
 
 
 def _chats(seed: int, session: SessionLog) -> Counter[str]:
-    """Conversations with one system prompt, each of whose turns begins with all turns before it."""
+    """Conversations with one system prompt; each of their turns begins with all turns before it."""
     rng, seen = random.Random(seed), Counter[str]()
     system = [rng.randrange(4) for _ in range(10)]
     turns: list[Caller | None] = [None] * _CHATS

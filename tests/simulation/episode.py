@@ -181,7 +181,7 @@ class Episode:
             self.seen[f"not serving: {status.reason}"] += 1
 
     def _check_waits(self, effect: fx.Waits) -> None:
-        """Asserts that only callers of live requests are told, and at most once a second."""
+        """Asserts that only callers of live requests get a report, and at most once a second."""
         for wait in effect.waits:
             for stream in wait.streams:
                 key = effect.frontend, stream
@@ -235,7 +235,7 @@ class Episode:
             # Rows that must not sample yet may have all rows or pages.
             self.seen["row awaits a resource"] += sum(lane.rows.num_awaiting for lane in may_start)
             may_start = [lane for lane in may_start if not lane.rows.num_awaiting]
-            # A tenant may have all its rows on a worker that was told to leave, or to load weights.
+            # A tenant may have all its rows on a worker with an order to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
             stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
             waiting = [one for one in self.core.queue.waiting() if not (stops and tenants[one.submit.tenant].is_parked)]

@@ -28,7 +28,7 @@ _REFUSAL_SHARE = 0.1
 # Share of the smaller workers that take no adapters, where adapters are known.
 _WITHOUT_ADAPTERS_SHARE = 0.3
 Handle = Callable[[ev.Event], list[fx.Effect]]
-# Share of lost workers whose shared pool is gone when another worker wants it.
+# Share of lost workers with a shared pool that is gone when another worker wants it.
 _LOST_POOL_SHARE = 0.1
 # Share of lost workers that share their pool and are started again at once.
 _RESTART_SHARE = 0.7
@@ -48,7 +48,7 @@ class Fleet:
         # The worker that died last, with its undelivered results.
         self._dead: Worker | None = None
         # By pool id: the memory of dead workers' pools, and the requests that the core has written their pages for,
-        # with the first generation of each session that used the pool or was told to.
+        # with the first generation of each session that used the pool or had an order to use it.
         self._shared: dict[bytes, Slots] = {}
         self._writers: defaultdict[bytes, list[tuple[int, dict[int, ev.Submit]]]] = defaultdict(list)
 
@@ -125,7 +125,7 @@ class Fleet:
             self._add(self._dead.shape)
 
     def _leave_pool(self, worker: Worker) -> None:
-        """The worker dies before or after further steps, whose results nobody sees; sometimes its pool is lost, too."""
+        """The worker dies before or after further steps with results that are lost; sometimes its pool is lost, too."""
         for _ in range(self._rng.randint(0, 2)):
             worker.work()
         if self._rng.random() >= _LOST_POOL_SHARE:
@@ -154,7 +154,7 @@ class Fleet:
             update_weights(
                 self._num_updates,
                 frontend=self._rng.choice([*frontends, "gone"]),
-                # With ABORT streams would end that nobody aborted.
+                # With ABORT, streams would end without an abort by a caller.
                 running=self._rng.choice([Running.FINISH, Running.RECOMPUTE, Running.CONTINUE]),
                 in_turn=self._rng.random() < 0.5,
                 max_seconds=self._rng.choice([600.0, 5.0, 0.05]),
@@ -333,7 +333,7 @@ class Fleet:
             case fx.DismissWorker():
                 worker.is_dismissed = True
             case fx.KillWorker():
-                # Some workers were started by the service, others by somebody else.
+                # The service has started some workers, but not the others.
                 if self._rng.random() < 0.5:
                     self._seen["worker killed"] += 1
                     self._dead = self.workers.pop(worker.name)
@@ -341,7 +341,7 @@ class Fleet:
                 worker.wants_to_join = True
 
     def _take_over(self, worker: Worker, plan: Plan, pool: TakeOver) -> None:
-        """Follows a worker that is told to take over a pool. The core means its content at the pool's generation."""
+        """Follows a worker with an order to take over a pool. The core means its content at the pool's generation."""
         self._seen["pool taken over"] += 1
         sessions = [session for session in self._writers[pool.pool_id] if session[0] <= pool.generation]
         newest = max(since for since, _ in sessions)

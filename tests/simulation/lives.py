@@ -204,7 +204,7 @@ class Lives:
             self.generations.clear()
             self.roots.clear()
         for caller in self.callers:
-            # Nobody has promised anything about a request that was not accepted or does not linger.
+            # A request that was not accepted, or does not linger, has no promise.
             caller.lost |= not caller.done and (not caller.accepted or not caller.submit.linger_seconds)
         del self.core
 

@@ -28,7 +28,7 @@ class Provenance:
         return self._pages
 
     def take_over(self, writers: dict[int, ev.Submit]) -> None:
-        """The worker takes over the pool of a lost worker, whose pages were written for these requests."""
+        """The worker takes over a lost worker's pool, with pages that were written for these requests."""
         self._pages = dict(writers)
 
     def keep(self, hashes: dict[int, bytes]) -> None:

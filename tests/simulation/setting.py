@@ -32,7 +32,7 @@ class Setting:
     max_new_tokens: tuple[int, ...]
     stems: tuple[tuple[int, ...], ...]
     salts: tuple[str, ...]
-    # (""): there is no token file.
+    # (""): the service runs without a token file.
     tenants: tuple[str, ...]
     bypass_share: float
     flush_share: float
@@ -48,7 +48,7 @@ class Setting:
     # Share of workers that take no constraints.
     without_constraints_share: float
     lethal_share: float
-    # Share of workers whose memory fits fewer positions or rows than they report, and of moves in which one hangs.
+    # Share of workers with memory for fewer positions or rows than they report, and of moves in which one hangs.
     small_memory_share: float
     hang_share: float
     # Whether the memory of a worker's pages outlives it.

@@ -53,7 +53,7 @@ class Worker:
     faults: Faults
     is_standby: bool = False
     pool_id: bytes = b""
-    # The memory of pools whose workers are dead.
+    # The memory of dead workers' pools.
     shared: dict[bytes, Slots] = field(default_factory=dict[bytes, Slots])
     # The pool that its last accepted Join named.
     joined_with: bytes = b""

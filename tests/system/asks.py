@@ -204,12 +204,12 @@ class Sent(list[Stream]):
             self.append(self._caller.generate(ask.request()))
 
     def wait_tokens(self, count: int) -> None:
-        """Waits until each has so many tokens."""
+        """Waits until each has `count` tokens."""
         for stream in self:
             stream.wait_tokens(count)
 
     def wait_more(self, count: int) -> None:
-        """Waits until they have so many more tokens together, or all have ended."""
+        """Waits until they have `count` more tokens together, or all have ended."""
 
         def total() -> int:
             return sum(len(stream.transcript.tokens) for stream in self)
@@ -237,7 +237,7 @@ class Sent(list[Stream]):
 
 
 def send(caller: Caller, asks: Iterable[Ask], *, tokens: int = 0) -> Sent:
-    """Starts a stream for each ask, and waits until each has so many tokens."""
+    """Starts a stream for each ask, and waits until each has `tokens` tokens."""
     sent = Sent(caller, asks)
     if tokens:
         sent.wait_tokens(tokens)

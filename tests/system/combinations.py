@@ -426,7 +426,7 @@ class Service:
         self._lose([max(self._scheduler.frontends(), key=lambda each: len(each.net_connections("tcp")))])
 
     def _kill_front_ends(self) -> None:
-        """All at once: each next one gets the settings anew, in a pipe of its own."""
+        """All at once: each next one gets the settings again, in a pipe of its own."""
         front_ends = self._scheduler.frontends()
         self._lose(front_ends)
         now = self._scheduler.frontends()

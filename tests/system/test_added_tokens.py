@@ -77,7 +77,7 @@ def test_a_stop_string_ends_inside_a_token(served: Served) -> None:
 def test_a_constraint_may_use_a_token(served: Served) -> None:
     preferred = {"regex": "(zanzibar){2}", "ignore_eos": False, "logit_bias": {WORD: 100.0}, "max_new_tokens": 16}
     assert generated(served, **preferred)[:2] == ([WORD, WORD], "zanzibarzanzibar")
-    # A special token is no text.
+    # A special token has no text.
     ids, text, _ = generated(served, regex="<note>", ignore_eos=False, logit_bias={SPECIAL: 100.0}, max_new_tokens=16)
     assert (SPECIAL in ids, text) == (False, "<note>")
 

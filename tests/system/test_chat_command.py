@@ -51,7 +51,7 @@ class Talk:
 
 
 def undisturbed(address: str) -> Talk:
-    """A conversation whose first answer is as long as it may be."""
+    """A conversation; its first answer is as long as it may be."""
     with Client(address) as client:
         for number in range(20):
             talk = Talk(texts=(f"Hello {number}", "And?"), messages=[])

@@ -21,7 +21,7 @@ PROGRAM = "tests.rigs.fake_gpu_worker"
 
 @dataclass(slots=True, kw_only=True)
 class GpuService(Service):
-    """A service whose next worker may be one that waits on standby."""
+    """A service; its next worker may be one that waits on standby."""
 
     waiting: Child | None = None
 
@@ -73,5 +73,5 @@ def test_the_pool_goes_from_worker_to_worker(service: GpuService) -> None:
         assert all(output.recomputed_tokens <= PAGE_SIZE + IN_FLIGHT for output in outputs), outputs
         assert any(output.recomputed_tokens for output in outputs), "nobody met the death of the worker"
         service.holder.wait_line("takes pool .* over", after=seen)
-        # This pool, and that of the first worker, which nobody needs; a worker that waits has none.
+        # This pool, and that of the first worker, which no worker needs; a worker that waits has none.
         assert device_memories(service.holder) == 2

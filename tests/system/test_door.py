@@ -146,7 +146,7 @@ def _same_ids(mine: Client, theirs: Client, operator: Client) -> None:
     until(lambda: operator.load().running == 1)
     with pytest.raises(errors.AlreadyExists):
         list(mine.generate(PROMPT, request_id="same"))
-    # The answer for another tenant's id is that for an id that nobody has.
+    # The answer for another tenant's id is that for an unused id.
     for ids in (("same", "acme/same"), ("nobody", "acme/nobody"), ("same", "nobody")):
         assert theirs.abort(*ids) == dict.fromkeys(ids, AbortOutcome.NOT_FOUND)
     second = stream(theirs)
@@ -161,7 +161,7 @@ def _same_ids(mine: Client, theirs: Client, operator: Client) -> None:
 
 
 def _same_prompts_share_nothing(mine: Client, theirs: Client) -> None:
-    """A tenant hits its own cached pages and nobody else's, with the same salt."""
+    """A tenant hits its own cached pages and no other tenant's, with the same salt."""
     prompt = list(range(10, 74))
 
     def cached(client: Client) -> int:

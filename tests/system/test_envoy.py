@@ -1,6 +1,6 @@
 """Envoy with the committed file in front of three services: what the file and its README promise.
 
-Skipped where there is no Envoy: the program is found by the variable TANDEM_ENVOY, or on PATH.
+Skipped on a machine without Envoy: the variable TANDEM_ENVOY names the program, or it is on PATH.
 """
 
 import base64
@@ -41,7 +41,7 @@ NUM_CELLS = 3
 # Longer than any test needs.
 LONG = Ask(prompt=tuple(b"a long one"), max_new_tokens=4000)
 SHORT = Ask(prompt=tuple(b"a short one"), max_new_tokens=10)
-# A process that begins a request, tells what another one needs, and dies.
+# A process that begins a request, prints what another one needs, and dies.
 BEGINS = """
 import json, os, sys
 from tandem_client import Client

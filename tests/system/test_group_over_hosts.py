@@ -1,4 +1,4 @@
-"""A worker whose two ranks are on two hosts, that is in two network namespaces: tokens, and losses in mid-stream.
+"""A worker with two ranks on two hosts, that is in two network namespaces: tokens, and losses in mid-stream.
 
 The ranks share the bundled model over gloo and a pair of virtual cables. The tests of one place of the meeting share
 one service; each can run alone. The seconds that are printed count from the loss.
@@ -42,7 +42,7 @@ class TwoHosts:
         self._rig, self.net = rig, net
         keys = RemoteKeys(rig, "group")
         scheduler = rig.scheduler(*keys.scheduler_flags(net.address))
-        # Both namespaces have this process's ports; nobody listens at that of a socket that was closed.
+        # Both namespaces have this process's ports; no process listens at that of a closed socket.
         with socket.create_server((net.address, 0)) as free:
             port = free.getsockname()[1]
         self._flags = [
@@ -63,7 +63,7 @@ class TwoHosts:
     def start(self, place: str) -> Child:
         """Starts a launcher."""
         arguments = ["gpu_worker", "--runtime-dir", str(self._rig.runtime_dir / place), *self._flags]
-        # The environment of a process that is forked cannot be seen, and these are told apart by it.
+        # `env` prevents a fork: tests distinguish the ranks by the environment, which a forked process hides.
         within = self.net.within if place == "far" else ["env"]
         return self._rig.start(f"{place} launcher", *arguments, within=within, environment={"OMP_NUM_THREADS": "1"})
 
@@ -73,7 +73,7 @@ class TwoHosts:
         return found
 
     def wait_workers(self, count: int) -> float:
-        """Waits until so many workers serve. Returns the time."""
+        """Waits until `count` workers serve. Returns the time."""
         until(lambda: self.client.load().workers == count, f"{count} workers")
         return time.monotonic()
 

@@ -1,6 +1,6 @@
 """Drains of workers and updates of weights while workers, front ends and the scheduler are killed at random.
 
-Each request has one end, each token is that of the version which the end names, and each operator is told the truth.
+Each request has one end, each token is that of the version which the end names, and each operator hears the truth.
 """
 
 import os
@@ -106,7 +106,7 @@ class Service:
                 self.seen[f"end: {stream.finished.reason}"] += 1
 
     def drain(self, max_seconds: float) -> None:
-        """An operator drains a worker. One that is told that it has ended finds it ended."""
+        """An operator drains a worker. If the answer says that it has ended, it has."""
         with Client(self.address, max_retries=0) as client:
             try:
                 pids = [worker.pid for worker in client.load(timeout=TIMEOUT_SECONDS).per_worker]
@@ -122,7 +122,7 @@ class Service:
             worker.wait(30)
 
     def update(self, running: str, in_turn: bool, max_seconds: float) -> None:
-        """An operator updates the weights. After the last update, the service has what its operator was told."""
+        """An operator updates the weights. If its update is done, the service has these or later ones."""
         self.num_updates += 1
         folder = self.folder / f"v{self.num_updates}"
         folder.mkdir()

@@ -33,7 +33,7 @@ print(stub.GetModelInfo(control_pb2.GetModelInfoRequest()).model)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as somebody has it who took the protos alone."""
+    """The folder of a user with the protos alone."""
     (tmp_path / "protos").mkdir()
     shutil.copytree(REPOSITORY / "protos/tandem/v1", tmp_path / "protos/tandem/v1")
     return tmp_path

@@ -22,7 +22,7 @@ from tests.system.featured import Reading, keywords, random_featured
 
 SHAPE = ("--max-rows", "16", "--max-length", "600", "--num-pages", "1200", "--step-ms", "4")
 LINGER = pb.GenerateRequest(resume=pb.ResumeParams(linger_seconds=LINGER_SECONDS))
-# Begins a stream, tells id, secret and offsets, and dies as a gateway might.
+# Begins a stream, prints id, secret and offsets, and dies as a gateway might.
 _FIRST_GATEWAY = """
 import ast, os, signal, sys
 from tandem_client import Client

@@ -1,4 +1,4 @@
-"""The adapter for TRL with a stub in place of the trainer, and checking workers, whose tokens depend on the version."""
+"""The adapter for TRL with a stub as the trainer, and checking workers, with tokens that depend on the version."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

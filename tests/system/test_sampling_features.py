@@ -103,7 +103,7 @@ def test_repeated_worker_kills_change_no_output(rig: Rig, num_kills: int) -> Non
             if number > 3:
                 reading.wait_more(rng.randrange(1, 300))
             if number > 1:
-                # Whom a kill meets alone at the same token again is at fault, as far as the service can know.
+                # A request that a kill meets alone at the same token again is at fault, as far as the service can know.
                 caller.wait_load(lambda load: not load.suspects)
             time.sleep(rng.random() * 0.01)
             # Enough streams must still run that every kill hits some.

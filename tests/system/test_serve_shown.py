@@ -47,7 +47,7 @@ def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(tmp_p
         answers = [pasted(line) for line in commands]
         terminal.type(CTRL_C)
         code = terminal.expect_end()
-    # Where nothing is compiled, there is no such phase.
+    # Where nothing is compiled, the phase is missing.
     phases = [line[2:].rpartition("  ")[0].strip() for line in shown if line.startswith("✓ ")]
     assert [each for each in phases if each != Phase.COMPILE] == [each for each in Phase if each != Phase.COMPILE]
     assert [line for line in shown if LOG_LINE.search(line)] == []
@@ -66,7 +66,7 @@ def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(tmp_p
     log = folder / "serve.log"
     assert log.stat().st_mode & 0o777 == 0o600
     lines = log.read_text().splitlines()
-    # As they are printed where there is no terminal.
+    # The form in which they are printed without a terminal.
     assert {line.partition(" | ")[0].strip() for line in lines} >= {"scheduler", "worker", "gateway", "serve"}
     assert any(LOG_LINE.search(line) and "frontend listening on" in line for line in lines)
     assert "\x1b" not in log.read_text()

@@ -1,4 +1,4 @@
-"""Pages outlive a worker, whose pool the next one takes over, and a scheduler: only the last pages are computed again.
+"""Pages outlive a worker, because the next one takes its pool over, and a scheduler: only the last are computed again.
 
 The real worker with the bundled model, its pool in shared memory, and a journal. The undisturbed run of the same
 prompts is the truth. The tests share one service and run in this order.
@@ -18,7 +18,7 @@ from tests.system.real_service import TIMEOUT_SECONDS, Output, Reading, prompts
 from tests.system.test_scheduler_loss import journal_flags, restarted
 
 PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 200
-# A step decodes one token per row, or a prompt; so many tokens may be in flight for a row. The label of a page goes
+# A step decodes one token per row, or a prompt; a row may have IN_FLIGHT tokens on their way. The label of a page goes
 # with a later plan than the one that filled it.
 IN_FLIGHT, UNLABELLED = 2, 4
 HEADER_BYTES = 2 << 20

@@ -242,7 +242,7 @@ def test_serve_as_process_1_leaves_neither_zombies_nor_orphans(stage: Stage) -> 
     until(lambda: sum(each.is_running() for each in lost) == 1, "nobody but the holder is left of them")
 
     def newest(pattern: str) -> str:
-        """The system chose the ports anew, and so the gateway is another one too."""
+        """The system chose new ports, and so the gateway is another one too."""
         return until(lambda: [match for line in serve.lines[num_lines:] if (match := re.search(pattern, line))])[-1][1]
 
     grpc, http = newest(_GRPC), newest(_HTTP)

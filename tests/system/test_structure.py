@@ -338,7 +338,7 @@ def _check_texts(found: list[tuple[str, str]]) -> None:
 
 
 def _mask_server(worker: Child) -> int:
-    """The process that serves masks, a child of the one that forks it; 0 while there is none."""
+    """The process that serves masks, a child of the one that forks it; 0 without one."""
     for process in psutil.Process(worker.pid).children():
         if "gpu_worker.constraints" in process.cmdline():
             return next((child.pid for child in process.children()), 0)

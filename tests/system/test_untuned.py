@@ -1,4 +1,4 @@
-"""With `--grpc-tuning off` front ends use no private parts of gRPC; they answer, cancel and outlive callers alike."""
+"""With `--grpc-tuning off` front ends use no private parts of gRPC; they still answer, cancel and outlive callers."""
 
 import os
 import subprocess

@@ -40,7 +40,7 @@ ENTRIES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a file of each name, which notes who imports it."""
+    """A folder with a file of each name, which notes the command that imports it."""
     names = {*sys.stdlib_module_names, *OTHERS} - {*sys.builtin_module_names, "__main__"}
     for name in names:
         (tmp_path / f"{name}.py").write_text(SHADOW)
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def environment(**changed: str) -> dict[str, str]:
-    """The packages are found through PYTHONPATH, whose empty entry means the working directory."""
+    """PYTHONPATH leads to the packages; an empty entry of it means the working directory."""
     found = child_environment() | changed
     found.pop("PYTHONSAFEPATH", None)
     return found

@@ -158,7 +158,7 @@ def test_the_address_of_an_http_server_is_said_to_be_one(http_server: str, flags
 
 @pytest.mark.parametrize(("verbosity", "lines"), [("", 1), ("DEBUG", 2)])
 def test_the_lines_of_grpcs_library_are_not_between_those_for_people(rig: Rig, verbosity: str, lines: int) -> None:
-    """Only somebody who looks for a fault in it sees them."""
+    """A user sees them only with GRPC_VERBOSITY set."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
     own = {**os.environ, "PYTHONPATH": path} | ({"GRPC_VERBOSITY": verbosity} if verbosity else {})
     address = rig.serve()

@@ -1,4 +1,4 @@
-"""Help, version and wrong arguments: the output for a user who types a command for the first time."""
+"""Help, version and wrong arguments: the output for a user's first try of a command."""
 
 import os
 import re

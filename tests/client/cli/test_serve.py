@@ -402,7 +402,7 @@ def test_a_terminal_shows_what_explains_a_failed_start_once_and_where_the_log_is
     shown = [re.sub(r"\x1b\[[\d?;]*[A-Za-z]", "", line).rpartition("\r")[2] for line in terminal.seen.split("\r\n")]
     begin = next(number for number, line in enumerate(shown) if line.startswith("✗ "))
     assert code == 1
-    # The first two lines of each fake are no lines of a log either.
+    # The first two lines of each fake do not belong to a log either.
     assert [line for line in shown[begin + 1 :] if line and not re.match("  (flags|pid) ", line)] == [
         "  2026-11-22 02:12:58.026 worker ERROR the worker stops because of an unexpected error",
         "      Traceback (most recent call last):",
@@ -430,7 +430,7 @@ def test_ctrl_c_while_the_programs_start_ends_them_and_is_said_once(service: Fak
 def test_a_terminal_says_that_a_program_was_restarted_and_that_it_is_ready_again(
     service: FakeService, tmp_path: Path
 ) -> None:
-    # It has the place of the worker that the service tells.
+    # It writes the pid that the service reports as its worker's.
     worker = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{STAYS}"
     os.mkfifo(tmp_path / "pid")
     write_programs(tmp_path, scheduler=listens(service), worker=worker)

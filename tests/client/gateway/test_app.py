@@ -10,7 +10,7 @@ ORIGIN = {"origin": "https://example.org", "access-control-request-method": "POS
 
 
 class Mistaken:
-    """A service whose every answer is a mistake."""
+    """A service that answers every call with a wrong message."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("something private")

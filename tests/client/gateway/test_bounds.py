@@ -1,4 +1,4 @@
-"""What a caller may send at most: bodies, headers, time, nesting; and what a wrong request is told."""
+"""What a caller may send at most: bodies, headers, time, nesting; and the answer to a wrong request."""
 
 import asyncio
 import contextlib

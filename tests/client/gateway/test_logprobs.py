@@ -105,7 +105,7 @@ def test_alternatives_with_equal_texts_are_all_there(told: Fronted) -> None:
     others = {f"token_id:{ids[i]}": -1.0 - i for i in (2, 4, *range(9, 20))}
     named = {" a": -1.0, "a": -2.0, " ": -4.0, " the": -6.0, "the": -7.0, EOS: -8.0}
     assert tops[0] == {**named, "": -9.0, **others}
-    # A token that is no alternative, and has the text of one.
+    # This token does not belong to the alternatives, but has the text of one.
     assert tops[2] == {**named, "": -0.5, f"token_id:{ids[8]}": -9.0, **others}
     assert [top[token] for top, token in zip(tops, found["tokens"], strict=True)] == [
         -1.0 - TOP.index(word) if word in TOP else -0.5 for word in OUTPUT

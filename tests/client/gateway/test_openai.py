@@ -98,7 +98,7 @@ def test_echo_and_logprobs(fronted: Fronted) -> None:
     assert found is not None
     assert found.tokens == ["<9>", "<8>", "<7>", "<6>", "<5>", "<6>"]
     assert found.token_logprobs == [None, -1.0, -2.0, -3.0, -0.5, -0.75]
-    # The output begins where the prompt's text ends, whatever its tokens are.
+    # The output begins where the prompt's text ends, with any tokens.
     assert found.text_offset == [0, 3, 6, 9, 4, 7]
     assert found.top_logprobs is not None and found.top_logprobs[0] is None
     assert found.top_logprobs[1] == {"<40>": -1.25, "<8>": -1.0}

@@ -38,14 +38,14 @@ class Closed(Open):
 
 
 class Unready(Open):
-    """A guard that lets nobody in."""
+    """A guard that refuses every caller."""
 
     def check(self) -> None:
         raise unavailable("not yet")
 
 
 class Mistaken:
-    """A service whose every answer is a mistake."""
+    """A service that answers every call with a wrong message."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("something private")

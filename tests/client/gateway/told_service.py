@@ -1,4 +1,4 @@
-"""A fake service that a test tells what to answer: parsed chats, single tokens, and who called."""
+"""A fake service with answers that a test sets: parsed chats and single tokens. It also records its callers."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -55,7 +55,7 @@ def call_piece(index: int, arguments: str, call_id: str = "", name: str = "") ->
     return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(tool_calls=[made]))
 
 
-# Reasoning, content, and two tool calls whose arguments come in pieces.
+# Reasoning, content, and two tool calls with arguments in pieces.
 thoughts_and_calls = sending(
     piece(reasoning="hm"),
     piece(reasoning="m."),

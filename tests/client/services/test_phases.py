@@ -1,4 +1,4 @@
-"""The phases of a start as the lines of the programs tell them."""
+"""The phases of a start, read from the lines of the programs."""
 
 from tandem_client.services.phases import Phase, Phases, Told
 

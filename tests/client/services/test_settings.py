@@ -22,7 +22,7 @@ from tandem_client.services.settings import (
 )
 from tests.architecture.source import ROOT
 
-# What takes long to import, and the packages of programs: what their settings must not need, nor whoever starts them.
+# Packages that take long to import, and those of programs: settings and starters of programs must not need them.
 SLOW = {"google", "grpc", "httptools", "numpy", "prometheus_client", "rich", "starlette", "tandem", "uvicorn", "zmq"}
 AT_START = """
 import sys

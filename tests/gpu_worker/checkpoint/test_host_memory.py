@@ -1,4 +1,4 @@
-"""Weights for a device pass through host memory tensor by tensor, whatever is converted on the way."""
+"""Weights for a device pass through host memory tensor by tensor, also if they are converted on the way."""
 
 import ctypes
 import gc

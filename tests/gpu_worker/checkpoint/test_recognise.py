@@ -1,4 +1,4 @@
-"""What a folder holds that is no model: its kind and the remedy, in the same words at every door."""
+"""The content of a folder without a model: its kind and the remedy, in the same words at every door."""
 
 import json
 import os

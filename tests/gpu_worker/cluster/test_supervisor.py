@@ -22,7 +22,7 @@ SERVES = f'print("{JOINED}", flush=True); signal.pause()'
 
 
 class Program(Fleet):
-    """A fleet whose worker is a few lines of Python."""
+    """A fleet with a few lines of Python as its worker."""
 
     def command(self) -> tuple[str, ...]:
         ends_with_parent = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"

@@ -349,7 +349,7 @@ KINDS: dict[str, tuple[str, Callable[[Family], Path], str]] = {
 }  # fmt: skip
 
 
-# Those whose tensors have another place in a plain model.
+# Kinds with tensors that have another place in a plain model.
 PLAIN = ("other values", "other values, tied", "own head, equal", "a tied folder", "unused tensors", "float64")
 
 

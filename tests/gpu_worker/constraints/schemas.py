@@ -168,7 +168,7 @@ class SchemaMaker:
         return schema
 
     def _record(self, _: int) -> Schema:
-        """An object whose names the schema does not list, so that the same one might come twice."""
+        """An object with names that the schema does not list, so that the same one might come twice."""
         num, pattern = self._random.randint(0, 3), self._random.choice(_NAMES)
         schema: Schema = {"type": "object", "minProperties": num, "maxProperties": num + self._random.randint(0, 2)}
         if self._chance(0.5):

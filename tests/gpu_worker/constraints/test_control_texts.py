@@ -62,7 +62,7 @@ def invented() -> Model:
         for i, (text, is_special) in enumerate(forms.items())
     ]
     ids = {each["content"]: each["id"] for each in added}
-    # No added token, but the end: as in models whose EOS is a word.
+    # No added token, but the end: as in models with a word as EOS.
     stop = 256
     controls = {token: text for text, token in ids.items()} | {stop: "STOP"}
     return Model(tokenizer_json=byte_level_json(vocab, added), eos=(ids["<eos>"], ids["</s>"], stop), controls=controls)

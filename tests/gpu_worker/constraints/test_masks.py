@@ -1,4 +1,4 @@
-"""The masks of the mask server are llguidance's own, whatever happens to the server in between."""
+"""The masks of the mask server are llguidance's own, also if the server dies in between."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Names of objects: no object of an output has one twice, whatever a model prefers, and another name stays possible."""
+"""Names of objects: no object of an output has one twice, even if a model prefers it, and a new one stays possible."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def matchers() -> Matchers:
 
 
 def output(found: Matchers, schema: object, choose: Callable[[list[bytes]], int], most: int = 400) -> bytes | None:
-    """The output of a row whose tokens `choose` takes from the allowed ones; None if it has not ended by itself."""
+    """The output of a row: `choose` takes each token from the allowed ones. None if it has not ended by itself."""
     found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
     output.start += 1  # type: ignore[attr-defined]
     row = found.row(1, output.start, 1)  # type: ignore[attr-defined]

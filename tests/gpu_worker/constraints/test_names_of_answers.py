@@ -163,7 +163,7 @@ CONTENTS = (
 @pytest.mark.parametrize("content", CONTENTS, ids=["json_schema", "lark"])
 @pytest.mark.parametrize("name", REASONING)
 def test_an_answer_behind_reasoning_has_no_name_twice(name: str, content: Constraint) -> None:
-    """Reasoning is text, whatever it looks like."""
+    """Reasoning is text, even if it looks like an object."""
     family, (tokenizer, _, _) = FAMILIES[name], tokens()
     assert family.reasoning is not None
     before, _, after = family.reasoning(LURE).partition(LURE)

@@ -64,7 +64,7 @@ def test_a_tensor_without_elements(dtype: torch.dtype):
 @settings(max_examples=60)
 @given(st.lists(st.one_of(st.integers(1, 40_000), st.integers(-8, -1)), max_size=80))
 def test_blocks_in_use_never_overlap(moves: list[int]):
-    """A positive number takes a block of so many bytes, a negative one gives one back."""
+    """A positive number takes a block of that number of bytes, a negative one gives a block back."""
     arena, used = Arena(), []
     for move in moves:
         if move > 0:

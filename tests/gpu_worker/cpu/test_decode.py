@@ -175,7 +175,7 @@ def test_large_scores_do_not_overflow(library: NativeLibrary) -> None:
 
 
 def test_scores_of_minus_infinity_have_no_weight(library: NativeLibrary) -> None:
-    """Even if they fill the first chunk of a row, before which there is no finite score."""
+    """Even if they fill the first chunk of a row, where no finite score has come yet."""
     for group in (1, 4):
         rows = Rows(kind_of(group), (700,), 64, torch.float32)
         rows.query = rows.query.abs() + 1

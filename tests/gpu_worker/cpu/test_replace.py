@@ -133,7 +133,7 @@ def rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, axis: int 
 
 
 class Rotating(nn.Module):
-    """Calls a rotation whose name and arguments are no model's."""
+    """Calls a rotation with a name and arguments that no model uses."""
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         return torch.cat(rotated(x, x, table.cos(), table.sin()))

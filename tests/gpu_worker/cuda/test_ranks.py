@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def captured(folder: Path, rank: int) -> tuple[Runner, GraphRecorder]:
-    """The runner of one rank, whose peers do not exist, with every shape captured."""
+    """The runner of one rank without its peers, with every shape captured."""
     ranks = Ranks(rank=rank, size=SIZE, local_rank=rank, local_size=SIZE)
     files = read_files(folder)
     whole = examine(files.config, dtype=torch.float32, packs=True)

@@ -1,7 +1,7 @@
 """libcuda's virtual memory management without a GPU: memory is a memfd, addresses are those of the process.
 
 It keeps the driver's rules, as the CUDA Driver API (13.0) documents them: what breaks one gets an error, and an access
-to memory that is not mapped, or whose access was not set, ends the process. Calls take ctypes arguments, as libcuda
+to memory that is not mapped, or has no access set, ends the process. Calls take ctypes arguments, as libcuda
 does. One object is the driver of one process; processes share a `FakeCard`.
 """
 

@@ -26,7 +26,7 @@ GROUPS, FIXED = 4, 2
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[FakeRig]:
-    """A runner whose pool has addresses of the fake driver, and tensors without data."""
+    """A runner; its pool has addresses of the fake driver, and tensors without data."""
 
     def no_bytes(address: int, num_bytes: int, device: torch.device) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)

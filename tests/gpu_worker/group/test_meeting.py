@@ -1,4 +1,4 @@
-"""Hosts that meet: how their ranks are numbered, who is told of a host that comes again, and what is not believed."""
+"""Hosts that meet: the numbers of their ranks, the hosts that hear of one that comes again, and refused messages."""
 
 import asyncio
 import json

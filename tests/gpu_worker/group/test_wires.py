@@ -1,4 +1,4 @@
-"""The sockets of a group on several hosts, over the loopback address: who gets frames, and who is refused."""
+"""The sockets of a group on several hosts, over the loopback address: which peers get frames, and which are refused."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""The holder as a process: who gets memory, when it is granted again, and when it is freed."""
+"""The holder as a process: which worker gets memory, when another one gets it, and when the holder frees it."""
 
 import mmap
 import os

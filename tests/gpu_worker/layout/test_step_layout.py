@@ -1,4 +1,4 @@
-"""Inputs of padded steps equal those that plain loops over the tiny core's rows give, whatever was in the arrays."""
+"""Inputs of padded steps equal those of plain loops over the tiny core's rows, with any content in the arrays."""
 
 import random
 

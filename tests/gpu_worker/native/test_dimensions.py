@@ -91,7 +91,7 @@ def test_linear_layers(library: NativeLibrary, dtype: torch.dtype, dims: Sequenc
 def test_small_operators(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     is_bfloat16, one = c_int32(dtype is torch.bfloat16), c_int32(1)
     for dim in dims:
-        # Rows of a wider matrix, whose other elements are NaN.
+        # Rows of a wider matrix, with NaN in its other elements.
         wide = torch.full((2, 2, dim + 3), torch.nan, dtype=dtype)
         x, y = wide[0, :, :dim], wide[1, :, :dim]
         x.copy_(randn(2, dim, dtype=dtype)), y.copy_(randn(2, dim, dtype=dtype, seed=2))

@@ -39,7 +39,7 @@ def test_candidates_go_up_to_cores_quota_and_limit(cpus: Cpus, limit: int, expec
 
 
 def scaled(counts: list[int], *, one_row: float, many_rows: float, memory_threads: int = 2) -> list[Measured]:
-    """Figures in milliseconds of one thread; one row is as fast as memory, which so many threads exhaust."""
+    """Figures in milliseconds of one thread; one row is as fast as memory, which `memory_threads` exhaust."""
     return [
         Measured(threads=n, one_row=one_row / 1e3 / min(n, memory_threads), many_rows=many_rows / 1e3 / n)
         for n in counts

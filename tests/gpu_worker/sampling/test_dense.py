@@ -1,4 +1,4 @@
-"""The dense path chooses what the path of ragged rows chooses, whatever mix of parameters the samples have."""
+"""The dense path chooses what the path of ragged rows chooses, for any mix of parameters of the samples."""
 
 import math
 
@@ -81,7 +81,7 @@ def test_every_mix_of_rows_draws_what_the_ragged_rows_draw(
 
 
 def test_a_row_of_sums_at_the_border_is_cut_alike(device: torch.device) -> None:
-    """Equal shares, whose sums are exact, with top_p at a whole number of them."""
+    """Equal shares with exact sums, and top_p at a whole number of shares."""
     logits = torch.zeros(9, 2048, device=device)
     logits[:, 8:] = -200.0
     rows = varied([{"top_p": i / 8} for i in range(9)], 1)

@@ -56,7 +56,7 @@ WISHES = [
     Wish(sampling={}, mask=range(3, 50, 2)),
     Wish(sampling={}, allowed=range(4, 50, 3)),
     Wish(sampling={"banned_until": 99}, banned=[0, 1, 2, 3, 5, 8, 13]),
-    # The most probable token alone, of whatever temperature.
+    # The most probable token alone, at any temperature.
     Wish(sampling={"temperature": 1.5, "top_k": 1, "seed": 5}),
     Wish(sampling={"temperature": 0.3, "top_k": 1, "top_p": 0.5, "seed": 6}, mask=range(3, 50, 2)),
     Wish(sampling={"temperature": 0.9, "seed": 7}),

@@ -1,7 +1,7 @@
 """A rank of a trial's test: `python -m tests.gpu_worker.sharding.one_trial RANK SIZE FOLDER KV_HEADS FAULT`.
 
 The ranks compare the plan of a Llama model. FAULT: `sum`: a projection is half of what it is in the whole model, as if
-a rank's part of a sum were taken for all; `gemma3n`: that class, whose activations take the mean and the deviation of a
+a rank's part of a sum were taken for all; `gemma3n`: that class, with activations that use mean and deviation of a
 dimension that its plan shards. Prints `refused` and why, or what the log says.
 """
 

@@ -1,4 +1,4 @@
-"""Checksums on a device equal those of a CPU, whatever the layout of the pool, and do not wait."""
+"""Checksums on a device equal those of a CPU, for every layout of the pool, and do not wait."""
 
 import pytest
 import torch

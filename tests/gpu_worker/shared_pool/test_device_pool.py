@@ -323,7 +323,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(eager: Card, monkeypatc
         f"the KV pool of {held >> 20} MiB cannot be allocated: cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY (2): "
         "out of memory; nvidia-smi shows what else uses the GPU, and a pool of a dead worker is kept for 600 s"
     )
-    # The first worker dies, and nobody has taken its pool over.
+    # The first worker dies, and no other one has taken its pool over.
     monkeypatch.undo()
     eager.libraries[0].end()
     eager.dies(first)

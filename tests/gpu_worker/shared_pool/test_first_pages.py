@@ -74,7 +74,7 @@ def test_pieces_cover_the_first_pages_of_every_head_and_fit_their_estimate(geome
             used += [(first + geometry.num_pages * page_bytes, first + (geometry.num_pages + 1) * page_bytes)] * extra
             for begin, end in used:
                 assert covered[begin // GRANULE : -(-end // GRANULE)].all()
-        # Torch asks whose address a tensor begins at.
+        # Torch asks for the owner of the address where a tensor begins.
         assert covered[start // GRANULE]
     tensors = PoolTensors(count=2, heads=heads, head_dim=dimension, itemsize=itemsize, extra_pages=extra)
     beside = bytes_beside_pool(costs_of(tensors), geometry)

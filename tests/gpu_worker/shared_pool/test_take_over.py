@@ -1,6 +1,6 @@
 """A second runner takes the pool of a first one over: same tokens and hidden states, and nothing damaged is believed.
 
-Both are in this process; a list of pools whose users are dead stands for the holder. The truth is float64.
+Both are in this process; a list of pools of dead users stands for the holder. The truth is float64.
 """
 
 import errno
@@ -76,7 +76,7 @@ def run_first(pair: Pair, num_tokens: int, *, generation: int = 1, step: int = 1
 
 
 def continued(pair: Pair, core: TinyCore, num_shared: int) -> TinyCore:
-    """A core of the next generation whose row 1 starts with `num_shared` pages of the dead runner."""
+    """A core of the next generation; its row 1 starts with `num_shared` pages of the dead runner."""
     old = core.rows[1]
     after = TinyCore(core.geometry, generation=core.generation + 1, page_order=list(core.free_pages))
     after.add(1, old.tokens, shared=old.pages[:num_shared], position=num_shared * PAGE)
@@ -191,7 +191,7 @@ def test_a_page_that_is_not_full_is_refused(pair: Pair) -> None:
 
 
 def test_a_page_that_a_later_step_began_to_write_is_refused(pair: Pair) -> None:
-    """The first runner zeroes a page in a step that nobody saw confirmed."""
+    """The first runner zeroes a page in a step that it never confirmed."""
     core = run_first(pair, 3 * PAGE + 5)
     pair.first.step(core, decode=[1], moves=Moves(zero=[core.rows[1].pages[0]]))
     after = continued(pair, core, 3)

@@ -211,7 +211,7 @@ def test_a_step_out_of_memory_holds_no_tensor_when_it_is_answered(rig: Rig, monk
         try:
             torch.empty(1 << 60, dtype=torch.uint8)
         except RuntimeError as error:
-            kept = error  # a cycle: the frame refers to the exception, whose traceback refers to the frame
+            kept = error  # a cycle: the frame refers to the exception, and its traceback refers to the frame
             raise kept from None
 
     with monkeypatch.context() as patch:

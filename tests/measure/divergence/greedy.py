@@ -26,7 +26,7 @@ class GreedyError:
 
     model: str
     streams: int
-    # By output position p: the share of streams whose first p tokens are equal.
+    # By output position p: the share of streams with equal first p tokens.
     equal: dict[int, float]
     # Equal tokens before the first difference, of all tokens up to it, the differing one included.
     equal_tokens: int
@@ -34,7 +34,7 @@ class GreedyError:
     # Gaps of logits in float32: where the texts first differ, and of its best two tokens at every compared position.
     gaps: dict[str, float]
     usual_gaps: dict[str, float]
-    # Differences whose token is not among float32's best ones.
+    # Differences with a token that is not among float32's best ones.
     far: int
     # The largest difference of a logprob of the same token after the same text.
     max_logprob_difference: float

@@ -29,7 +29,7 @@ _OPENING = 64
 
 
 def prompt(number: int) -> list[int]:
-    """A prompt that tells the instant worker the request's number."""
+    """A prompt that holds the request's number for the instant worker."""
     return [number // 256, number % 256, *([32] * (NUM_PROMPT - 2))]
 
 

@@ -1,7 +1,7 @@
 """The memory of open streams: processes that hold them, and the same number of empty calls to compare with.
 
-A stream is a Generate call whose caller has read its first token; the worker makes a step every 2 s. An empty call
-is one of the same client to a grpc.aio server with the same options, whose handler has read the request, has sent the
+A stream is a Generate call; its caller has read the first token; the worker makes a step every 2 s. An empty call
+is one of the same client to a grpc.aio server with the same options; its handler has read the request, has sent the
 initial metadata and waits. Figures are resident memory (RssAnon) after all calls are open, less that before the first.
 Owns both servers' start and the figures; `python -m tests.measure.front.memory` is the empty server.
 """

@@ -249,7 +249,7 @@ def _floats(rng: np.random.Generator, count: int) -> bytes:
 
 
 def benchmark_info(max_rows: int, num_pages: int, **sizes: int) -> WorkerInfo:
-    """Returns the info of a worker with so many pages besides page 0."""
+    """Returns the info of a worker with `num_pages` pages besides page 0."""
     return WorkerInfo(
         identity="benchmark",
         model="benchmark",

@@ -1,4 +1,4 @@
-"""A worker that keeps its plans, and replays them once it has been told to stop.
+"""A worker that keeps its plans, and replays them once it gets the signal to stop.
 
 `python -m tests.measure.serving.recording_worker --replays N [--profile] -- FLAGS` is `gpu_worker FLAGS`. After
 SIGTERM the same warm runner executes the same frames again without sockets: what the worker alone would take, in the

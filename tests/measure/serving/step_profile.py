@@ -2,7 +2,7 @@
 
 Owns the groups of operators. Only some steps are profiled, but all are executed, because each needs the ones before it.
 The profiler slows Python down and leaves operators nearly as they are: shares are of the time that the same steps took
-without it, and `host` is what no operator covers. C++ kernels are no operators of torch, so `trace_kernels` must have
+without it, and `host` is what no operator covers. C++ kernels are not torch's operators, so `trace_kernels` must have
 been called before the runner was made; captured steps then replay their kernels one by one.
 """
 

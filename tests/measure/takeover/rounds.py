@@ -78,7 +78,7 @@ class Stream:
 
 
 def prompts() -> list[list[int]]:
-    """The prompts of the streams; no two begin alike, so no pages are shared."""
+    """The prompts of the streams, each with another beginning, so no pages are shared."""
     draw = random.Random(7)
     return [[draw.randrange(100, 1000) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_STREAMS)]
 

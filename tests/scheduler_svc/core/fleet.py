@@ -80,7 +80,7 @@ class Fleet(World):
         return busy
 
     def deliver_from(self, name: str) -> bool:
-        """Delivers the worker's oldest result, or answer about weights, to the core. Returns False if there is none."""
+        """Delivers the worker's oldest result, or answer about weights, to the core. Returns False without one."""
         worker = self.workers[name]
         if not worker.results and not worker.answers:
             return False

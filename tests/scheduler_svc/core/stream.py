@@ -19,7 +19,7 @@ def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
 
 
 def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
-    """Returns the logprobs of an effect, one per token, with `top_k` alternatives, or all if it is None."""
+    """Returns the logprobs of an effect, one per token, with `top_k` alternatives; None means all."""
     lines = zip(values.logprobs.tolist(), values.top_token_ids.tolist(), values.top_logprobs.tolist(), strict=True)
     return [
         Logprob(logprob=own, top=tuple(zip(ids[:top_k], logprobs[:top_k], strict=True))) for own, ids, logprobs in lines
@@ -62,7 +62,7 @@ class Stream:
 
     @property
     def ended(self) -> fx.End:
-        """The end. Raises AssertionError if there is none."""
+        """The end. Raises AssertionError if the request has not ended."""
         assert self.end is not None, f"{self.submit.request_id} has not ended"
         return self.end
 

@@ -121,7 +121,7 @@ def test_each_state_of_the_workers_has_one_reason(
     value = fleet.core.availability.value
     assert (None if value is None else value.reason) is reason
     assert value is None or message in value.message
-    # A front end that joins is told the same.
+    # A front end that joins gets the same message.
     effects = fleet.core.handle(ev.FrontendJoined(frontend="f-2"), fleet.now)
     [status] = [effect for effect in effects if isinstance(effect, fx.CoreStatus) and effect.frontend == "f-2"]
     assert status.reason is reason and status.not_serving == ("" if value is None else value.message)
@@ -150,7 +150,7 @@ def test_a_worker_that_cannot_load_is_not_counted_and_serves_when_it_can() -> No
 
 
 def test_a_refusal_before_the_first_worker_serves_has_its_words() -> None:
-    """A scheduler that continues a journal after an update, and whose worker finds no folder."""
+    """A scheduler that continues a journal after an update; its worker finds no folder."""
     fleet = UpdatedFleet(num_workers=0, silence_timeout_seconds=1e6)
     fleet.handle(WeightsRestored(weights=Weights(version="v1", folder="/weights/v1")))
     joins(fleet, refusal=WORDS).run()

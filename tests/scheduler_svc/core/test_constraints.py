@@ -212,7 +212,7 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
             break
     assert world.fault(stuck).endswith(f"worker {name} has not prepared it within {ANSWER_SECONDS:g} s")
     assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
-    # The late answer finds nobody, so the worker drops what it has.
+    # The late answer finds no request, so the worker drops what it has.
     world.answer()
     assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
     assert world.end_of(other) is not None
@@ -244,7 +244,7 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     rejected = world.refusal(refused)
     assert rejected.code is fx.RejectCode.QUEUE_FULL
     assert rejected.message == "the caller's own constraints have 45 bytes and this one has 20; the limit is 55 now"
-    # The source that is there takes no more room, whoever uses it.
+    # A source that is there takes no more room if another tenant uses it.
     assert world.streams[world.submit([3], constraint=b"a" * 45, tenant="greedy")].rejected is None
     polite = world.submit([4], constraint=b"c" * 27, tenant="polite")
     assert world.streams[polite].rejected is None

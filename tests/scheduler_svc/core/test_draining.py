@@ -27,7 +27,7 @@ def drain(
 
 
 def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options: Any) -> Fleet:
-    """A fleet whose first worker is drained after a step of some requests."""
+    """A fleet with its first worker drained after a step of some requests."""
     fleet = proven_fleet(*standbys)
     ask(fleet, requests, tokens)
     fleet.step(0.01)
@@ -153,7 +153,7 @@ def test_a_standby_worker_gets_the_seat_of_a_drained_worker_whose_heir_was_lost(
     fleet.join_as(ROOMY, is_standby=True)
     fleet.step(0.01)
     assert not fleet.core.lanes["c"].phases.counts
-    # In the same event, so that nobody waits for the next one.
+    # In the same event, so that no caller waits for the next one.
     fleet.lose("a", is_orderly=True)
     assert fleet.core.lanes["c"].phases.counts
     fleet.finish()
@@ -247,7 +247,7 @@ def test_the_rows_of_a_worker_that_was_asked_to_stop_move_and_it_is_dismissed() 
     assert not fleet.running("a")
     fleet.lose("a", is_orderly=True)
     fleet.finish()
-    # Its end is no warning.
+    # Its end gives no warning.
     assert fleet.told(fx.Note) == []
 
 

@@ -95,7 +95,7 @@ def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it
     while lane.pages.pending is None:
         fleet.deliver_from("b") if fleet.workers["b"].results else fleet.apply_plans("b") or fleet.tick(0.001)
     assert lane.pool.num_cached
-    # It was only silent: its pool is its own again, and it has been told to zero it.
+    # The worker was only silent: its pool is its own again, and the core has ordered it to zero the pool.
     worker = Worker(name="a", shape=SHAPE, faults=Faults(), pool_id=b"a", shared=fleet.memory)
     fleet.workers["a"] = worker
     fleet.handle(ev.WorkerJoined(worker="a", info=replace(worker.info, pool_bytes=POOL_BYTES)))

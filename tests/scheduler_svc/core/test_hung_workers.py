@@ -14,7 +14,7 @@ PREDICTING = greedy(predict_steps=True)
 
 
 def busy(world: World, *, seconds: float, prompt: int = 1) -> None:
-    """A request whose steps take `seconds` each, until ten steps are confirmed."""
+    """A request with steps of `seconds` each, until ten steps are confirmed."""
     world.submit([1] * prompt, max_new_tokens=200, ignore_eos=True)
     world.steps(10, seconds)
 

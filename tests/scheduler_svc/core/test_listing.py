@@ -111,7 +111,7 @@ def test_what_comes_and_goes_between_pages_is_neither_repeated_nor_missed() -> N
     world.audit_every = 64
     streams = [world.submit([1], max_new_tokens=9) for _ in range(300)]
     first = ask(world, page_size=50)
-    # So many are gone that the order of the list is made anew, with the last one of the page and the next ones.
+    # These losses make the core rebuild the order of the list, without the last one of the page and the next ones.
     for stream in streams[20:120]:
         world.cancel(stream)
     for _ in range(1000):
@@ -167,7 +167,7 @@ def test_requests_of_a_journal_are_listed_before_and_after_a_worker_joins() -> N
     assert (entry.state, entry.wait_reason, entry.is_detached) == (RequestState.WAITING, WaitReason.NO_WORKER, True)
     assert (entry.age_seconds, entry.prompt_tokens, entry.output_tokens, entry.max_new_tokens) == (8.0, 3, tokens, 20)
     assert entry.seconds_left == 42.0
-    # Numbers begin anew, so the page of the core before cannot go on.
+    # Numbers begin again, so the page of the core before cannot go on.
     assert ask(after, mark).is_stale
     after.join()
     after.step()

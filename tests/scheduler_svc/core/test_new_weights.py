@@ -20,7 +20,7 @@ EXACT = (Running.FINISH, Running.RECOMPUTE, Running.ABORT)
 
 
 def proven(**options: Any) -> UpdatedFleet:
-    """A fleet whose workers have all computed a step."""
+    """A fleet; each of its workers has computed a step."""
     fleet = UpdatedFleet(**options)
     fleet.run()
     return fleet

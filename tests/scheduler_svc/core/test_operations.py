@@ -1,4 +1,4 @@
-"""Drains and updates of weights under one table of rules: who watches, who gets a report, and when."""
+"""Drains and updates of weights under one table of rules: which front end watches, which gets a report, and when."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class WatchedFleet(UpdatedFleet):
         return [at for at, *whom, _ in self.heard if whom == [frontend, query]]
 
     def leave(self) -> None:
-        """Workers that were told to end do so."""
+        """Workers end if the core has asked them to."""
         for each in self.news:
             assert isinstance(each, fx.DismissWorker)
             del self.workers[each.worker]
@@ -291,7 +291,7 @@ def test_a_worker_that_cannot_load_and_has_requests_wakes_nobody_when_it_is_to_b
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_a_drain_is_watched_while_an_update_goes_on(in_turn: bool) -> None:
-    """Both by one front end, with the same number of their queries: they are told apart."""
+    """Both by one front end, with the same number of their queries: the core keeps them apart."""
     fleet = WatchedFleet(num_workers=2, tokens=60)
     event = UpdateWeights(frontend=FRONTEND, query=1, weights=WEIGHTS, running=Running.FINISH, in_turn=in_turn)
     fleet.handle(event)

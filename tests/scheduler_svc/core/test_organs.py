@@ -58,7 +58,7 @@ def load(world: World, seed: int) -> None:
 
 
 def decided(effects: list[fx.Effect]) -> list[str]:
-    """Returns the effects, except for what is told of the service and of waits."""
+    """Returns the effects, except for reports on the service and on waits."""
     return [repr(each) for each in effects if not isinstance(each, fx.ModelServed | fx.CoreStatus | fx.Waits)]
 
 

@@ -1,4 +1,4 @@
-"""Tenants: one cannot delay or exclude another, whatever its salts; limits per minute, of the queue and of rows."""
+"""Tenants: one cannot delay or exclude another, with any salts; limits per minute, of the queue and of rows."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests whose callers set no maximum: where they run, where they end, and what is counted for them before."""
+"""Requests without a maximum by their callers: where they run, where they end, and what is counted for them before."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ def ended(world: World, stream: int) -> tuple[fx.EndReason | None, int]:
 
 
 def grow(world: World, stream: int, tokens: int) -> None:
-    """Steps until the stream has so many tokens."""
+    """Steps until the stream has `tokens` tokens."""
     for _ in range(2000):
         if len(world.streams[stream].tokens) == tokens:
             return

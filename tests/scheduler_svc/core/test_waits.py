@@ -1,4 +1,4 @@
-"""What the caller of a request that makes no progress is told: the reason, once, and at most once a second."""
+"""The report to the caller of a request that makes no progress: the reason, once, and at most once a second."""
 
 import itertools
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def test_a_wait_is_told_once(act: Callable[[World], int], reason: WaitReason, is
     stream = act(world)
     world.tick()
     assert told(world) == ([(stream, reason)] if is_told_at_once else [])
-    # The core asks for the Tick in which it tells.
+    # The core asks for the Tick in which it reports.
     if not is_told_at_once:
         wake = world.core.next_wake()
         assert wake is not None and wake <= world.now + LOOK_SECONDS
@@ -90,7 +90,7 @@ def test_a_running_answer_is_told_and_told_again_when_the_reason_changes() -> No
     assert told(fleet) == [(stream, WaitReason.WORKER_LOST)]
     fleet.join_as(LARGE)
     fleet.tick(0.1)
-    # It was told less than a second ago.
+    # Its caller got a report less than a second ago.
     assert told(fleet) == []
     fleet.tick(LOOK_SECONDS)
     assert told(fleet) == [(stream, WaitReason.WORKER_STARTING)]

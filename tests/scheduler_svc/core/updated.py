@@ -1,4 +1,4 @@
-"""A fleet whose workers load new weights: each token is the oracle's of the version that its stream's end names."""
+"""A fleet with workers that load new weights: each token is the oracle's of the version that its stream's end names."""
 
 import random
 from typing import Any
@@ -87,7 +87,7 @@ class UpdatedFleet(Fleet):
             self.turn(name)
 
     def run_until_loading(self) -> str:
-        """Steps until a worker has been told to load and has not begun; returns its name."""
+        """Steps until a worker has an order to load and has not begun; returns its name."""
         while True:
             self.tick()
             for name, lane in self.core.lanes.items():

@@ -341,7 +341,7 @@ class World:
         return True
 
     def deliver(self) -> bool:
-        """Delivers the oldest result to the core. Returns False if there is none."""
+        """Delivers the oldest result to the core. Returns False without one."""
         if not self.results:
             return False
         message = pb.WorkerToCore(result=self.results.popleft())
@@ -349,7 +349,7 @@ class World:
         return True
 
     def answer(self) -> bool:
-        """Delivers the answer for the oldest resource that was not answered. Returns False if there is none."""
+        """Delivers the answer for the oldest resource that was not answered. Returns False if all were."""
         if not self.preparing:
             return False
         message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.popleft()))
@@ -367,7 +367,7 @@ class World:
     # Checks ------------------------------------------------------------------------------------------------------
 
     def end(self, stream: int) -> fx.End:
-        """Returns the stream's terminal answer. Raises AssertionError if there is none."""
+        """Returns the stream's terminal answer. Raises AssertionError if it has not come."""
         end = self.streams[stream].end
         assert end is not None, f"stream {stream} has not ended"
         return end

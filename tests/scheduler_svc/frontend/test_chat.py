@@ -31,7 +31,7 @@ def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
 
 
 async def answered(s: Service, tokens: Sequence[int], request: chat_pb2.Chat, **fields: Any) -> list[Any]:
-    """The messages of a chat whose answer is `tokens`, one per step, and EOS."""
+    """The messages of a chat with the answer `tokens`, one per step, and EOS."""
     call = s.generate(chat=request, **fields)
     submit = await s.core.admit()
     for token in tokens[:-1]:

@@ -1,4 +1,4 @@
-"""Who may call what: every method of every service, with every kind of token, and what a tenant's limits do."""
+"""Which token may call what: every method of every service, with every kind of token, and what a tenant's limits do."""
 
 import asyncio
 import time
@@ -329,7 +329,7 @@ async def test_a_request_belongs_to_the_callers_tenant(s: Service) -> None:
 
 @served(needs_tokens=True)
 async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -> None:
-    """So neither the time nor the count of cached tokens tells a tenant what another has sent."""
+    """So neither the time nor the count of cached tokens shows a tenant what another has sent."""
     names = ("acme-1", "acme-2")
     await allow(s, tenants(*(frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names)))
     hashes: list[set[bytes]] = []
@@ -434,7 +434,7 @@ async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Ser
 
 
 async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls without the right whose callers read nothing are ended at the next sweep, others after their time."""
+    """Unread calls without the right end at the next sweep, others after their time."""
     monkeypatch.setattr(calls_module, "UNREAD_SECONDS", 0.0)
     released: list[set[Any]] = []
 

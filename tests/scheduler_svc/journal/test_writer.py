@@ -34,7 +34,7 @@ class Disk:
 
 
 class Bench:
-    """A writer whose snapshot is the list `live`, and a clock."""
+    """A writer with the list `live` as its snapshot, and a clock."""
 
     def __init__(self, path: Path, *, max_bytes: int = LIMIT, sync: Sync = Sync.OFF) -> None:
         self.live: list[bytes] = []

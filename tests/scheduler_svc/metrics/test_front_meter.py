@@ -57,7 +57,7 @@ def test_a_delta_of_n_tokens_is_n_equal_gaps() -> None:
     sample.over(10)
     found = reported(meter)
     histogram([0.25], found[catalogue.FIRST_TOKEN], catalogue.FIRST_TOKEN)
-    # A delta without a token, of held text, is no end of a gap.
+    # A delta without a token, of held text, does not end a gap.
     histogram([0.03, *[0.12] * 4, 0.6], found[catalogue.BETWEEN_TOKENS], catalogue.BETWEEN_TOKENS)
     assert found[catalogue.GENERATION_TOKENS] == [10]
     assert found[catalogue.PROMPT_TOKENS] == [7]

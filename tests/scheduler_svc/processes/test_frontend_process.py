@@ -46,7 +46,7 @@ class Bench:
         return [record.getMessage() for record in self._caplog.records if record.levelno >= logging.WARNING]
 
     def until(self, processes: FrontendProcesses, what: Callable[[], bool]) -> None:
-        """Runs turns of the loop until `what` is true; there is no event for output or end of a child."""
+        """Runs turns of the loop until `what` is true; neither output nor the end of a child gives an event."""
 
         def turn() -> bool:
             processes.watch(restart=True)

@@ -1,4 +1,4 @@
-"""Drain and UpdateWeights on the wire, under one table: what operators ask for, and what they are told."""
+"""Drain and UpdateWeights on the wire, under one table: the requests of operators, and the answers to them."""
 
 from dataclasses import fields
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a person who waits is told."""
+"""The lines that the terminal shows while a person waits."""
 
 import dataclasses
 

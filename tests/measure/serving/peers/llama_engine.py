@@ -2,7 +2,7 @@
 
 Owns one process that drives llama.cpp's library as its server does: every step is a batch of one token per running
 sequence, then prompt tokens up to the batch size; greedy. Weights, K and V are float32. Flash attention is off, because
-on a CPU it is less exact than float32: it chose a token whose logit was 0.01 below the largest. The unified cache is
+on a CPU it is less exact than float32: it chose a token with a logit 0.01 below the largest. The unified cache is
 tried on and off in a short round, and the faster is measured. Prints one JSON object.
 """
 

@@ -1,4 +1,4 @@
-"""Steps that run out of memory: any worker serves whatever can run alone, after few failures, and no loop begins."""
+"""Steps that run out of memory: any worker serves a request that fits alone, after few failures and without a loop."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The order of requests of several tenants, held against an order that is computed anew for every request."""
+"""The order of requests of several tenants, compared with an order that is computed from scratch for every request."""
 
 import random
 from collections import defaultdict

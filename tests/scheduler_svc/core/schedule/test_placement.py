@@ -23,7 +23,7 @@ class QuietFleet(Fleet):
 
 
 class HollowFleet(QuietFleet):
-    """Its workers compute nothing, and nobody reads what they sample: a plan has its result when it is due."""
+    """Its workers compute nothing, and no test reads their samples: a plan has its result when it is due."""
 
     def _take(self, effect: fx.Effect) -> None:
         if isinstance(effect, fx.SendPlan):
@@ -35,7 +35,7 @@ class HollowFleet(QuietFleet):
         super().__init__(*shapes)
 
     def deliver_from(self, name: str) -> bool:
-        """Delivers the result of the worker's oldest plan. Returns False if there is none."""
+        """Delivers the result of the worker's oldest plan. Returns False without one."""
         if not self.due.get(name):
             return False
         self.handle(step_done(name, self.due[name].popleft()))

@@ -1,4 +1,4 @@
-"""A fleet whose workers die of a token and are replaced, and a log of what ran at each death.
+"""A fleet with workers that die of a token and are replaced, and a log of what ran at each death.
 
 The log is made from the plans alone and not from the core's own records.
 """

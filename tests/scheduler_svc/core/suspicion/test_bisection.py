@@ -1,4 +1,4 @@
-"""A request that kills, hangs or fails its workers ends alone, after few deaths, and nobody else is touched."""
+"""A request that kills, hangs or fails its workers ends alone, after few deaths, and all others continue."""
 
 import random
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_with_two_workers_the_other_one_goes_on_and_never_dies_twice() -> None:
 
 
 def suspects_on(fleet: DeadlyFleet, name: str) -> set[int]:
-    """Returns the suspects in the worker's plans in flight, which contain nobody else then."""
+    """Returns the suspects in the worker's plans in flight, which contain no other requests then."""
     lane = fleet.lane_of(name)
     found = {handle for record in lane.in_flight for handle in record.handles.tolist()}
     suspects = found & fleet.core.suspects.handles

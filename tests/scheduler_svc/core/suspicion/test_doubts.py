@@ -6,7 +6,7 @@ from scheduler_svc.core.suspicion.suspects import LONE_DEATHS, MAX_DOUBTS, Suspe
 
 
 def lone_deaths_until_conviction(others_between: int) -> int:
-    """The number of deaths that convict a suspect alone, if so many workers die without it between each two."""
+    """The number of deaths that convict a suspect alone, if `others_between` workers die without it between two."""
     suspect, losses = Suspect(cast(Any, None), 5), 0
     for number in range(1, 100):
         losses += 1

@@ -1,4 +1,4 @@
-"""Trials whose lane is lost or drained."""
+"""Trials that lose their lane, or have it drained."""
 
 from dataclasses import replace
 

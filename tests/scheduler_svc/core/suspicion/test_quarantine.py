@@ -1,4 +1,4 @@
-"""The quarantine: which requests it refuses, how long, and what it tells."""
+"""The quarantine: which requests it refuses, for how long, and with which words."""
 
 from dataclasses import replace
 

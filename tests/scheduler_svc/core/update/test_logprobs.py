@@ -48,7 +48,7 @@ def pieces_of(world: World, stream: int = 1) -> list[tuple[int, int]]:
         (12, 4, [(0, 12), (12, 4), (16, 4)]),
         (10, 4, [(0, 12), (12, 4), (16, 4)]),
         (19, 4, [(0, 16), (16, 4)]),
-        # There is no position 20.
+        # Position 20 does not exist.
         (20, 4, [(0, 16), (16, 4)]),
     ],
 )

@@ -1,6 +1,6 @@
 """What each template takes is found by trial, and chats are written so: their texts are those of Transformers.
 
-The truth has the messages as somebody writes them by hand who has read the template; none of it comes from the shape.
+The truth has the messages as a reader of the template writes them by hand; none of it comes from the shape.
 """
 
 import json
@@ -174,7 +174,7 @@ def test_the_second_turn_of_a_tool_loop(name: str) -> None:
     assert shown == loop(name, **given)
 
 
-# They refuse a chat whose roles do not alternate, or the role of tools.
+# They refuse a chat with roles that do not alternate, or the role of tools.
 REFUSES_TOOLS = ("gemma_parts", "llama2")
 
 

@@ -44,7 +44,7 @@ async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: 
     # Both begin equal; then three of one second for one of three.
     assert "".join(order) == "abbbabbaaaa"
     assert threads.gate.used == {"a": 18.0, "b": 5.0}
-    # Who comes later has no credit for idle time: it starts where the others are.
+    # A latecomer has no credit for idle time: it starts where the others are.
     await threads.run("c", work("c", 1.0))
     assert threads.gate.used["c"] == 16.0
     threads.close()

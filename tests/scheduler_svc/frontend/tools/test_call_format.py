@@ -34,7 +34,7 @@ def test_a_wrong_description_is_refused(change: dict[str, object], says: str) ->
         ("\n", True, False),
         ("<think>\n", False, True),
         ("<think>\nwell</think>\n", False, False),
-        # A caller that continues its own text has decided that there is no reasoning.
+        # A caller that continues its own text has decided against reasoning.
         ("The answer", False, False),
     ],
 )

@@ -1,6 +1,6 @@
 """The grammars of calls, against llguidance's own matcher and readers of calls that are written here.
 
-Answers are random walks through the masks, so they are whatever a model could write under the constraint.
+Answers are random walks through the masks, so they can be any text that a model could write under the constraint.
 """
 
 import json

@@ -21,7 +21,7 @@ NOTHING: list[fx.Effect] = []
 
 
 class Watched(World):
-    """A core whose events go into a ring."""
+    """A core with events that go into a ring."""
 
     def __init__(self, *, keep_tokens: bool = False, num_steps: int = 4096) -> None:
         self.ring = Ring(keep_tokens=keep_tokens, num_steps=num_steps)
