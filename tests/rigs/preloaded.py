@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,12 +164,7 @@ class Popen(subprocess.Popen[str]):
         super().__init__(command, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
-        given = _given(self, arguments)
-        try:
-            self.pid = self._server.fork(*_order(given))
-        finally:
-            _close(self, given)
-        self._child_created = True
+        _execute(self, _given(self, arguments), self._server.fork)
 
 
 # The ordinary start, also where the class gets another one.
@@ -193,6 +188,15 @@ def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
         in_new_session=given["start_new_session"], group=given["process_group"],
     )  # fmt: skip
     return order, [*streams, *passed]
+
+
+def _execute(popen: subprocess.Popen, given: Mapping[str, Any], fork: Callable[[_Order, list[int]], int]) -> None:
+    """Does what `subprocess` does to start a process, with a fork in its place."""
+    try:
+        popen.pid = fork(*_order(given))
+    finally:
+        _close(popen, given)
+    popen._child_created = True
 
 
 def _close(popen: subprocess.Popen, given: Mapping[str, Any]) -> None:
@@ -275,12 +279,7 @@ def forking(server: Server, program: str) -> Iterator[None]:
         words = [word for word in given["args"] if word != "-P"]
         if words[:3] != [_PYTHON, "-m", program]:
             return _EXECUTE(popen, *arguments)
-        try:
-            popen.pid = server.fork(*_order(given | {"args": words}))
-        finally:
-            _close(popen, given)
-        popen._child_created = True
-        return None
+        return _execute(popen, given | {"args": words}, server.fork)
 
     with patch.object(subprocess.Popen, "_execute_child", execute):
         yield
@@ -444,18 +443,17 @@ def _prepare_children(program: str, arguments: list[str]) -> None:
     if not spares:
         return
 
+    def take(order: _Order, descriptors: list[int]) -> int:
+        pid, connection = spares.pop(0)
+        with connection:
+            _send(connection, order, descriptors)
+        return pid
+
     def execute(popen: subprocess.Popen, *given: Any) -> None:
         values = _given(popen, given)
         if not spares or list(values["args"][:3]) != [sys.executable, "-P", "-m"]:
             return _EXECUTE(popen, *given)
-        popen.pid, connection = spares.pop(0)
-        try:
-            with connection:
-                _send(connection, *_order(values))
-        finally:
-            _close(popen, values)
-        popen._child_created = True
-        return None
+        return _execute(popen, values, take)
 
     subprocess.Popen._execute_child = execute
 
