@@ -218,13 +218,13 @@ def filters_late(columns: Mapping[str, HostArray], rows: Int64Array) -> NDArray[
 
 def late_filters(columns: Mapping[str, HostArray], rows: Int64Array) -> tuple[LateFilter[HostArray], ...]:
     """Returns the late filters of `rows` [G], which draw."""
-    found: list[LateFilter[HostArray]] = []
+    filters: list[LateFilter[HostArray]] = []
     for name, off in LATE_FILTERS.items():
         values = columns[name][rows]
         places = np.flatnonzero(values != off)
         if places.size:
-            found.append(LateFilter(name=name, places=places, values=values[places]))
-    return tuple(found)
+            filters.append(LateFilter(name=name, places=places, values=values[places]))
+    return tuple(filters)
 
 
 def late_samples(columns: Mapping[str, HostArray], rows: Int64Array) -> LateSamples[HostArray] | None:
