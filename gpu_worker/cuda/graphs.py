@@ -61,7 +61,7 @@ class CudaGraphs:
     """Captures on a stream of its own and replays on the current one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self._pool = torch.cuda.graph_pool_handle()
         # One stream for all captures: the allocator keeps the pool's blocks by stream.
         self._stream = torch.cuda.Stream(device)
@@ -69,22 +69,48 @@ class CudaGraphs:
 
     def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
         """Captures the work of `run`; see `GraphBackend.capture`."""
+        self._refuse_waits(run)
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph would also empty the allocator's cache at every capture.
         with torch.cuda.stream(self._stream), _without_collection():
-            # Other threads, such as the one that pins memory, may use CUDA meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
+                # Other threads, such as the one that pins memory, may use CUDA meanwhile.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 result = run()
-            except (RuntimeError, torch.AcceleratorError) as error:
-                with suppress(RuntimeError):
-                    graph.capture_end()
+            except RuntimeError as error:
+                self._abandon(graph)
                 raise NotCapturable(first_line(error)) from error
             graph.capture_end()
         self.pool_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return graph, mapped(result, unowned)
+
+    def _refuse_waits(self, run: Callable[[], object]) -> None:
+        """Raises NotCapturable if `run` waits for the device: in a capture that would be an error of the driver."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run()
+        except RuntimeError as error:
+            raise NotCapturable(first_line(error)) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed.
+
+        If the driver has invalidated it, `capture_end` raises before the allocator has left the graph's pool, and each
+        later capture into this pool would fail (torch 2.11 to 2.13, `CUDAGraph::capture_end`). The graphs that the pool
+        has keep it; later ones get another.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                torch._C._cuda_releasePool(self._device.index, self._pool)
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
 
 
 @contextmanager

@@ -4,10 +4,13 @@ The comparison is the worker's own self-check: a prompt in two chunks, one besid
 Its tolerance is measured on the model itself.
 """
 
+import traceback
+
 import torch
 
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.self_check import check_runner
+from gpu_worker.failures import first_line
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.models import TINY_SHAPES, TRUE_SHAPES, config_of
 from tests.measure.gpu_day.runners import free_memory, serve
@@ -40,14 +43,18 @@ def run(day: Day) -> None:
 
 
 def _check(day: Day, shape: str, dtype: str, **sizes: int) -> None:
-    served = serve(day, config_of(shape), dtype=dtype, **sizes)
     name = f"{shape} in {dtype}: logits equal eager attention's within rounding"
     try:
+        served = serve(day, config_of(shape), dtype=dtype, **sizes)
         with torch.inference_mode():
             error = check_runner(served.model, served.runner, served.dtype)
     except ModelRefused as refusal:
         day.record.check(name, False, str(refusal))
+    except Exception as error:  # the families after it are checked, too
+        traceback.print_exc()
+        day.record.check(name, False, f"{type(error).__name__}: {first_line(error)}")
     else:
         day.record.check(name, True, f"median relative error {error:.2g}")
-    del served
+        day.record.note(f"{shape} in {dtype}: {served.runner.steps.summary}")
+        del served
     free_memory(day.device)

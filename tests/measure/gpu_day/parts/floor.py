@@ -1,12 +1,15 @@
 """A decode step against its floor: the time in which its bytes and FLOP pass at this device's own measured rates.
 
 The floor is a model, labelled so: bytes of weights and of visible K and V at the rate of a copy, or FLOP at the rate of
-a matrix product, whichever takes longer.
+a matrix product, whichever takes longer. Then the kernels on which a step's time goes, as the profiler counts them.
 """
 
+import re
 import statistics
+from collections import Counter
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from gpu_worker.checkpoint.loading import weight_bytes
 from gpu_worker.memory.costs import pool_tensors
@@ -23,6 +26,10 @@ _SIZES = {"max_rows": 256, "max_length": 4096, "token_budget": 1024, "num_pages"
 _ROWS_AND_CONTEXTS = ((1, 600), (8, 600), (32, 600), (128, 600), (256, 600), (256, 1024), (128, 4000))
 _STEPS = 40
 _REPEATS = 3
+_PROFILED = ((1, 600), (32, 600), (256, 600))
+_PROFILED_STEPS, _MOST_KERNELS = 12, 24
+# The profiler's times are in microseconds.
+_MS = 1e3
 
 
 def run(day: Day) -> None:
@@ -44,6 +51,28 @@ def run(day: Day) -> None:
         rows.append([num_rows, context, device_ms, wall_ms, floor_ms, share])
         columns = ["rows", "context", "device ms", "wall ms", "floor ms (model)", "floor, % of device ms"]
         day.record.table("A decode step", columns, rows, Kind.MEASURED)
+    for num_rows, context in ((2, 40),) if day.tiny else _PROFILED:
+        with day.phase(f"profile of {num_rows} rows of {context}"):
+            kernels = _kernels(served, num_rows, context, generations, on_cpu=day.on_cpu)
+        title = f"Kernels of a decode step, {num_rows} rows of {context}, longest first"
+        day.record.table(title, ["kernel", "launches", "ms"], kernels, Kind.MEASURED)
+
+
+def _kernels(
+    served: Served, rows: int, context: int, generations: Generations, *, on_cpu: bool
+) -> list[list[str | float]]:
+    """Launches and milliseconds per step of each kernel, by name without its numbers; their sum first."""
+    plans = decode_plans(served.geometry, rows=rows, context=context, steps=_PROFILED_STEPS)
+    with profile(activities=[ProfilerActivity.CPU if on_cpu else ProfilerActivity.CUDA]) as profiler:
+        replay(served.runner, plans, generation=generations.next())
+    launches, times = Counter[str](), Counter[str]()
+    for event in profiler.key_averages():
+        name = re.sub(r"\d+", "", event.key)[:90]
+        launches[name] += event.count
+        times[name] += event.self_cpu_time_total if on_cpu else event.self_device_time_total
+    whole = [("all", launches.total(), times.total())]
+    listed = [(name, launches[name], time) for name, time in times.most_common(_MOST_KERNELS)]
+    return [[name, count / len(plans), time / len(plans) / _MS] for name, count, time in whole + listed]
 
 
 def _step_ms(served: Served, rows: int, context: int, generations: Generations) -> tuple[float, float]:
