@@ -15,6 +15,7 @@ stream runs in the order in which it was enqueued; only an event orders work of 
 Knows nothing of sequences.
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -198,4 +199,6 @@ def _host_zeros(num_pages: int, page_elements: int, like: Tensor) -> Tensor:
                 f"host_pool_bytes: {numbered(pages.nbytes, 'byte')} of host memory cannot be locked for the GPU "
                 f"(CUDA error {int(code)}); set a smaller host_pool_bytes, or 0"
             )
+        # Otherwise later memory at these addresses could not be locked.
+        weakref.finalize(pages, library.cudaHostUnregister, pages.data_ptr()).atexit = False
     return pages

@@ -7,6 +7,7 @@ pool as small as its largest graph. Results are valid from a replay to the next 
 import gc
 import logging
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic
@@ -88,14 +89,11 @@ class CudaGraphs:
 
     def _refuse_waits(self, run: Callable[[], object]) -> None:
         """Raises NotCapturable if `run` waits for the device: in a capture that would be an error of the driver."""
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            run()
+            with waits_raise():
+                run()
         except RuntimeError as error:
             raise NotCapturable(first_line(error)) from error
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Ends a capture that failed.
@@ -111,6 +109,20 @@ class CudaGraphs:
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 torch._C._cuda_releasePool(self._device.index, self._pool)
             self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
+
+
+@contextmanager
+def waits_raise() -> Iterator[None]:
+    """Has torch raise RuntimeError for operators that wait for the device, those that it knows."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # That it does not know them all.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager

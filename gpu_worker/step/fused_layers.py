@@ -110,4 +110,6 @@ def compiling() -> Iterator[None]:
     ):
         # The precision of float32 is the caller's choice.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        # A softmax over experts, which is as right without it.
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
         yield

@@ -49,6 +49,10 @@ def child_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
     return kept
 
 
+# On a GPU's machine, a program's own start is what counts, and its Python is not one of these tests.
+may_fork = sys.platform == "linux"
+
+
 @cache
 def _server(kind: str) -> Server:
     # Not with what the test that is the first to need it has changed.
@@ -57,7 +61,7 @@ def _server(kind: str) -> Server:
 
 def server_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Server | None:
     """What forks a program of these arguments, None if it is to be started."""
-    kind = kind_of(arguments) if sys.platform == "linux" else None
+    kind = kind_of(arguments) if may_fork else None
     return server if kind and (server := _server(kind)).can_fork(environment) else None
 
 
@@ -100,7 +104,7 @@ def run(
 
 def forking(program: str) -> AbstractContextManager[None]:
     """Has `subprocess` fork a program without torch instead of starting it."""
-    return preloaded.forking(_server("without torch"), program) if sys.platform == "linux" else nullcontext()
+    return preloaded.forking(_server("without torch"), program) if may_fork else nullcontext()
 
 
 class Child:

@@ -58,7 +58,7 @@ UNPADDED = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
 def test_unequal_head_sizes_work_with_every_feature_together(device: torch.device, on_cpu: bool) -> None:
-    check_one_layer(EVERYTHING, device, torch.float16, on_cpu=on_cpu)
+    check_one_layer(EVERYTHING, torch.device("cpu") if on_cpu else device, torch.float16, on_cpu=on_cpu)
 
 
 @pytest.mark.parametrize("kind", [EVERYTHING, UNPADDED], ids=["everything", "unpadded"])

@@ -258,7 +258,8 @@ def test_two_plans_in_flight_as_on_a_gpu(
     prepare(constrain(), *SOURCES.values())
     expected = run_of(rig, SOURCES)
     expected.go([1, 2, 3], 100)
-    as_on_gpu(rig.runner, monkeypatch)
+    if rig.device.type == "cpu":
+        as_on_gpu(rig.runner, monkeypatch)
     run = run_of(rig, SOURCES)
     ring = Ring(run)
     ring.submit([1, 2, 3])
@@ -286,5 +287,6 @@ def test_a_follower_takes_the_tokens_of_the_leader(rig: Rig, monkeypatch: pytest
     monkeypatch.setattr(device, "share_tokens", share)
     run = run_of(rig, {1: WORD})
     outcome = rig.submit(run.plan([1, 2]))
-    assert outcome.tokens.tolist() == [42, 42] and len(shared) == 1
+    # The padded steps of a GPU share the tokens of every sample first.
+    assert outcome.tokens.tolist() == [42, 42] and len(shared) == (1 if rig.device.type == "cpu" else 2)
     assert device.tables.newest_token[[1, 2]].tolist() == [42, 42]

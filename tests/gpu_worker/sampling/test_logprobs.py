@@ -7,6 +7,7 @@ import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
+from gpu_worker.cuda.graphs import waits_raise
 from gpu_worker.sampling import logits as logits_module
 from gpu_worker.sampling.logits import logprobs_of
 from gpu_worker.wire.frames import Outcome, TokenLogprobs
@@ -188,12 +189,9 @@ def test_submit_never_waits_for_the_device(rig: Rig) -> None:
     plans = [core.plan(chunks={1: 20, 2: 20, 3: 20}), core.plan(decode=[1, 2, 3]), core.plan(decode=[3, 1])]
     # The first makes buffers.
     rig.submit(plans[0])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_raise():
         rig.runner.submit(plans[1])
         rig.runner.submit(plans[2])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     outcomes = [rig.runner.collect(), rig.runner.collect()]
     assert [outcome and outcome.status for outcome in outcomes] == [pb.STEP_STATUS_OK] * 2
     assert [outcome and outcome.detail for outcome in outcomes] == ["", ""]

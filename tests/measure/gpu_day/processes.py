@@ -27,6 +27,7 @@ from tandem_contract.files import use_caches
 from tests.measure.gpu_day.day import Day
 from tests.measure.gpu_day.part_table import Part
 from tests.measure.gpu_day.record import Record
+from tests.rigs import processes
 
 _POLL_SECONDS = 0.5
 
@@ -94,6 +95,7 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     if request.device != "cpu":
         import torch
 
+        processes.may_fork = False
         free, total = torch.cuda.mem_get_info()
         record.note(f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free at the start")
     else:
