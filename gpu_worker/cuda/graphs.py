@@ -96,11 +96,10 @@ class CudaGraphs:
             raise NotCapturable(first_line(error)) from error
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends a capture that failed.
+        """Ends a capture that failed, and leaves its pool to the graphs that it has; later ones get another.
 
-        If the driver has invalidated it, `capture_end` raises before the allocator has left the graph's pool, and each
-        later capture into this pool would fail (torch 2.11 to 2.13, `CUDAGraph::capture_end`). The graphs that the pool
-        has keep it; later ones get another.
+        If the driver has invalidated the capture, `capture_end` raises before the allocator has left the pool, and each
+        later capture into it would fail (torch 2.11 to 2.13, `CUDAGraph::capture_end`). A pool without graphs is gone.
         """
         try:
             graph.capture_end()
@@ -108,7 +107,7 @@ class CudaGraphs:
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
                 torch._C._cuda_releasePool(self._device.index, self._pool)
-            self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch.fx.experimental import _config as shapes_config
 
 from gpu_worker.failures import first_line
@@ -106,6 +107,8 @@ def compiling() -> Iterator[None]:
         shapes_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]
         # By default each float of a module (the epsilon of a norm) is one more argument of the compiled code.
         dynamo_config.patch(specialize_float=True),  # type: ignore[attr-defined]
+        # By default sizes that are no multiple of 8 are padded for some numbers of tokens, with code for each of them.
+        inductor_config.patch(shape_padding=False),  # type: ignore[attr-defined]
         warnings.catch_warnings(),
     ):
         # The precision of float32 is the caller's choice.

@@ -169,8 +169,8 @@ class Runner:
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.
 
-        Calls `after_each` when a plan has ended. At the end it zeroes only the pages of started rows, so plans must not
-        append pages.
+        Calls `after_each` when a plan has ended. At the end it zeroes page 0, which padding writes, and the pages of
+        started rows; so plans must not append pages.
         """
         self.reset(0)
         was_zero = self.on_device.pool_is_zero
@@ -183,7 +183,6 @@ class Runner:
                 after_each()
         self.reset(0)
         used = [pages for plan in plans if plan.started for pages in plan.started.pages]
-        if used:
-            self.on_device.zero_pages(np.unique(np.concatenate(used)))
+        self.on_device.zero_pages(np.unique(np.concatenate([np.zeros(1, np.int64), *used])))
         self.on_device.pool_is_zero = was_zero
         return outcomes

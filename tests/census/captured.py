@@ -6,10 +6,13 @@ Owns the short text that is run both ways.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
 
+from gpu_worker.cuda.graphs import CapturedSteps
+from gpu_worker.cuda.steps import PaddedSteps
 from gpu_worker.step.runner import Runner
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
 from tests.census.trial import Mismatch
@@ -21,11 +24,14 @@ _NUM_STEPS = 6
 
 @contextmanager
 def without_captured_steps(runner: Runner) -> Iterator[None]:
-    """Within it, decode steps run as usual."""
-    run = runner.steps.graphs.run
-    runner.steps.graphs.run = lambda shape, inputs: runner.steps._static(inputs)
-    yield
-    runner.steps.graphs.run = run
+    """Within it, steps run as usual."""
+    steps = runner.steps
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(steps, PaddedSteps):
+            patch.setattr(steps, "graphs", CapturedSteps(None))
+        else:
+            patch.setattr(steps.graphs, "run", lambda shape, inputs: steps._static(inputs))
+        yield
 
 
 def num_replays(runner: Runner) -> int:

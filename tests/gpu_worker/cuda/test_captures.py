@@ -92,11 +92,12 @@ def test_work_that_waits_is_refused_and_later_work_is_captured(
 ) -> None:
     backend = CudaGraphs(torch.device("cuda", 0))
     place = torch.zeros(4, device=device)
-    backend.capture(lambda: place.add_(1))
+    kept = [backend.capture(lambda: place.add_(1))]
     for _ in range(2):
         with pytest.raises(NotCapturable):
             backend.capture(lambda: wait(is_known=is_known))
-        graph, _ = backend.capture(lambda: place.add_(1))
+        kept.append(backend.capture(lambda: place.add_(1)))
+    for graph, _ in kept:
         graph.replay()
     assert bool(place.gt(0).all())
 
@@ -105,14 +106,15 @@ def test_work_that_raises_is_refused_and_later_work_is_captured(
     device: torch.device, wait: Callable[..., None]
 ) -> None:
     backend, calls = CudaGraphs(torch.device("cuda", 0)), list[int]()
+    place = torch.zeros(4, device=device)
 
     def run() -> None:
+        place.add_(1)
         calls.append(1)
         if len(calls) > 1:
             raise RuntimeError("no kernel for this shape")
 
     with pytest.raises(NotCapturable, match="no kernel for this shape"):
         backend.capture(run)
-    place = torch.zeros(4, device=device)
     graph, _ = backend.capture(lambda: place.add_(1))
     graph.replay()

@@ -12,7 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
+from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import prepare
+from gpu_worker.memory.model_facts import model_facts
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 from tests.rigs.true_shapes import TRUE_SHAPES
 
@@ -56,7 +58,8 @@ def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dt
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    return prepare(model, device=device, dtype=dtype)
+    facts = model_facts(config, dtype=dtype, packs=can_pack(device, dtype))
+    return prepare(model, device=device, dtype=dtype, merged=facts.merged)
 
 
 def save_model(config: PreTrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> Path:

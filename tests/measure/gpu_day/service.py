@@ -100,7 +100,7 @@ class Service:
         try:
             before, clocks = self.client.load(), self._clocks(worker)
             fleet.start()
-            completions = fleet.result(max(60.0, self._day.seconds_left()))
+            completions = fleet.result(max(20.0, self._day.seconds_left()))
             spent = {name: seconds - clocks[name] for name, seconds in self._clocks(worker).items()}
             after = self.client.load()
         finally:

@@ -134,7 +134,7 @@ def _killed(day: Day, service: Service, requests: Requests, worker: Child, *, st
         worker.kill()
         if starts:
             service.launch_worker()
-        completions = fleet.result(max(60.0, day.seconds_left()))
+        completions = fleet.result(max(20.0, day.seconds_left()))
     finally:
         fleet.end()
     return Disturbed(completions=completions, killed_at=killed_at)
