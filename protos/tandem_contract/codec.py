@@ -211,6 +211,13 @@ _Arguments = dict[str, Any]
 _LOWER_TO_UPPER = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
+def unaliased(hint: Any) -> Any:
+    """The type that an alias stands for (`type` of Python 3.12), as `NDArray` is one from numpy 2.5 on; else `hint`."""
+    while (value := getattr(get_origin(hint) or hint, "__value__", None)) is not None:
+        hint = value[arguments] if (arguments := get_args(hint)) else value
+    return hint
+
+
 class _Hint:
     """What the annotation of a field says."""
 
@@ -218,6 +225,7 @@ class _Hint:
         self.bounds: tuple[Bound, ...] = ()
         self.is_optional = False
         while True:
+            hint = unaliased(hint)
             if get_origin(hint) is Annotated:
                 hint, *bounds = get_args(hint)
                 self.bounds += tuple(bounds)

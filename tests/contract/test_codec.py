@@ -5,7 +5,7 @@ Both when a codec is made and when it reads a message.
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pytest
@@ -13,9 +13,10 @@ from tandem.internal.v1 import frontend_pb2 as pb
 from tandem.internal.v1 import record_pb2
 from tandem.internal.v1 import worker_pb2 as wpb
 from tandem.v1.inference_pb2 import WAIT_REASON_QUEUE
+from typing_extensions import TypeAliasType
 
 from tandem_contract.bounds import Cut, Length, Range, WireError
-from tandem_contract.codec import Codec, OneOf, array, packed, parsed
+from tandem_contract.codec import Codec, OneOf, array, packed, parsed, unaliased
 
 
 class Code(StrEnum):
@@ -299,3 +300,15 @@ def test_a_message_of_several_has_one_of_them() -> None:
     for other in (pb.FrontendToCore(), pb.FrontendToCore(hello=pb.Hello())):
         with pytest.raises(WireError, match="the message is empty"):
             codec.decode(other)
+
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+# As numpy.typing's NDArray: an alias of this kind from numpy 2.5 on, of the older kind before.
+_Array = TypeAliasType("_Array", np.ndarray[tuple[Any, ...], np.dtype[_Scalar]], type_params=(_Scalar,))
+_Ids = TypeAliasType("_Ids", _Array[np.int32])
+
+
+@pytest.mark.parametrize("hint", [_Array[np.int32], _Ids])
+def test_an_alias_is_the_type_that_it_stands_for(hint: Any) -> None:
+    assert unaliased(hint) == np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
+    assert unaliased(Annotated[int, Range(0, 1)]) == Annotated[int, Range(0, 1)]

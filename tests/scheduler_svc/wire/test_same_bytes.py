@@ -15,10 +15,12 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.resources import CONSTRAINT, Resource
 from scheduler_svc.journal import records
 from scheduler_svc.wire import frontend, worker
+from tandem_contract.codec import unaliased
 
 
 def sample(hint: Any, number: int = 1) -> Any:
     """A value of this type, with other contents for another number; no field has its default."""
+    hint = unaliased(hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if NoneType in arguments:
         return sample(next(one for one in arguments if one is not NoneType), number)
