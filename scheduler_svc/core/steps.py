@@ -34,7 +34,8 @@ class Steps(Organ):
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
         trial_on = trials.trial_lane(suspects, serving, now)
-        turn = trials.Turn(closed=trial_on if trials.is_apart(suspects, proven) else None)
+        is_closed = trial_on is not None and trials.is_apart(suspects, trial_on, proven)
+        turn = trials.Turn(closed=trial_on if is_closed else None)
         placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
@@ -87,7 +88,7 @@ class Steps(Organ):
         others = [other for other in placement.lanes if other is not lane]
         for request in trials.trial_starts(suspects, lane):
             want(lane, request)
-        if trials.is_apart(suspects, [lane, *others]):
+        if trials.is_apart(suspects, lane, [lane, *others]):
             trials.move_others(lane, self._queue, others, self._lanes.counters)
         for turn in trials.turns(suspects, lane, others):
             plan = self._plan(lane, placement, turn, now)

@@ -5,9 +5,10 @@ time: the trial's and those of other requests in turn, so that after a death it 
 
 **The lane.** A lane without other requests is preferred, because a death would interrupt them. After a second death a
 culprit is likely. If other lanes serve then, the trial has its lane to itself: the other requests on it move to those
-lanes at once, and none starts there. If all remaining lanes are at work, the trial waits up to `PATIENCE_SECONDS` for
-the dead worker's successor. A trial stays on a lane that is about to load new weights as long as a member has a row
-there, because suspects must never run on two lanes; no other member starts there.
+lanes at once, and none starts there, unless all suspects still wait for what their worker prepares. If all remaining
+lanes are at work, the trial waits up to `PATIENCE_SECONDS` for the dead worker's successor. A trial stays on a lane
+that is about to load new weights as long as a member has a row there, because suspects must never run on two lanes; no
+other member starts there.
 """
 
 from collections.abc import Sequence
@@ -80,9 +81,11 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     return best
 
 
-def is_apart(suspects: Suspects, proven: Sequence[Lane]) -> bool:
-    """Returns whether the trial has its lane to itself."""
-    return len(proven) > 1 and suspects.is_repeated()
+def is_apart(suspects: Suspects, lane: Lane, proven: Sequence[Lane]) -> bool:
+    """Returns whether the trial has its lane to itself: not while it only waits for what its members need."""
+    if len(proven) < 2 or not suspects.is_repeated():
+        return False
+    return any(request.phase is not Phase.WAITING or may_sample(lane, request) for request in suspects.members())
 
 
 def move_others(lane: Lane, queue: RequestQueue, other_lanes: Sequence[Lane], counters: Counters) -> None:
@@ -109,7 +112,7 @@ def turns(suspects: Suspects, lane: Lane, other_lanes: Sequence[Lane]) -> list[T
     trial = Turn(is_trial=True, suspects=waiting, uses_cache=suspects.may_use_cache())
     rest = Turn(
         is_trial=False,
-        admits=not is_apart(suspects, [lane, *other_lanes]),
+        admits=not is_apart(suspects, lane, [lane, *other_lanes]),
         # Others may overtake a suspect for which the lane prepares something.
         stops_at=min((trial_key(request) for request in waiting if may_sample(lane, request)), default=None),
     )

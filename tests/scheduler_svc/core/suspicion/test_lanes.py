@@ -83,3 +83,27 @@ def runs_trial(fleet: Fleet, name: str) -> bool:
     """Ticks; whether the worker then has a plan of a trial that it has not applied."""
     fleet.tick()
     return fleet.core.suspects.is_trial(fleet.lane_of(name).in_flight)
+
+
+def test_what_only_the_trials_worker_holds_runs_while_that_prepares() -> None:
+    """Two workers serve, and after two deaths a trial has one of them to itself."""
+    fleet = Fleet(LARGE)
+    suspect = fleet.submit([1, 2, 3], max_new_tokens=20, constraint=b"a toy, toy_complete=9")
+    for name in "ab":
+        while fleet.running(name) != [suspect]:
+            fleet.step(0.01)
+        fleet.step(0.01)
+        fleet.tick()
+        fleet.join_as(LARGE)
+        fleet.lose(name)
+    fleet.holds_answers = True
+    small = fleet.join_as(replace(LARGE, max_length=16))
+    other = fleet.submit([4, 5, 6], max_new_tokens=30, ignore_eos=True)
+    fleet.run()
+    assert fleet.core.suspects.is_repeated() and fleet.core.suspects.handles
+    assert fleet.end(other).reason is not None and not fleet.started(small)
+    # Prepared, the trial goes on.
+    fleet.holds_answers = False
+    fleet.run()
+    fleet.check_content()
+    assert fleet.end(suspect).reason is not None and not fleet.core.suspects.handles
