@@ -333,31 +333,37 @@ proto-breaking: $(BUF) ## Compare the public protos with a git ref: AGAINST=HEAD
 	cd protos && ../$(BUF) breaking --path tandem/v1 --against '../.git#ref=$(AGAINST),subdir=protos'
 
 # For a GPU machine without a package registry: run gpu-wheels here, copy .stubs and .wheels there, run test-gpu or gpu-day
-# there. The Python of that machine has torch, transformers, tokenizers, safetensors and numpy.
+# there. The Python of that machine has pip, torch, numpy, and what Transformers needs besides tokenizers.
 GPU_PYTHON := 3.12
-GPU_PACKAGES := accelerate annotated-types googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection grpcio-status \
-	h11 hypothesis iniconfig packaging pluggy prometheus-client protobuf psutil pydantic pydantic-core pygments pytest \
-	pytest-timeout pyzmq sortedcontainers typing-extensions typing-inspection
-GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_24_x86_64 \
+GPU_PACKAGES := accelerate annotated-types anyio attrs click googleapis-common-protos grpcio grpcio-health-checking grpcio-reflection \
+	grpcio-status h11 httptools hypothesis idna iniconfig jinja2 jsonschema jsonschema-specifications llguidance \
+	markdown-it-py markupsafe mdurl packaging pluggy prometheus-client prompt-toolkit protobuf psutil pydantic \
+	pydantic-core pytest pytest-timeout pyzmq referencing regex rich rpds-py shellingham sortedcontainers starlette \
+	tokenizers transformers typer typing-extensions typing-inspection uvicorn uvloop wcwidth
+GPU_PLATFORMS := manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_24_x86_64 \
 	manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64 manylinux1_x86_64
 
 gpu-wheels: $(INSTALLED) $(STUBS) ## Collect the packages for a GPU machine without a registry in .wheels
 	rm -rf .wheels .wheels.new
-	$(BIN)/pip install --quiet --no-deps --no-compile --only-binary=:all: --implementation cp \
+	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --implementation cp \
 	    --python-version $(GPU_PYTHON) $(addprefix --platform ,$(GPU_PLATFORMS)) \
-	    --target .wheels.new -c .ci/constraints.txt $(GPU_PACKAGES)
-	rm -rf .wheels.new/bin
+	    --dest .wheels.new -c .ci/constraints.txt $(GPU_PACKAGES)
 	mv .wheels.new .wheels
 	@du -sh .wheels .stubs
 
-GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/protos:$(CURDIR)/.stubs:$(CURDIR)/.wheels
+# They come before the machine's own packages, and nothing is installed into its Python.
+GPU_SITE := .wheels/site
+GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/protos:$(CURDIR)/.stubs:$(CURDIR)/$(GPU_SITE)
 
-test-gpu: ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
-	@$(call needs-wheels,$@)
+$(GPU_SITE):
+	@$(call needs-wheels,a run on a GPU)
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target $@.new .wheels/*.whl
+	mv $@.new $@
+
+test-gpu: $(GPU_SITE) ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
 	$(GPU_PATH) $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
 
-gpu-day: ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
-	@$(call needs-wheels,$@)
+gpu-day: $(GPU_SITE) ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
 	$(GPU_PATH) $(PYTHON) -m tests.measure.gpu_day $(PARTS) $(ARGS)
 
 needs-wheels = test -f $(STUBS) && test -d .wheels || \
