@@ -53,6 +53,7 @@ log = logging.getLogger("gpu_worker")
 _LEADER_FIRST_SECONDS = 5.0
 # Torch reads all of them, in 2.11 and in 2.13; the first is for every kind of accelerator.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+NCCL_REGISTER = "NCCL_GRAPH_REGISTER"
 
 
 @ends_with_needed("gpu_worker")
@@ -275,6 +276,8 @@ def choose_allocator() -> None:
     """
     if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+        # NCCL would register buffers of captured collectives, and hang in such segments (NVIDIA/Megatron-LM#5474).
+        os.environ.setdefault(NCCL_REGISTER, "0")
 
 
 if __name__ == "__main__":

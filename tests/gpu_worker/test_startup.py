@@ -249,7 +249,11 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
 @pytest.mark.parametrize(
     ("configured", "left"),
     [
-        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}),
+        (
+            {"NCCL_GRAPH_REGISTER": "1"},
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+        ),
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
         ({"PYTORCH_CUDA_ALLOC_CONF": ""}, {"PYTORCH_CUDA_ALLOC_CONF": ""}),
         ({"PYTORCH_HIP_ALLOC_CONF": "a:1"}, {"PYTORCH_HIP_ALLOC_CONF": "a:1"}),
@@ -258,10 +262,11 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
 def test_segments_grow_unless_the_user_configured_the_allocator(
     configured: dict[str, str], left: dict[str, str]
 ) -> None:
-    others = {name: value for name, value in os.environ.items() if name not in program.ALLOCATOR_VARIABLES}
+    names = (*program.ALLOCATOR_VARIABLES, program.NCCL_REGISTER)
+    others = {name: value for name, value in os.environ.items() if name not in names}
     with mock.patch.dict(os.environ, others | configured, clear=True):
         program.choose_allocator()
-        assert {name: os.environ[name] for name in program.ALLOCATOR_VARIABLES if name in os.environ} == left
+        assert {name: os.environ[name] for name in names if name in os.environ} == left
 
 
 def test_a_serving_worker_collects_no_objects_of_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
