@@ -1,4 +1,4 @@
-"""A part for the test of limits: it writes a figure, starts a process and never ends."""
+"""A part for the test of limits: it writes a figure, starts a process and does not end by itself."""
 
 import subprocess
 import sys
@@ -8,7 +8,10 @@ from tests.measure.gpu_day.day import Day
 
 
 def run(day: Day) -> None:
-    """Never returns."""
+    """Ends when it is stopped."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     day.record.figure("process", process.pid, "")
-    time.sleep(3600)
+    try:
+        time.sleep(3600)
+    finally:
+        day.record.note("what the process said")

@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -30,6 +31,8 @@ from tests.measure.gpu_day.record import Record
 from tests.rigs import processes
 
 _POLL_SECONDS = 0.5
+# In which a part that is stopped prints what its own processes said.
+_LAST_WORDS_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ def run_part(
         path = Path(folder) / "record.json"
         process = making.Process(target=_run, args=(part, request, folder, begun + limit_seconds))
         process.start()
-        seen = ""
+        seen, outcome, tree = "", "", list[psutil.Process]()
         try:
             while process.is_alive() and clock() < begun + limit_seconds:
                 process.join(_POLL_SECONDS)
@@ -73,14 +76,19 @@ def run_part(
                 if content != seen:
                     seen = content
                     on_change("running", clock() - begun, json.loads(content))
-            outcome = f"stopped: it may take {limit_seconds:.0f} s" if process.is_alive() else ""
+            if process.is_alive():
+                outcome = f"stopped: it may take {limit_seconds:.0f} s"
+                # Those of its processes that it leaves behind are nobody's children afterwards.
+                tree = _tree(process.pid)
+                process.terminate()
+                process.join(_LAST_WORDS_SECONDS)
         finally:
-            _end(process.pid)
+            _kill([*tree, *_tree(process.pid)])
             process.join()
-        outcome = outcome or ("passed" if process.exitcode == 0 else f"failed: exit code {process.exitcode}")
         content = json.loads(path.read_text()) if path.exists() else {}
         if (error := Path(folder) / "error.txt").exists():
-            outcome = f"failed: {error.read_text()}"
+            outcome = outcome or f"failed: {error.read_text()}"
+        outcome = outcome or ("passed" if process.exitcode == 0 else f"failed: exit code {process.exitcode}")
         on_change(outcome, clock() - begun, content)
 
 
@@ -88,6 +96,7 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     """The process of a part."""
     # The forking process ends with the command, even one that is killed; services end with the part.
     die_with_parent()
+    signal.signal(signal.SIGTERM, _time_is_over)
     # Parts and workers share them.
     use_caches(os.environ)
     choose_allocator()
@@ -124,17 +133,20 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
         raise SystemExit(1) from None
 
 
-def _end(pid: int | None) -> None:
-    """Kills a part's process, if it still runs, and all that it started."""
-    if pid is None or not psutil.pid_exists(pid):
-        return
+def _time_is_over(number: int, frame: object) -> None:
+    raise TimeoutError("the time of the part is over")
+
+
+def _tree(pid: int | None) -> list[psutil.Process]:
+    """Returns a part's process, if it still runs, and all that it started, these first."""
     try:
         ours = psutil.Process(pid)
-        tree = [*ours.children(recursive=True), ours]
+        return [*ours.children(recursive=True), ours] if pid is not None else []
     except psutil.NoSuchProcess:
-        return
-    for process in tree:
-        try:
+        return []
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue

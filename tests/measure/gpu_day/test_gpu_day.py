@@ -149,6 +149,7 @@ def stopped(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_part_beyond_its_limit_is_killed_with_its_processes_and_leaves_its_figures(stopped: dict[str, Any]) -> None:
     assert stopped["outcome"].startswith("stopped")
+    assert stopped["notes"] == ["what the process said"]
     pid = int(value(stopped, "process"))
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
