@@ -34,8 +34,7 @@ class Steps(Organ):
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
         trial_on = trials.trial_lane(suspects, serving, now)
-        is_closed = trial_on is not None and trials.is_apart(suspects, trial_on, proven)
-        turn = trials.Turn(closed=trial_on if is_closed else None)
+        turn = trials.Turn(closed=trial_on if trials.is_apart(suspects, trial_on, proven) else None)
         placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0

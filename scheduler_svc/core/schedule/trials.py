@@ -81,9 +81,9 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     return best
 
 
-def is_apart(suspects: Suspects, lane: Lane, proven: Sequence[Lane]) -> bool:
+def is_apart(suspects: Suspects, lane: Lane | None, proven: Sequence[Lane]) -> bool:
     """Returns whether the trial has its lane to itself: not while it only waits for what its members need."""
-    if len(proven) < 2 or not suspects.is_repeated():
+    if lane is None or len(proven) < 2 or not suspects.is_repeated():
         return False
     return any(request.phase is not Phase.WAITING or may_sample(lane, request) for request in suspects.members())
 
