@@ -1,8 +1,10 @@
 """Design rules that the source must obey."""
 
 import ast
+import configparser
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,15 @@ def test_every_worker_test_file_belongs_to_one_part_of_a_gpu_run() -> None:
     )
     names = [part.name for part in parts()]
     assert len(set(names)) == len(names)
+
+
+def test_every_run_of_pytest_imports_from_the_same_folders() -> None:
+    """Those that are not in the default suite would notice a new folder months later."""
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["pythonpath"]
+    for path in sorted((ROOT / "tests").glob("*/pytest.ini")):
+        settings = configparser.ConfigParser()
+        settings.read(path)
+        folders = settings["pytest"]["pythonpath"].split()
+        assert {(path.parent / folder).resolve() for folder in folders} == {(ROOT / one).resolve() for one in ours}, (
+            path
+        )
