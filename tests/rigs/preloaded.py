@@ -78,7 +78,10 @@ _KINDS = {
         ),
     ),
     "with the compiler": _Kind(
-        programs=(_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
+        programs=(
+            *(_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
+            "tests.gpu_worker.sharding.one_trial",
+        ),
         modules=(
             "gpu_worker.__main__",
             "tests.rigs.preloaded_compiler",

@@ -1,7 +1,14 @@
-"""Transformers without Dynamo: what a fresh process has loaded; Dynamo is complete when something asks for it."""
+"""Transformers without Dynamo: what a fresh process has loaded; Dynamo is complete when something asks for it.
 
+Each case has a process of its own, which one that has imported what they have in common forks.
+"""
+
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,22 +21,76 @@ with without_collections():
     import_transformers(without_compiler=True)
 import torch
 """
+_WHOLE = """
+import logging, sys, transformers, torch
+from gpu_worker.process import starting as lean_imports
+"""
+# A line of input is a program and the file of what it prints; a line of output is its exit code.
+_FORKS = """
+import json, os, sys, traceback
+assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
+for line in sys.stdin:
+    code, path = json.loads(line)
+    if pid := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        continue
+    sys.stdout = open(path, "w")
+    try:
+        exec(code, globals())
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+os._exit(0)
+"""
 
 
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", _LEAN + code],
-        cwd=REPOSITORY,
-        env=child_environment() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+class Forks:
+    """Programs that begin with what `common` has imported."""
+
+    def __init__(self, common: str, folder: Path) -> None:
+        self._output = folder / "output"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", common + _FORKS],
+            cwd=REPOSITORY,
+            # The threads of numpy's library of linear algebra would not be in a fork.
+            env=child_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str) -> str:
+        """What the program prints."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps([code, str(self._output)]), file=self.process.stdin, flush=True)
+        exit_code, printed = self.process.stdout.readline(), self._output.read_text()
+        assert exit_code == "0\n", "see stderr"
+        return printed.strip()
 
 
-def test_a_model_runs_without_dynamo_and_its_parts() -> None:
+@contextmanager
+def forks(common: str, folder: Path) -> Iterator[Forks]:
+    made = Forks(common, folder)
+    yield made
+    made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with forks(_LEAN, tmp_path_factory.mktemp("lean")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with forks(_WHOLE, tmp_path_factory.mktemp("whole")) as made:
+        yield made
+
+
+def test_a_model_runs_without_dynamo_and_its_parts(lean: Forks) -> None:
     heavy = ("sympy", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp")
     code = f"""
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,11 +112,11 @@ shared = list_of_models(define_import_structure(folder, prefix="models"))
 own = define_import_structure(str(folder / "__init__.py"))
 print({{key: names for key, names in shared.items() if names}} == own, len(own) > 1)
 """
-    assert run(code) == "False [] True True\nTrue True"
+    assert lean.run(code) == "False [] True True\nTrue True"
 
 
 @pytest.mark.parametrize("ask", ["import torch._dynamo.config", "pass"])
-def test_dynamo_is_complete_when_something_asks_for_it(ask: str) -> None:
+def test_dynamo_is_complete_when_something_asks_for_it(lean: Forks, ask: str) -> None:
     code = f"""
 {ask}
 counted = []
@@ -66,7 +127,7 @@ print(torch.compile(lambda x: x + 1, backend=count)(torch.ones(2)).tolist(), cou
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 print(isinstance(TransformGetItemToIndex(), torch.overrides.TorchFunctionMode))
 """
-    assert run(code) == "[2.0, 2.0] [1] True\nTrue"
+    assert lean.run(code) == "[2.0, 2.0] [1] True\nTrue"
 
 
 @pytest.mark.parametrize(
@@ -79,11 +140,11 @@ print(isinstance(TransformGetItemToIndex(), torch.overrides.TorchFunctionMode))
         ("pass", None),
     ],
 )
-def test_a_version_that_needs_the_compiler_gets_it_and_the_log_says_so(version: str, said: str | None) -> None:
+def test_a_version_that_needs_the_compiler_gets_it_and_the_log_says_so(
+    whole: Forks, version: str, said: str | None
+) -> None:
     code = f"""
-import logging, sys, transformers
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-from gpu_worker.process import starting as lean_imports
 class Loader:
     def find_spec(self, name, path=None, target=None):
         if name == "transformers.masking_utils":
@@ -92,16 +153,7 @@ sys.meta_path.insert(0, Loader())
 lean_imports.import_transformers(without_compiler=True)
 print("transformers.masking_utils" in sys.modules, transformers.__version__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        env=child_environment() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
+    *lines, last = whole.run(code).splitlines()
     is_there, installed = last.split()
     assert is_there == "True"
     assert [line for line in lines if "compiler" in line][:1] == (

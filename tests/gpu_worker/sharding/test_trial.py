@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.rigs.processes import REPOSITORY, child_environment
+from tests.rigs.processes import child_environment, popen
 
 SAID = "the plan of 2 ranks gives the whole model's logits in this version"
 
@@ -17,16 +16,10 @@ def run_trial(folder: Path, *, kv_heads: int = 4, fault: str = "") -> list[str]:
     meeting = folder / f"meeting-{len(list(folder.glob('meeting-*')))}"
     meeting.mkdir()
     environment = child_environment() | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.gpu_worker.sharding.one_trial"]
+    program = "tests.gpu_worker.sharding.one_trial"
+    given = ("2", str(meeting), str(kv_heads), fault)
     processes = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(meeting), str(kv_heads), fault],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
+        popen(program, str(rank), *given, env=environment, stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
     printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
