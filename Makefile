@@ -357,13 +357,16 @@ GPU_PATH = PYTHONPATH=$(CURDIR):$(CURDIR)/client:$(CURDIR)/protos:$(CURDIR)/.stu
 
 $(GPU_SITE):
 	@$(call needs-wheels,a run on a GPU)
+	rm -rf $@.new
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target $@.new .wheels/*.whl
 	mv $@.new $@
 
 test-gpu: $(GPU_SITE) ## Run the worker's tests on CUDA (PYTHON=, PARTS="forward-1 census-1")
+	@$(call needs-wheels,$@)
 	$(GPU_PATH) $(PYTHON) -m tests.gpu $(PARTS) $(ARGS)
 
 gpu-day: $(GPU_SITE) ## Measure and check on a GPU, with results in gpu-day/ (PYTHON=, PARTS="serving attention")
+	@$(call needs-wheels,$@)
 	$(GPU_PATH) $(PYTHON) -m tests.measure.gpu_day $(PARTS) $(ARGS)
 
 needs-wheels = test -f $(STUBS) && test -d .wheels || \

@@ -5,8 +5,8 @@ Owns the short text that is run both ways.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
-import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 from torch import Tensor
@@ -26,11 +26,11 @@ _NUM_STEPS = 6
 def without_captured_steps(runner: Runner) -> Iterator[None]:
     """Within it, steps run as usual."""
     steps = runner.steps
-    with pytest.MonkeyPatch.context() as patch:
-        if isinstance(steps, PaddedSteps):
-            patch.setattr(steps, "graphs", CapturedSteps(None))
-        else:
-            patch.setattr(steps.graphs, "run", lambda shape, inputs: steps._static(inputs))
+    if isinstance(steps, PaddedSteps):
+        eager = patch.object(steps, "graphs", CapturedSteps(None))
+    else:
+        eager = patch.object(steps.graphs, "run", lambda shape, inputs: steps._static(inputs))
+    with eager:
         yield
 
 

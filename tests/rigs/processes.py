@@ -49,7 +49,7 @@ def child_environment(given: Mapping[str, str] = os.environ) -> dict[str, str]:
     return kept
 
 
-# On a GPU's machine, a program's own start is what counts, and its Python is not one of these tests.
+# `make gpu-day` clears it on a GPU: programs start there as a user starts them.
 may_fork = sys.platform == "linux"
 
 

@@ -12,9 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.paged import ATTENTION_NAME, register
-from gpu_worker.checkpoint.linear import can_pack
 from gpu_worker.checkpoint.loading import prepare
-from gpu_worker.memory.model_facts import model_facts
+from gpu_worker.memory.model_facts import ModelFacts
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 from tests.rigs.true_shapes import TRUE_SHAPES
 
@@ -52,13 +51,14 @@ def config_of(shape: str) -> PreTrainedConfig:
     return AutoConfig.for_model(family, **_NO_SPECIAL_TOKENS | fields)
 
 
-def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def random_model(
+    config: PreTrainedConfig, facts: ModelFacts, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
     """A model as the worker holds one after loading, with random weights that depend on nothing else."""
     register()
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
-    facts = model_facts(config, dtype=dtype, packs=can_pack(device, dtype))
     return prepare(model, device=device, dtype=dtype, merged=facts.merged)
 
 

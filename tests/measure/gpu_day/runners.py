@@ -13,11 +13,11 @@ from gpu_worker.attention.flex_kernel import FlexKernel
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.linear import PackedLinear, can_pack
-from gpu_worker.compatibility.check_model import check_cuda_shapes, check_model, meta_model_of
+from gpu_worker.compatibility.check_model import check_cuda_shapes
 from gpu_worker.compatibility.independence import pin
 from gpu_worker.cuda.graphs import CudaGraphs
 from gpu_worker.geometry import Geometry, default_chunk_align
-from gpu_worker.memory.costs import estimate
+from gpu_worker.memory.model_facts import examine
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
 from gpu_worker.step.runner import Runner
@@ -62,9 +62,8 @@ def serve(
     graphs: None is what a worker does, which captures on a GPU alone.
     """
     device, torch_dtype = torch.device(day.device), getattr(torch, dtype or day.dtype)
-    model = random_model(config, device, torch_dtype)
-    meta_model = meta_model_of(config, dtype=torch_dtype)
-    layers = check_model(meta_model)
+    facts = examine(config, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
+    model, layers = random_model(config, facts, device, torch_dtype), facts.layers
     if device.type == "cuda":
         check_cuda_shapes(layers, torch_dtype)
     settings = WorkerSettings(
@@ -75,9 +74,8 @@ def serve(
         num_pages=num_pages,
         host_pool_bytes=host_pool_bytes,
     )
-    costs = estimate(meta_model, layers, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
     pin(model, max_length)
-    geometry = plan_memory(settings, costs, device).geometry
+    geometry = plan_memory(settings, facts.costs, device).geometry
     captures = not day.on_cpu if graphs is None else graphs
     runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures)
     runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
@@ -107,8 +105,8 @@ def cold_runner(
 ) -> Runner:
     """An eager runner that is not warm: a kernel compiles at its first call."""
     device, dtype = torch.device(day.device), getattr(torch, day.dtype)
-    model = random_model(config, device, dtype)
-    layers = check_model(meta_model_of(config, dtype=dtype))
+    facts = examine(config, dtype=dtype, packs=can_pack(device, dtype))
+    model = random_model(config, facts, device, dtype)
     chunk_align = default_chunk_align(on_cpu=day.on_cpu)
     geometry = Geometry(
         page_size=page_size,
@@ -119,7 +117,7 @@ def cold_runner(
         chunk_align=chunk_align,
         vocab_size=config.vocab_size,
     )
-    return _runner(model, layers, geometry, device, dtype, graphs=False)
+    return _runner(model, facts.layers, geometry, device, dtype, graphs=False)
 
 
 def free_memory(device: str) -> None:
