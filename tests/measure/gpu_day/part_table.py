@@ -24,9 +24,9 @@ class Part:
 PARTS: tuple[Part, ...] = (
     Part(name="families", about="logits against eager attention", limit_seconds=240, is_core=True),
     Part(name="graphs", about="captured graphs against eager steps", limit_seconds=240, is_core=True),
-    Part(name="serving", about="nano-vllm's workload", limit_seconds=330, is_core=True),
+    Part(name="serving", about="nano-vllm's workload", limit_seconds=270, is_core=True),
     Part(name="attention", about="decode attention by rows, contexts and options", limit_seconds=270, is_core=True),
-    Part(name="recovery", about="a worker killed under 64 streams", limit_seconds=240, is_core=True),
+    Part(name="recovery", about="a worker killed under 64 streams", limit_seconds=300, is_core=True),
     Part(name="sweep", about="attention, with time for every model and bucket", limit_seconds=530),
     Part(name="tutorial", about="flex-nano-vllm's benchmark", limit_seconds=530),
     Part(name="prefill", about="TFLOP/s of prompts", limit_seconds=300),

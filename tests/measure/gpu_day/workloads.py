@@ -26,6 +26,11 @@ class Requests:
     output_lengths: list[int]
     temperature: float
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if a prompt has no length of its output, or a length no prompt."""
+        if len(self.prompts) != len(self.output_lengths):
+            raise ValueError(f"{len(self.prompts)} prompts, but {len(self.output_lengths)} output lengths")
+
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts."""
@@ -77,10 +82,11 @@ def equal_lengths(count: int, prompt: int, output: int, *, vocabulary: int) -> R
 
 
 def bundled(count: int, output: int) -> Requests:
-    """`count` of the bundled model's prompts, at most 64, greedy."""
+    """`count` greedy requests of the bundled model's prompts, which come again after the last one."""
     tokenizer = Tokenizer.from_file(str(BUNDLED / "model" / "tokenizer.json"))
     ids = [encoding.ids for encoding in tokenizer.encode_batch(prompts())]
-    return Requests(prompts=ids[:count], output_lengths=[output] * count, temperature=0.0)
+    repeated = [ids[i % len(ids)] for i in range(count)]
+    return Requests(prompts=repeated, output_lengths=[output] * count, temperature=0.0)
 
 
 def tiny() -> Requests:

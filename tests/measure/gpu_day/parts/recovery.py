@@ -8,6 +8,7 @@ pool; there equal tokens are a figure.
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ class Disturbed:
 
     @property
     def pause(self) -> float:
-        """The longest time from the kill, or the last token before it, to a stream's next token."""
-        pauses = [0.0]
+        """The longest time in seconds between two tokens of a stream, the second after the kill.
+
+        A stream's first token after the kill may have been on its way, so its later ones count too.
+        """
+        gaps = [0.0]
         for times in self.completions.times:
-            after = [moment for moment in times if moment > self.killed_at]
-            if after:
-                pauses.append(min(after) - self.killed_at)
-        return max(pauses)
+            gaps += [after - before for before, after in pairwise(times) if after > self.killed_at]
+        return max(gaps)
 
     @property
     def num_running(self) -> int:
@@ -159,4 +161,4 @@ def _judge(
             note="rounding in bfloat16 decides near ties of random weights; not judged",
         )
     day.record.figure(f"{name}: streams that ran at the kill", disturbed.num_running, "streams", Kind.COUNTED)
-    day.record.figure(f"{name}: pause", disturbed.pause, "s", note="kill to the last stream's next token")
+    day.record.figure(f"{name}: pause", disturbed.pause, "s", note="the longest between two tokens of a stream")
