@@ -29,6 +29,19 @@ _numbers = count(2)
 _contexts: "WeakValueDictionary[int, StepContext]" = WeakValueDictionary()
 
 
+# Writes keys and values [K, T, own dimension] to those of the pool [K, N, D], at token slots int64 [T].
+WriteKv = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def assign_kv(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """A `WriteKv` for every device.
+
+    Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
+    """
+    keys[:, slots, : key.shape[2]] = key
+    values[:, slots, : value.shape[2]] = value
+
+
 class QueryKernel(Protocol):
     """Places queries in a kernel's call and runs it."""
 
@@ -58,6 +71,7 @@ class StepContext:
 
     # int64 [T]: the token slot for each token's K and V; padding goes to page 0.
     kv_slots: Tensor
+    write_kv: WriteKv
     # By layer; layers of one kind share them. None if the step has no decode rows, or no chunks.
     decode: Sequence[QueryKernel] | Sequence[InPlaceKernel] | None
     num_decode: int
@@ -67,9 +81,6 @@ class StepContext:
     prefill_places: Tensor
     # Whether both are an InPlaceKernel.
     in_place: bool = False
-    # Writes keys and values [K, T, own dimension] to those of the pool [K, N, D], at token slots int64 [T], on a CPU.
-    # None: indexed assignment.
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] | None = None
     # Stands for the context in calls of the operator.
     number: int = field(init=False, default_factory=lambda: next(_numbers))
 
@@ -91,15 +102,9 @@ def attend(
     dimension] to the layer's pool, `keys` and `values` [K, N, D].
 
     sinks: [H]. step: `StepContext.number`. layer: the index of any layer of the same kind.
-
-    Indexed assignment (index_put_) is used because index_copy_ copied the whole pool inside compiled models.
     """
     context = _contexts[step]
-    if context.write_kv is None:
-        keys[:, context.kv_slots, : key.shape[3]] = key[0]
-        values[:, context.kv_slots, : value.shape[3]] = value[0]
-    else:
-        context.write_kv(key[0], value[0], keys, values, context.kv_slots)
+    context.write_kv(key[0], value[0], keys, values, context.kv_slots)
     query_THD = query[0].transpose(0, 1)
     num_decode, num_chunk = context.num_decode, context.prefill_places.shape[0]
     num_tokens, num_attending = query_THD.shape[0], num_decode + num_chunk

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpu_worker.arrays import HostArray, Space
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import StepContext
+from gpu_worker.attention.paged import StepContext, assign_kv
 from gpu_worker.attention.views import View
 from gpu_worker.cpu.attention import KvWriter, NativeDecode, NativePrefill
 from gpu_worker.cpu.captured import ProvenSteps
@@ -48,7 +48,7 @@ class CpuKernels:
         """table: the page table. native: whether C++ kernels may be used."""
         self._layers, self._table, self._page_size, self._dtype = layers, table, geometry.page_size, dtype
         self._library = native_library() if native else None
-        self._write = None if self._library is None else KvWriter(self._library, dtype)
+        self._write = assign_kv if self._library is None else KvWriter(self._library, dtype)
         own_size = geometry.page_size
         self._decode = self._native_of(NativeDecode) or GatheredDecode(layers, table, page_size=own_size)
         self._prefill = self._native_of(NativePrefill) or GatheredPrefill(layers, table, page_size=own_size)

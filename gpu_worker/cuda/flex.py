@@ -9,7 +9,7 @@ from torch import Tensor
 from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
 from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.layers import LayerMap
-from gpu_worker.attention.paged import StepContext
+from gpu_worker.attention.paged import StepContext, WriteKv, assign_kv
 from gpu_worker.attention.views import GPU_DECODE_BLOCK, View
 from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
@@ -24,6 +24,7 @@ class FlexKernels:
         self, layers: LayerMap, geometry: Geometry, shapes: Shapes, tables: DeviceTables, dtype: torch.dtype
     ) -> None:
         self._tables, device = tables, tables.pages.device
+        self.write_kv = _writer(tables.pages)
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         self.views = tuple(View.of(pattern, geometry, decode_block=GPU_DECODE_BLOCK) for pattern in patterns)
@@ -87,8 +88,22 @@ class FlexKernels:
             for mask, blocks in zip(self._prefill_masks[bucket].values(), chunks.blocks, strict=True):
                 mask.update(blocks, table, chunks.rows)
         return StepContext(
-            kv_slots=inputs.kv_slots, decode=decode, num_decode=num_decode, prefill=prefill, prefill_places=places
+            kv_slots=inputs.kv_slots,
+            write_kv=self.write_kv,
+            decode=decode,
+            num_decode=num_decode,
+            prefill=prefill,
+            prefill_places=places,
         )
+
+
+def _writer(table: Tensor) -> WriteKv:
+    """Returns what writes K and V. On a CPU, which tests use, Triton may be missing."""
+    if table.is_cpu:
+        return assign_kv
+    from gpu_worker.cuda.kv_writes import write_kv
+
+    return write_kv
 
 
 def _list_width(view: View, table: Tensor) -> int:

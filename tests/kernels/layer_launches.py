@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, StepContext, attach, attend, register
 from gpu_worker.checkpoint.linear import merge_linears
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
+from gpu_worker.cuda import kv_writes
 from gpu_worker.cuda.flex import FlexKernels
 from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.geometry import Geometry
@@ -119,6 +121,7 @@ def decode_step(kernels: FlexKernels) -> StepContext:
     none = torch.zeros(0, dtype=torch.int64, device=CUDA)
     return StepContext(
         kv_slots=torch.zeros(32, dtype=torch.int64, device=CUDA),
+        write_kv=kernels.write_kv,
         decode=kernels.decode[32],
         num_decode=32,
         prefill=None,
@@ -130,6 +133,7 @@ def mixed_step(kernels: FlexKernels) -> StepContext:
     places = torch.zeros(100, dtype=torch.int64, device=CUDA)
     return StepContext(
         kv_slots=torch.zeros(32 + 128, dtype=torch.int64, device=CUDA),
+        write_kv=kernels.write_kv,
         decode=kernels.decode[32],
         num_decode=32,
         prefill=next(iter(kernels.prefill.values())),
@@ -145,7 +149,14 @@ def _of_attention(layers: LayerMap, cache: KvCache, step: StepContext, num_token
         counted.names["flex_attention"] += _FLEX_LAUNCHES
         return torch.empty_like(query)
 
+    class Launch:
+        """Stands for the kernel that writes K and V."""
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **__: counted.names.update(["write_kv"])
+
     before, FlexKernel.__call__ = FlexKernel.__call__, flex
+    kernel, kv_writes._write = kv_writes._write, Launch()
     try:
         query, key, value = (
             torch.zeros(1, num_tokens, heads, dim, dtype=DTYPE, device=CUDA).transpose(1, 2)
@@ -159,7 +170,7 @@ def _of_attention(layers: LayerMap, cache: KvCache, step: StepContext, num_token
             attend(query, key, value, None, cache.keys[0], cache.values[0], step.number, 0)
         return dict(counted.names)
     finally:
-        FlexKernel.__call__ = before
+        FlexKernel.__call__, kv_writes._write = before, kernel
 
 
 def _intercept(codes: list[str]) -> None:

@@ -21,7 +21,7 @@ def test_a_layer_launches_few_kernels(model: str, most: int, products: int) -> N
     assert found["with_pool"] == [], "the compiled layer copies or reads the pool"
     around = len(found["kernels"]) + len(found["library"])
     for step in ("decode", "mixed"):
-        assert sum(found[step].values()) > 0
+        assert found[step]["write_kv"] == 1
         assert around + sum(found[step].values()) <= most, f"{found['kernels']}, {found[step]}"
     # A decode step places no queries and gathers no outputs.
-    assert sum(found["decode"].values()) == 4
+    assert sum(found["decode"].values()) == 3

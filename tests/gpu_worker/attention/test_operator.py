@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpu_worker.attention.paged import StepContext
+from gpu_worker.attention.paged import StepContext, assign_kv
 
 NUM_PLACES, HEADS, DIM, NUM_TOKEN_SLOTS = 8, 2, 4, 16
 
@@ -31,6 +31,7 @@ def context_of(num_tokens: int, *, decode: int = 0, places: list[int] | None = N
     targets = torch.tensor(places or [], dtype=torch.int64)
     return StepContext(
         kv_slots=torch.arange(1, num_tokens + 1),
+        write_kv=assign_kv,
         decode=(MeanOfPool(decode),) if decode else None,
         num_decode=decode,
         prefill=(MeanOfPool(NUM_PLACES),) if places else None,

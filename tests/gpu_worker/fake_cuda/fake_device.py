@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
+from gpu_worker.attention.paged import assign_kv
+from gpu_worker.cuda import flex
 from tests.gpu_worker.fake_cuda.trace import Trace
 
 CUDA = torch.device("cuda", 0)
@@ -118,6 +120,8 @@ class FakeCuda(TorchDispatchMode):
                 stack.enter_context(patch.object(torch.cuda, name, answer))
             stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
             stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", property(lambda mode: True)))
+            # Triton's kernels have no results without data; assignment writes the same places.
+            stack.enter_context(patch.object(flex, "_writer", lambda table: assign_kv))
             # A second mode would make copies of the tensors of the first.
             self._fake_tensors = self._fake_tensors or FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(self._fake_tensors)
