@@ -29,11 +29,11 @@ COMPLEX = {
     "schedule/planner.py:make_room": 14,
     "schedule/results.py:OutputCollector.deliver": 13,
     "schedule/results.py:read_result": 18,
-    "schedule/trials.py:trial_lane": 18,
+    "schedule/trials.py:trial_lane": 17,
     "state/lane.py:cache_full_pages": 16,
     "steps.py:Steps.read": 13,
     "suspicion/suspects.py:Suspects.implicate": 13,
-    "suspicion/suspects.py:Suspects.next_trial": 17,
+    "suspicion/suspects.py:Suspects.next_trial": 15,
     "waits.py:Waits.tell": 26,
 }
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.Assert, ast.match_case)

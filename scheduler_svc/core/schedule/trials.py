@@ -7,8 +7,8 @@ time: the trial's and those of other requests in turn, so that after a death it 
 culprit is likely. If other lanes serve then, the trial has its lane to itself: the other requests on it move to those
 lanes at once, and none starts there, unless all suspects still wait for what their worker prepares. If all remaining
 lanes are at work, the trial waits up to `PATIENCE_SECONDS` for the dead worker's successor. A trial stays on a lane
-that is about to load new weights as long as a member has a row there, because suspects must never run on two lanes; no
-other member starts there.
+that is drained or about to load new weights as long as a member has a row or a plan there, because suspects must never
+run on two lanes; no other member starts there.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,8 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     if trial is None:
         return None
     members = suspects.members()
-    for lane in serving:
-        if lane.worker == trial.worker and any(request.worker == lane.worker for request in members):
-            return lane
+    if suspects.is_running():
+        return next((lane for lane in serving if lane.worker == trial.worker), None)
     fitting = [lane for lane in proven if any(holds(lane, request) for request in members)]
     if not fitting:
         return None

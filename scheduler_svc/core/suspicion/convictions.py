@@ -50,4 +50,6 @@ class Convictions(Organ):
                 ]
                 assert not suspects_of_plan or not others, "a suspect shares a plan with another request"
                 assert suspects_of_plan <= set(members), "a suspect runs outside its trial"
+                is_here = suspects.trial is not None and suspects.trial.worker == lane.worker
+                assert not suspects_of_plan or is_here, "a suspect runs on another lane than its trial"
         assert len(core.quarantine) <= MAX_ENTRIES

@@ -182,17 +182,8 @@ class Suspects:
             suspect.met(max(known, ends[request.handle]), is_step=is_step, is_alone=len(ends) == 1)
             if len(ends) == 1 and counts and suspect.died_alone(known, self.num_steps, self.num_losses):
                 self.convicted.append((request, suspect.cause(what, is_step=is_step)))
-        self._regroup(requests, is_step=is_step)
-
-    def _regroup(self, requests: Sequence[Request], *, is_step: bool) -> None:
-        """Makes new groups of the requests in a death, except for those that the current trial runs on another lane.
-
-        A request can be in a death of a lane that it has left: the lane was drained while its plan was in flight.
-        """
-        trial = () if self.trial is None else self.trial.handles
-        moved = {request.handle for request in requests if request.handle not in trial}
-        self._groups = deque([handle for handle in group if handle not in moved] for group in self._groups)
-        self._groups.extend(halves([request for request in requests if request.handle in moved], is_step=is_step))
+        # Suspects run only in their trial, so none of these is in a group that waits.
+        self._groups.extend(halves(requests, is_step=is_step))
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Makes one group of suspects of live requests that wait: those of an earlier service, for example."""
@@ -254,7 +245,7 @@ class Suspects:
         and the other workers may be smaller.
         """
         trial, members = self.trial, self.members()
-        if trial is not None and not any(one.row or one.pending_plans or may_run(one) for one in members):
+        if trial is not None and not self.is_running() and not any(map(may_run, members)):
             self._groups.append([request.handle for request in members])
             self.trial = None
         elif not members:
@@ -278,6 +269,10 @@ class Suspects:
     def members(self) -> list[Request]:
         """Returns the requests of the current trial that are not cleared."""
         return [suspect.request for suspect in self._tried()]
+
+    def is_running(self) -> bool:
+        """Returns whether a member of the trial has a row, or a plan in flight without one."""
+        return any(request.row or request.pending_plans for request in self.members())
 
     def is_repeated(self) -> bool:
         """Returns whether a member of the trial has been in more than one death, so that a culprit is likely."""

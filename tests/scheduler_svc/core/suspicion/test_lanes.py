@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
@@ -39,7 +41,9 @@ def test_a_trial_that_fits_no_worker_gives_way_to_one_that_does() -> None:
     assert world.end(long).reason is not None and not suspects.handles
 
 
-def test_a_trial_that_left_a_drained_worker_goes_on_when_that_worker_dies_of_its_last_plan() -> None:
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "answers"])
+def test_a_trial_leaves_a_drained_worker_after_its_last_plan_there(dies: bool) -> None:
+    """Until then no suspect runs on the other worker: a death would be of one of two groups."""
     fleet = Fleet(LARGE)
     streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True) for n in range(3, 7)]
     fleet.step()
@@ -52,9 +56,14 @@ def test_a_trial_that_left_a_drained_worker_goes_on_when_that_worker_dies_of_its
     trial_on = next(name for name in "bc" for _ in range(9) if runs_trial(fleet, name))
     fleet.handle(ev.Drain(frontend=FRONTEND, query=1, worker=trial_on, max_seconds=0.0, force=True))
     fleet.tick()
-    assert suspects.trial is not None and suspects.trial.worker not in ("", trial_on)
+    assert suspects.trial is not None and suspects.trial.worker == trial_on
     # The audit follows each event.
-    fleet.lose(trial_on)
+    if dies:
+        fleet.lose(trial_on)
+    else:
+        fleet.step()
+        fleet.tick()
+        assert suspects.trial.worker not in ("", trial_on)
     fleet.run()
     fleet.check_content()
     assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
