@@ -64,6 +64,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lateness", type=int, metavar="SEED", help="apply and answer late, at random")
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--slow-file", type=Path, help="while it exists, steps are slow (`lateness.py`)")
+    parser.add_argument("--fast-file", type=Path, help="once it exists, steps take no time (`linked_worker.py`)")
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
     parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")

@@ -1,7 +1,8 @@
 """The real link of a worker around the content-checking executor: `python -m tests.rigs.linked_worker FLAGS`.
 
-The flags are the checking worker's. It prints `joined generation=N` for each session. A step takes --step-ms, in which
-the link goes on, as with a device. New weights are loaded while --slow-file exists, in which the link does not go on.
+The flags are the checking worker's. It prints `joined generation=N` for each session. A step takes --step-ms, or no
+time once --fast-file exists; the link goes on meanwhile, as with a device. New weights are loaded while --slow-file
+exists, in which the link does not go on.
 Owns the queue of results.
 """
 
@@ -47,10 +48,10 @@ class ExecutorRunner:
     pool_id = b""
     constraints = None
 
-    def __init__(self, executor: Executor, step_seconds: float, slow_file: Path | None = None) -> None:
+    def __init__(self, executor: Executor, step_seconds: float, slow_file: Path | None, fast_file: Path | None) -> None:
         self._executor = executor
         self.weights = Weights(executor, slow_file)
-        self._step_seconds = step_seconds
+        self._step_seconds, self._fast_file = step_seconds, fast_file
         self._results: deque[tuple[float, pb.StepResult]] = deque()
 
     @property
@@ -66,6 +67,8 @@ class ExecutorRunner:
 
     def submit(self, message: pb.StepPlan) -> None:
         before = self._results[-1][0] if self._results else time.monotonic()
+        if self._fast_file is not None and self._fast_file.exists():
+            self._step_seconds = 0.0
         due = max(before, time.monotonic()) + self._step_seconds
         self._results.append((due, self._executor.apply(message)))
 
@@ -105,7 +108,7 @@ def main(arguments: list[str]) -> int:
         die_with_parent()
     logs.start("worker", level="info", log_format="text", package="gpu_worker")
     executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
-    runner = ExecutorRunner(executor, args.step_ms / 1e3, args.slow_file)
+    runner = ExecutorRunner(executor, args.step_ms / 1e3, args.slow_file, args.fast_file)
     curve = read_keys(args.keys, args.connect) if args.connect else None
     link = Link(
         args.connect or endpoint_of(Path(args.runtime_dir), WORKER_SOCKET),

@@ -27,18 +27,19 @@ from tests.rigs.streams import Caller
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 from tests.system.asks import Ask, send
 
-# In place of the real worker, which takes seconds to start: the real link, and steps of 20 ms. It loads new weights
-# while the folder has a file `slow`.
+# In place of the real worker, which takes seconds to start: the real link, and steps of 20 ms until the folder has a
+# file `fast`. It loads new weights while the folder has a file `slow`.
 WORKER = """\
 import runpy, sys
 [folder] = [word.partition("=")[2] for word in sys.argv if word.startswith("--runtime-dir=")]
 own = [word for word in sys.argv if word == "--exit-with-parent"]
 shape = ["--max-length", "4096", "--page-size", "16", "--num-pages", "1100"]
-sys.argv = ["worker", "--runtime-dir", folder, "--step-ms", "20", "--slow-file", folder + "/slow", *shape, *own]
+sys.argv = ["worker", "--runtime-dir", folder, "--step-ms", "20", *shape, *own]
+sys.argv += ["--slow-file", folder + "/slow", "--fast-file", folder + "/fast"]
 runpy.run_module("tests.rigs.linked_worker", run_name="__main__")
 """
-# Of each stream: long enough for what is looked at meanwhile, or for a signal alone.
-MANY_TOKENS, FEW_TOKENS = 250, 50
+# Of each stream: more than the worker computes while a test looks.
+NUM_TOKENS = 250
 _LEVEL = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback|Error:")
 _WRONG_END = re.compile(r": the \w+( \d+)? (ended|was ended|did not end)")
 _READY = r"ready: tandem generate"
@@ -77,13 +78,13 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 @contextmanager
-def streams(grpc: str, http: str, num_tokens: int = MANY_TOKENS) -> Iterator[None]:
-    """Two streams that run in the body, and end after it as if nothing had happened."""
+def streams(stage: Stage, grpc: str, http: str) -> Iterator[None]:
+    """Two streams that run in the body, and end soon after it as if nothing had happened."""
     begun, counts, failures = threading.Barrier(3), dict[str, int](), list[BaseException]()
 
     def over_grpc() -> None:
         with Client(grpc, max_retries=0) as client:
-            for delta in client.generate([1, 7], max_new_tokens=num_tokens, ignore_eos=True):
+            for delta in client.generate([1, 7], max_new_tokens=NUM_TOKENS, ignore_eos=True):
                 if "grpc" not in counts:
                     begun.wait(TIMEOUT_SECONDS)
                 counts["grpc"] = counts.get("grpc", 0) + len(delta.token_ids)
@@ -91,7 +92,7 @@ def streams(grpc: str, http: str, num_tokens: int = MANY_TOKENS) -> Iterator[Non
     def over_http() -> None:
         body = {
             "prompt": [2, 7],
-            "max_tokens": num_tokens,
+            "max_tokens": NUM_TOKENS,
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
@@ -119,10 +120,11 @@ def streams(grpc: str, http: str, num_tokens: int = MANY_TOKENS) -> Iterator[Non
         begun.wait(TIMEOUT_SECONDS)
         yield
     finally:
+        (stage.run / "fast").touch()
         for thread in threads:
             thread.join(TIMEOUT_SECONDS)
     assert not failures, failures
-    assert counts == {"grpc": num_tokens, "http": num_tokens}
+    assert counts == {"grpc": NUM_TOKENS, "http": NUM_TOKENS}
 
 
 def check_refusals(grpc: str, http: str) -> None:
@@ -168,7 +170,7 @@ def start_serve(
 def test_a_signal_to_every_process_of_serve_drains_it(stage: Stage) -> None:
     """Some of serve's children get the signal before it, as where systemd goes through the processes of a unit."""
     serve, grpc, http, own, others = start_serve(stage)
-    with streams(grpc, http), httpx.Client(verify=False) as kept:
+    with streams(stage, grpc, http), httpx.Client(verify=False) as kept:
         assert kept.get(f"{http}/v1/models").status_code == 200
         for process in (*others[::2], own, *others[1::2]):
             process.send_signal(signal.SIGTERM)
@@ -190,7 +192,7 @@ def test_a_signal_to_every_process_while_a_worker_loads_new_weights(stage: Stage
             states.extend(each.state for each in client.update_weights(weights, version="v1"))
 
     operator = threading.Thread(target=update)
-    with streams(grpc, http):
+    with streams(stage, grpc, http):
         (stage.run / "slow").touch()
         operator.start()
         serve.wait_line("loading v1")
@@ -251,7 +253,7 @@ def test_serve_as_process_1_leaves_neither_zombies_nor_orphans(stage: Stage) -> 
         until(lambda: caller.get("/v1/models").status_code == 200)
     after = own.children(recursive=True)
     assert len(after) == len(before) and all(each.status() != psutil.STATUS_ZOMBIE for each in after)
-    with streams(grpc, http, FEW_TOKENS):
+    with streams(stage, grpc, http):
         own.send_signal(signal.SIGTERM)
     assert serve.wait() == 0, serve.output()
     assert psutil.wait_procs({*before, *after}, timeout=TIMEOUT_SECONDS)[1] == []
@@ -259,7 +261,7 @@ def test_serve_as_process_1_leaves_neither_zombies_nor_orphans(stage: Stage) -> 
 
 def test_a_signal_to_serve_alone_drains_it(stage: Stage) -> None:
     serve, grpc, http, own, others = start_serve(stage)
-    with streams(grpc, http, FEW_TOKENS):
+    with streams(stage, grpc, http):
         own.send_signal(signal.SIGINT)
     check_ends([serve], others)
 
@@ -275,7 +277,7 @@ def test_a_signal_to_the_group_of_programs_that_were_started_by_hand_drains_them
     worker.wait_line(_READY)
     programs = [worker, scheduler, gateway]
     others = psutil.Process(scheduler.pid).children(recursive=True)
-    with streams(grpc, http):
+    with streams(stage, grpc, http):
         # As a terminal does; the front end has a session of its own.
         os.killpg(group, signal.SIGINT)
         for program in programs:
