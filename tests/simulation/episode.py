@@ -238,7 +238,14 @@ class Episode:
             # A tenant may have all its rows on a worker with an order to leave, or to load weights.
             is_drained = not all(lane.phases.stays for lane in self.core.lanes.values())
             stops = is_drained or any(not lane.phases.may_plan for lane in lanes)
-            waiting = [one for one in self.core.queue.waiting() if not (stops and tenants[one.submit.tenant].is_parked)]
+            # Or in rows that must not sample yet.
+            seated = [one for lane in lanes for one in lane.rows.requests_at(lane.rows.seated())]
+            preparing = {one.submit.tenant for one in seated if self.core.lanes[one.worker].rows.awaits_needs[one.row]}
+            waiting = [
+                one
+                for one in self.core.queue.waiting()
+                if not (tenants[one.submit.tenant].is_parked and (stops or one.submit.tenant in preparing))
+            ]
             if any(one.needs for one in self.core.suspects.members()):
                 # A trial may wait for what it needs, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]
