@@ -24,9 +24,10 @@ from tests.rigs.processes import REPOSITORY, child_environment
 # A cold compile cache: a CPU takes half a minute for a kernel on a busy machine.
 pytestmark = pytest.mark.timeout(1800)
 
-QUICK = ("families", "graphs", "attention")
 # Those with a test of their own are left out.
-LONG = tuple(part.name for part in PARTS if part.name not in (*QUICK, "recovery", "serving"))
+OTHERS = tuple(
+    part.name for part in PARTS if part.name not in ("graphs", "families", "attention", "recovery", "serving")
+)
 
 
 def run_day(folder: Path, *names: str) -> dict[str, Any]:
@@ -36,12 +37,6 @@ def run_day(folder: Path, *names: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return json.loads((folder / RESULTS).read_text())["parts"]
-
-
-@pytest.fixture(scope="module")
-def day(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The parts of the default suite."""
-    return run_day(tmp_path_factory.mktemp("gpu-day"), *QUICK)
 
 
 def checks(part: dict[str, Any]) -> list[str]:
@@ -58,21 +53,19 @@ def table(part: dict[str, Any], begin: str) -> dict[str, Any]:
     return found
 
 
-def test_every_quick_part_passes(day: dict[str, Any]) -> None:
-    assert {name: part["outcome"] for name, part in day.items()} == dict.fromkeys(QUICK, "passed")
-
-
-def test_families_compare_logits(day: dict[str, Any]) -> None:
-    assert len(checks(day["families"])) == 2
-
-
-def test_graphs_are_captured_and_change_nothing(day: dict[str, Any]) -> None:
-    part = day["graphs"]
+def test_graphs_are_captured_and_change_nothing(tmp_path: Path) -> None:
+    part = run_day(tmp_path, "graphs")["graphs"]
+    assert part["outcome"] == "passed"
     assert value(part, "graphs") == 3
     equal = [name for name in checks(part) if "with graphs equal those without" in name]
     assert len(equal) == 4
     details = [check["detail"] for check in part["checks"] if ": tokens" in check["name"]]
     assert all(detail.startswith(f"{workloads.tiny().num_output_tokens} tokens") for detail in details)
+
+
+@pytest.mark.long
+def test_families_compare_logits(tmp_path: Path) -> None:
+    assert len(checks(run_day(tmp_path, "families")["families"])) == 2
 
 
 @pytest.mark.long
@@ -85,15 +78,17 @@ def test_serving_delivers_the_whole_workload(tmp_path: Path) -> None:
     assert "run 1: every request has its tokens" in checks(part)
 
 
-def test_attention_has_a_best_option_for_each_bucket(day: dict[str, Any]) -> None:
-    measured, best = table(day["attention"], "Decode attention"), table(day["attention"], "Best options")
+@pytest.mark.long
+def test_attention_has_a_best_option_for_each_bucket(tmp_path: Path) -> None:
+    part = run_day(tmp_path, "attention")["attention"]
+    measured, best = table(part, "Decode attention"), table(part, "Best options")
     assert len(measured["rows"]) == 2
     assert [row[:4] for row in best["rows"]] == [["float32", 16, 2, 2]]
     assert best["rows"][0][5] == max(row[4] for row in measured["rows"])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_other_part_passes(name: str, tmp_path: Path) -> None:
     part = run_day(tmp_path, name)[name]
     assert part["outcome"] == "passed"
