@@ -1,7 +1,7 @@
 """A service with any of its features, streams of every kind through it, and the deaths of its processes meanwhile.
 
-Owns which features and events there are and go together, and what a stream must survive. The worker is the
-content-checking one; where pages or ranks matter it is the real one with the bundled model.
+Owns which features and events there are and go together, and what a stream must survive. The worker is the real link
+around the content-checking executor; where pages or ranks matter it is the real one with the bundled model.
 """
 
 import hashlib
@@ -220,7 +220,7 @@ class Service:
     def _start_worker(self, *, on_standby: bool = False) -> Child:
         flags = ["--standby"] if on_standby else []
         if not self.is_real:
-            return self.rig.worker(*_SHAPE.split(), *_CHECKING, *flags)
+            return self.rig.worker(*_SHAPE.split(), *_CHECKING, *flags, program="tests.rigs.linked_worker")
         flags += ["--shared-pool", "on"] if Feature.SHARED_POOL in self.features else []
         flags += ["--ranks", "2"] if Feature.RANKS in self.features else []
         return self.rig.real_worker(*_SHAPE.split(), *flags)
