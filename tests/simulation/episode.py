@@ -246,8 +246,10 @@ class Episode:
                 for one in self.core.queue.waiting()
                 if not (tenants[one.submit.tenant].is_parked and (stops or one.submit.tenant in preparing))
             ]
-            if any(one.needs for one in self.core.suspects.members()):
-                # A trial may wait for what it needs, and the next trials for it.
+            suspects, pausing = self.core.suspects, {lane.worker for lane in lanes if not lane.phases.may_plan}
+            trial_on = suspects.trial.worker if suspects.trial is not None and suspects.is_running() else ""
+            if trial_on in pausing or any(one.needs for one in suspects.members()):
+                # A trial may wait for what it needs or for its lane to load, and the next trials for it.
                 waiting = [one for one in waiting if not self.core.queue.is_held(one)]
             assert not any(
                 holds(lane, request) and may_sample(lane, request) for request in waiting for lane in may_start
