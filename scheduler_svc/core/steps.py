@@ -4,6 +4,7 @@ If a step fails, its requests become suspects (`suspicion/suspects.py`), as they
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from scheduler_svc.core.core import Organ, handles
 from scheduler_svc.core.lanes import plan_bytes
@@ -48,7 +49,7 @@ class Steps(Organ):
                 if lane is trial_on:
                     plan = self._plan_trial(lane, placement, now)
                 else:
-                    plan = self._plan(lane, placement, turn if lane.phases.may_start else trials.NO_STARTS, now)
+                    plan = self._plan(lane, placement, turn, now)
                 placement.end(lane)
                 effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
@@ -68,6 +69,8 @@ class Steps(Organ):
                 yield lane
 
     def _plan(self, lane: Lane, placement: Placement, turn: trials.Turn, now: float) -> Plan | None:
+        if not lane.phases.may_start:
+            turn = replace(turn, admits=False)
         builder = PlanBuilder(
             lane=lane,
             queue=self._queue,

@@ -42,8 +42,6 @@ class Turn:
 
 
 EVERYBODY = Turn()
-NO_STARTS = Turn(admits=False)
-"""The plan of a lane with a drained worker."""
 
 
 PATIENCE_SECONDS = 10.0

@@ -418,6 +418,41 @@ def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
     assert set(fleet.versions().values()) == {"v1"}
 
 
+def test_nobody_joins_a_trial_on_a_lane_that_waits_for_new_weights() -> None:
+    """Seed 978 of the long simulation: other requests were placed there, which ended the service."""
+    fleet = proven(num_workers=1)
+    suspect = fleet.ask(list(range(3, 43)), max_new_tokens=12)
+    fleet.steps(6)
+    fleet.tick()
+    fleet.lose("a")
+    # Its trial takes several steps.
+    fleet.shape = replace(fleet.shape, token_budget=16)
+    for _ in range(3):
+        fleet.start()
+    while not any(request.row for request in fleet.core.suspects.members()):
+        fleet.tick()
+        for name in ("b", "c", "d"):
+            fleet.turn(name)
+    trial_on = fleet.core.suspects.trial.worker
+    fleet.update("v1", Running.FINISH)
+    others = {"b", "c", "d"} - {trial_on}
+    while any(fleet.versions()[name] != "v1" for name in others):
+        fleet.tick()
+        for name in others:
+            fleet.turn(name)
+    lane = fleet.core.lanes[trial_on]
+    assert lane.rows.num_seated == 1 and not lane.phases.may_start
+    # More than the others have rows for.
+    streams = [suspect, *(fleet.ask([4, 5, n], max_new_tokens=4) for n in range(3 * lane.info.max_rows))]
+    while lane.rows.num_seated:
+        fleet.tick()
+        assert lane.rows.num_seated == 1
+        fleet.turn(trial_on)
+    fleet.run()
+    for stream in streams:
+        fleet.check(stream)
+
+
 def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried() -> None:
     fleet = proven(num_workers=1)
     large = fleet.shape
