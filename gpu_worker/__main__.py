@@ -199,9 +199,7 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
     with leading(ranks, together, settings, join) as others:
-        link = Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, ranks=others)
-        log.info("waiting for a scheduler at %s", endpoint)
-        link.serve()
+        Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, ranks=others).serve()
 
 
 @contextmanager

@@ -192,6 +192,8 @@ class Link:
         Raises JoinRefused, ValueError for a key that cannot be trusted, and fatal exceptions of the runner.
         """
         with signals_wake(self._stop) as wake:
+            # Who reads the line may send a signal.
+            log.info("waiting for a scheduler at %s", self._endpoint)
             poller = self._connection.poller(wake)
             try:
                 while not self._is_over():

@@ -118,7 +118,6 @@ def main(arguments: list[str]) -> int:
         max_in_flight=MAX_IN_FLIGHT,
         curve=curve,
     )
-    print("waits for a scheduler", flush=True)
     try:
         link.serve()
     finally:

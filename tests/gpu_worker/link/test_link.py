@@ -496,6 +496,33 @@ def test_a_worker_that_was_asked_to_stop_does_not_wait_for_a_scheduler(
     served.run(script, stop=False)
 
 
+def test_a_signal_is_heard_from_the_line_on_that_says_the_worker_waits(
+    served: Served, core: Core, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it, a signal ends the process by its default."""
+    is_said = threading.Event()
+
+    class Impatient(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting for a scheduler" in record.getMessage() and not is_said.is_set():
+                is_said.set()
+                assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end this process"
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def script() -> None:
+        if not is_said.wait(WAIT_MS / 1e3):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = Impatient()
+    link.log.addHandler(handler)
+    caplog.set_level(logging.INFO, link.log.name)
+    try:
+        served.run(script, stop=False)
+    finally:
+        link.log.removeHandler(handler)
+    assert is_said.is_set()
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_the_second_signal_from_outside_ends_the_process_at_once(is_busy: bool) -> None:
     """Also while its main thread is in a call that takes long."""
