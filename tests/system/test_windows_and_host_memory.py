@@ -16,7 +16,7 @@ def test_outputs_far_longer_than_the_pool_run_side_by_side(rig: Rig) -> None:
     with rig.slowed():
         streams = send(caller, random_asks(4, seed=1, prompts=(150, 200), outputs=(120, 160)))
         # The next worker computes all tokens again, with the same window.
-        running = caller.wait_load(lambda load: load.running >= 2 and load.output_tokens >= 20).running
+        running = caller.wait_load(lambda load: load.running >= 2 and load.output_tokens >= 100).running
         worker.kill()
     rig.worker(*WINDOW, *WINDOWED)
     streams.check()
