@@ -15,13 +15,13 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 
-from tandem_contract.files import cache_dir, is_private
+from tandem_contract.files import Locked, cache_dir, is_private, lock_file
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ _COMPILE_SECONDS = 300
 _FULL = os.strerror(errno.ENOSPC)
 # Between two lines of the log while the compiler runs.
 _SAY_SECONDS = 5.0
+# Between two looks at another process's build.
+_LOOK_SECONDS = 0.1
 # Sums may be contracted to fused multiply-adds, but not reordered: a token's bits must not depend on its batch.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi")
 
@@ -79,10 +81,6 @@ def best_instruction_set(flags: frozenset[str]) -> InstructionSet:
     return best
 
 
-# One build at a time: a second one finds the file of the first.
-_building = Lock()
-
-
 def build_ahead() -> None:
     """Builds this machine's library on a thread, if it is missing, while the caller imports torch.
 
@@ -107,12 +105,38 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     path = folder / f"kernels-{instructions.name}-{_key(command)}.so"
     try:
         _own(folder)
-        with _building:
+        with _turn(folder):
             if not (path.is_file() and is_private(path)):
                 _compile(command, path)
     except OSError as error:
         raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
     return path
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits while a thread or a process builds in this folder: its library is found instead of being built again.
+
+    A file system without locks, or a builder that stands still, lets several build at once; each file is whole.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        begun = said = time.monotonic()
+        while (now := time.monotonic()) - begun < _COMPILE_SECONDS:
+            try:
+                lock_file(descriptor)
+                break
+            except Locked as holder:
+                if now - said >= _SAY_SECONDS:
+                    log.info("another process%s builds the C++ kernels: waiting for %.0f s so far", holder, now - begun)
+                    said = now
+                time.sleep(_LOOK_SECONDS)
+            except OSError as error:
+                log.info("%s takes no lock (%s): processes build beside each other", folder, error.strerror)
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _compiler() -> list[str]:

@@ -1,14 +1,10 @@
 """Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 
 from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
 from gpu_worker.native.library import NativeLibrary
@@ -61,33 +57,10 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
     return make
 
 
-_BUILD = """
-import sys
-from gpu_worker.native.build import INSTRUCTION_SETS, built_library
-built_library(next(each for each in INSTRUCTION_SETS if each.name == sys.argv[1]))
-"""
-
-
 @pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's folder of C++ kernels with those for all instruction sets of this machine.
-
-    They are kept there for the next run, as a worker's are; their names are hashes of all that they depend on.
-    Processes of their own compile them at the same time, and the processes of one test run wait for each other.
-    """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with FileLock(shared / "kernels.lock"):
-        _build_kernels()
+def kernel_folder() -> Path:
+    """The user's folder of C++ kernels, which are kept there for the next run, as a worker's are."""
     return cache_dir("native")
-
-
-def _build_kernels() -> None:
-    names = [each.name for each in INSTRUCTION_SETS if each.cpu_flags <= cpu_flags()]
-    root = Path(__file__).parents[2]
-    builds = [subprocess.Popen([sys.executable, "-c", _BUILD, name], cwd=root) for name in names]
-    assert [build.wait() for build in builds] == [0] * len(names)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,19 @@
 """The build of the C++ kernels: which instruction set, when it compiles, and what happens where it cannot."""
 
 import ctypes
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_worker.native import build
 from gpu_worker.native.build import INSTRUCTION_SETS, NotBuilt, best_instruction_set, built_library, cpu_flags
+from tests.rigs.processes import child_environment
 from tests.rigs.small_disk import small_disk
+from tests.rigs.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not any(each.cpu_flags <= cpu_flags() for each in INSTRUCTION_SETS), reason="needs a CPU with AVX2"
@@ -43,6 +48,53 @@ def test_other_flags_give_another_library(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(build, "_cpu_info", lambda _: "another CPU")
     built_library(instructions, tmp_path)
     assert len(set(compiled)) == 3
+
+
+_BUILD = """
+import logging, sys
+from pathlib import Path
+from gpu_worker.native import build
+logging.basicConfig(level="INFO")
+build._SAY_SECONDS = 0.2
+build.built_library(build.INSTRUCTION_SETS[-1], Path(sys.argv[1]))
+"""
+
+
+def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
+    """The second one says whom it waits for, and takes the library of the first."""
+    compiler, calls, folder = tmp_path / "compiler", tmp_path / "calls", tmp_path / "cache"
+    compiler.write_text(f"#!/bin/sh\necho called >>{calls}\nuntil test -e {tmp_path}/go; do sleep 0.05; done\n")
+    compiler.chmod(0o755)
+    calls.touch()
+
+    def builder(log: Path) -> "subprocess.Popen[bytes]":
+        environment = child_environment() | {"CXX": str(compiler)}
+        with log.open("w") as errors:
+            return subprocess.Popen([sys.executable, "-c", _BUILD, str(folder)], env=environment, stderr=errors)
+
+    with builder(tmp_path / "first.log") as first:
+        until(lambda: calls.read_text() != "")
+        with builder(tmp_path / "second.log") as second:
+            says = f"another process (process {first.pid}) builds the C++ kernels"
+            until(lambda: says in (tmp_path / "second.log").read_text(), says)
+            (tmp_path / "go").touch()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert calls.read_text() == "called\n"
+    assert [each.suffix for each in folder.iterdir()] == [".so"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), build.Locked(None)])
+def test_a_folder_that_gives_no_turn_is_built_in_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(_: int) -> None:
+        raise error
+
+    compiled: list[Path] = []
+    monkeypatch.setattr(build, "lock_file", refuse)
+    monkeypatch.setattr(build, "_compile", lambda _, path: compiled.append(path))
+    monkeypatch.setattr(build, "_COMPILE_SECONDS", 0.2)
+    assert compiled == [built_library(INSTRUCTION_SETS[-1], tmp_path)]
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
