@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.rigs import preloaded
+from tests.rigs import preloaded, processes
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
 from tests.rigs.default_ports import held_ports
@@ -58,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    processes.may_fork = sys.platform == "linux"
     stack = ExitStack()
     config.add_cleanup(stack.close)
     if not hasattr(config, "workerinput"):

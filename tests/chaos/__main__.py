@@ -11,6 +11,7 @@ import traceback
 from dataclasses import fields
 
 from tests.chaos.run import Options, chaos
+from tests.rigs import processes
 
 
 def main() -> int:
@@ -26,6 +27,7 @@ def main() -> int:
     if values["seed"] is None:
         values["seed"] = secrets.randbelow(1 << 31)
     options = Options(**values)
+    processes.may_fork = sys.platform == "linux"
     command = "python -m tests.chaos " + " ".join(
         f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items() if value is not False
     )

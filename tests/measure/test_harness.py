@@ -89,12 +89,17 @@ def test_figures_of_two_checkouts_are_compared_beside_a_control() -> None:
     assert (y["ratio"]["median"], y["control"]["most"], y["stands_out"]) == (1.0, 1.25, False)
 
 
-def test_a_checkout_is_measured_with_its_own_code(tmp_path: Path) -> None:
+def test_a_checkout_is_measured_with_its_own_code_and_stubs(tmp_path: Path) -> None:
     folder = tmp_path / "tests" / "benchmarks"
     folder.mkdir(parents=True)
     for empty in (folder.parent / "__init__.py", folder / "__init__.py", folder / "machine.py"):
         empty.touch()
-    (folder / "own.py").write_text("import sys\nprint('{\"x\": 3}')\nsys.exit(int(sys.argv[2]))\n")
+    (tmp_path / "protos").mkdir()
+    stub = "pathlib.Path('.stubs/own_stub.py').write_text('x = 3')"
+    (tmp_path / "protos" / "build_hook.py").write_text(f"import pathlib\npathlib.Path('.stubs').mkdir()\n{stub}\n")
+    (folder / "own.py").write_text(
+        "import sys\nfrom own_stub import x\nprint(f'{{\"x\": {x}}}')\nsys.exit(int(sys.argv[2]))\n"
+    )
     assert against.run(tmp_path, "own", ["1"]) == {"x": 3.0}
     with pytest.raises(against.subprocess.CalledProcessError):
         against.run(tmp_path, "own", ["2"])

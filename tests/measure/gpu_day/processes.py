@@ -104,7 +104,6 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
     if request.device != "cpu":
         import torch
 
-        processes.may_fork = False
         free, total = torch.cuda.mem_get_info()
         record.note(f"{torch.cuda.get_device_name()}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free at the start")
     else:
@@ -112,6 +111,7 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
 
         # The parts look at what a GPU runs.
         leave_out_kernels()
+        processes.may_fork = request.tiny
         if request.tiny:
             import torch
 
