@@ -18,7 +18,7 @@ from typing import Any
 from scheduler_svc.frontend.chat.bodies import plain
 from scheduler_svc.frontend.chat.calls import CALLS_FIELD, CallStream, call_id, can_show, cut_calls, read_calls
 from scheduler_svc.frontend.chat.forms import REASONING_FIELDS
-from scheduler_svc.frontend.chat.segments import Event, Kind, Segmenter
+from scheduler_svc.frontend.chat.segments import OUTSIDE, Event, Kind, Segmenter
 from scheduler_svc.frontend.text.output import CallPiece, Parsed, SampleOutput
 
 CONTENT_FIELD = "content"
@@ -109,6 +109,8 @@ class AnswerParser:
         # A region of calls: its first mark, and its text.
         self._mark = self._region = ""
         self._is_babble = False
+        # Text outside of regions, as long as there was none: it is the answer of a model that writes no marks.
+        self._outside: str | None = ""
         self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
         # A call that shows its arguments while they are written.
         self._stream: CallStream | None = None
@@ -117,6 +119,8 @@ class AnswerParser:
         self._num_of_prompt = 0
         self._read(self._segmenter.feed(prefix))
         self._num_of_prompt = self._segmenter.num_held
+        if self._outside is not None:
+            self._outside = ""
         self._content.begin(keeps_start=has_constraint)
         self._reasoning.begin(keeps_start=False)
 
@@ -132,6 +136,8 @@ class AnswerParser:
     def finish(self, *, is_cut: bool = False) -> Parsed:
         """What the end of the answer adds. `is_cut`: the model had not ended its answer."""
         parsed = self._read(self._segmenter.finish(is_cut=is_cut))
+        if self._outside:
+            parsed.content += self._content.push(self._outside)
         parsed.content += self._content.rest()
         return parsed
 
@@ -139,6 +145,10 @@ class AnswerParser:
         parsed = Parsed()
         for event in events:
             event = self._without_prompt(event)
+            if event.field != OUTSIDE:
+                self._outside = None
+            elif self._outside is not None:
+                self._outside += event.text
             if event.field == CALLS_FIELD:
                 self._read_calls(event, parsed)
             elif event.field == CONTENT_FIELD:

@@ -14,6 +14,8 @@ from scheduler_svc.frontend.chat.bodies import Reader, reader_of
 
 # Text behind the position of the search that a mark's look-behind may see.
 MAX_LOOK_BEHIND = 64
+# The field of text outside of all regions, where the template has none for it.
+OUTSIDE = ""
 
 
 class Kind(Enum):
@@ -57,7 +59,7 @@ class Segmenter:
     def __init__(self, spec: Any, ignored: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
         self._spec = spec
         self._watched = [field for field in spec.fields.values() if field.name not in ignored and field.open_re]
-        # The region of text outside the others. Without one that text is dropped.
+        # The region of text outside the others. Without one that text has no field.
         self._implicit: str | None = spec.implicit
         # The field of the region that new text belongs to.
         self.current = self._implicit
@@ -113,7 +115,7 @@ class Segmenter:
         elif (begun := self._begun()) is not None:
             yield from self._text(begun.start)
             yield from self._open(begun)
-        else:
+        elif self._implicit is not None:
             yield from self._text(len(self._buffer))
         is_hidden = self.current in self._hidden and not (reader is not None and reader.is_broken)
         yield from self._close("", Kind.CUT if is_hidden else Kind.CLOSE)
@@ -221,9 +223,9 @@ class Segmenter:
     def _text(self, end: int) -> Iterator[Event]:
         text = self._buffer[self._pos : end]
         self._pos = max(self._pos, end)
-        if text and self.current is not None:
-            self._is_open = True
-            yield Event(Kind.TEXT, self.current, text)
+        if text:
+            self._is_open = self.current is not None
+            yield Event(Kind.TEXT, self.current or OUTSIDE, text)
 
     def _close(self, mark: str, kind: Kind = Kind.CLOSE) -> Iterator[Event]:
         field, was_open = self.current, self._is_open

@@ -435,6 +435,56 @@ def test_white_space_after_the_prompt_is_the_constraints_or_goes_as_with_transfo
         assert content == text
 
 
+_CALL = [("f", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("<|channel|>commentary to=functions.f code", _CALL),
+        ("<|channel|>commentary to=functions.f", _CALL),
+        ("<|channel|>commentary to=f <|constrain|>json", _CALL),
+        ("<|channel|>commentary to=functions.f  <|constrain|>json", _CALL),
+        ("<|channel|>analysis to=functions.f code", _CALL),
+        (" to=functions.f<|channel|>commentary code", _CALL),
+        (" to=f <|channel|>analysis <|constrain|>json", _CALL),
+        ("<|channel|>analysis", "reasoning"),
+        ("<|channel|>analysis json", "reasoning"),
+        ("<|channel|>final json", "content"),
+        ("<|channel|>final <|constrain|>json", "content"),
+        ("<|channel|>commentary", "content"),
+        ("<|channel|>summary", "content"),
+        ("<|channel|>", "content"),
+        ("", "content"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "<|channel|>analysis<|message|>so<|end|><|start|>assistant"])
+def test_whatever_header_gpt_oss_writes_its_text_is_somewhere(before: str, header: str, expected: Any) -> None:
+    text = f'{before}{header}<|message|>{{"a":1}}<|end|>'
+    reasoning = "so" if before else ""
+    for pieces in ([text], list(text)):
+        whole = parsed(parser("harmony"), pieces)
+        if expected == _CALL:
+            assert (whole.content, whole.reasoning, calls_of(whole)) == ("", reasoning, _CALL)
+        else:
+            shown = {"content": whole.content, "reasoning": whole.reasoning.removeprefix(reasoning).lstrip()}
+            assert shown == {"content": "", "reasoning": "", expected: '{"a":1}'}
+            assert not whole.calls
+
+
+@pytest.mark.parametrize("text", ["Hello", "to=f: Hello", "Hello <|channel|>"])
+def test_an_answer_without_marks_is_content_whatever_the_family(text: str) -> None:
+    for pieces in ([text], list(text)):
+        whole = parsed(parser("harmony", "<|start|>assistant"), pieces)
+        assert (whole.content, whole.reasoning, whole.calls) == (text, "", [])
+
+
+def test_the_beginning_of_a_mark_that_the_end_cuts_off_is_no_answer() -> None:
+    for cut in ("<|channel|>", "<|channel|>fin", "<|channel|>analysis<|mess", "<|channel|>commentary to=functions.f"):
+        whole = parsed(parser("harmony"), [cut], is_cut=True)
+        assert (whole.content, whole.reasoning) == ("", "")
+
+
 def test_reasoning_is_known_while_it_runs() -> None:
     made = parser("hermes")
     states = [(made.feed(text), made.is_reasoning)[1] for text in ("<think>", "a", "</think>", "b")]
