@@ -11,6 +11,7 @@ ordinary text that reads like the token stays text. Marked and plain text are eq
 """
 
 import functools
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
@@ -25,6 +26,8 @@ MAX_DEPTH = 64
 MAX_WORD_CHARS = 64
 _SPACE = " \t\n\r"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _WORDS = ("true", "false", "null")
 _ESCAPES = '"\\/bfnrtu'
 _DIGITS = "0123456789"
@@ -88,15 +91,18 @@ class _Next(Enum):
 
 
 class ObjectReader:
-    """Reads one object, from its first brace on. `tops`: the braces that may be the first one."""
+    """Reads one object, from its first brace on. `tops`: the braces that may be the first one.
+
+    Models write line breaks and tabs into strings: what is certain has their escapes. `is_strict`: they are errors.
+    """
 
     __slots__ = (
-        *("_escape", "_in_string", "_is_key", "_next", "_stack", "_tops"),
+        *("_escape", "_in_string", "_is_key", "_is_strict", "_next", "_stack", "_tops"),
         *("held", "is_broken", "is_complete", "num_signs"),
     )
 
-    def __init__(self, tops: str = "{") -> None:
-        self._tops = tops
+    def __init__(self, tops: str = "{", *, is_strict: bool = False) -> None:
+        self._tops, self._is_strict = tops, is_strict
         self._stack: list[str] = []
         self._next = _Next.VALUE
         self._in_string = self._is_key = False
@@ -118,9 +124,10 @@ class ObjectReader:
             if self.held and not self._in_word(char):
                 certain.append(self._end_word())
             if not self.is_broken and not self.held:
+                was_in_string = self._in_string
                 self._read(char)
                 if not self.held and not self.is_broken:
-                    certain.append(char)
+                    certain.append(escape_control(char) if was_in_string and char < " " else char)
             if self.is_broken:
                 return "".join(certain), num_read
         return "".join(certain), len(text)
@@ -130,7 +137,7 @@ class ObjectReader:
         if not char or self.is_complete or self.is_broken:
             return False
         if self._in_string:
-            return char in self._escape[0] if self._escape else char >= " "
+            return char in self._escape[0] if self._escape else char >= " " or not self._is_strict
         return char in _SPACE or (char in "}]" and self._may_end(char))
 
     def _in_word(self, char: str) -> bool:
@@ -194,7 +201,17 @@ class ObjectReader:
             self._in_string = False
             self._next = _Next.COLON if self._is_key else _Next.COMMA_OR_END
         else:
-            self.is_broken = char < " "
+            self.is_broken = char < " " and self._is_strict
+
+
+def escape_control(char: str) -> str:
+    """A control character as a string of JSON has it."""
+    return json.dumps(char)[1:-1]
+
+
+def escape_controls(text: str) -> str:
+    """JSON text with the control characters in its strings escaped."""
+    return _STRING.sub(lambda string: _CONTROL.sub(lambda char: escape_control(char.group()), string.group()), text)
 
 
 class QuotedReader:
@@ -308,7 +325,7 @@ class TaggedReader:
     def _take(self, text: str, kept: str | None = None) -> None:
         """Reads text of a value, and keeps it in this form."""
         if len(self._in_tag) == 1 and text.lstrip(_SPACE)[:1] in ("{", "["):
-            self._json = ObjectReader(tops="{[")
+            self._json = ObjectReader(tops="{[", is_strict=True)
         if self._json is not None:
             self._json.feed(text)
         if text.strip(_SPACE):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
-from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, plain, reader_of
+from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, escape_controls, plain, reader_of
 
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -53,6 +53,8 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
     if isinstance(reader := reader_of(field), TaggedReader):
         reader.feed(text)
         text = text if reader.is_broken else reader.text
+    elif field.content == "json" and not field.content_args:
+        text = escape_controls(text)
     # The region is known, so an end mark in it is text.
     endless = dataclasses.replace(field, close_re=None)
     spec = dataclasses.replace(spec, fields={**spec.fields, CALLS_FIELD: endless})
@@ -96,7 +98,7 @@ def cut_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Mapp
 def _elements(text: str) -> tuple[str, str]:
     """(the whole elements of a list that is cut off, the one after them)."""
     start = end = len(text) - len(text.lstrip()) + 1
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(strict=False)
     while end < len(text):
         at = end + len(text[end:]) - len(text[end:].lstrip(", \n\t\r"))
         try:
@@ -120,7 +122,7 @@ def _call(value: object, is_marked: bool) -> Call:
     function = cast(dict[str, Any], given.get("function", given))
     name, arguments = function["name"], function["arguments"]
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+        arguments = json.loads(arguments, strict=False)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise TypeError("no name, or arguments that are not an object")
     name.encode()

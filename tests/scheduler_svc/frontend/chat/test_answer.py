@@ -368,6 +368,21 @@ def test_a_call_that_goes_astray_in_its_arguments_loses_no_text(arguments: str, 
         assert whole.content == ("x\n" + content if content else "x")
 
 
+CONTROLS = {"a": "if x:\n\treturn \x03", "b": "\r\n"}
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony", "llama3", "deepseek-v3.1", "kimi-k2", "mistral-list", "phi4"])
+def test_strings_with_raw_line_breaks_are_arguments(name: str) -> None:
+    """Models write code like that; no JSON has control characters in a string."""
+    escaped = json.dumps(CONTROLS)
+    raw = escaped.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r").replace("\\u0003", "\x03")
+    text = FAMILIES[name].calls([("f", CONTROLS)]).replace(escaped, raw)
+    assert raw in text and raw != escaped
+    for pieces in ([text], list(text)):
+        whole = parsed(parser(name), pieces)
+        assert (whole.content, calls_of(whole)) == ("", [("f", CONTROLS)])
+
+
 def test_a_long_call_is_shown_in_whole() -> None:
     args = {"a": "x" * 3 * MAX_CALL_CHARS}
     text = hermes("f", args)
