@@ -124,9 +124,18 @@ class Unions:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    given = schema.get("type", _ALL_KINDS)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    given = schema.get("type", _ALL_KINDS if values is None else [_kind_of(value) for value in values])
     kinds = {given} if isinstance(given, str) else set(given)
     return {"number" if kind == "integer" else kind for kind in kinds}
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] | bool, bool]:
@@ -179,7 +188,7 @@ class _Lowering:
             also = [{"pattern": one} for one in ahead]
             fields = {**fields, "pattern": last, "allOf": [*fields.get("allOf", ()), *also]}
         out = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
-        out = {name: value for name, value in out.items() if value is not None}
+        out = {name: value for name, value in out.items() if value is not None or name == "const"}
         if "oneOf" in out and self._unions.are_apart(fields["oneOf"]):
             # They exclude each other already.
             out.setdefault("allOf", []).append({"anyOf": out.pop("oneOf")})

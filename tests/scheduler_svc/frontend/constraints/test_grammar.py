@@ -52,6 +52,23 @@ def test_null_that_two_schemas_of_a_one_of_take_is_no_output() -> None:
     assert accepts(schema({"oneOf": plain, "$defs": definitions}), "true")
 
 
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
+def test_a_value_that_is_empty_is_enforced_as_any_other(value: object) -> None:
+    text = json.dumps(value)
+    for keyword in ({"const": value}, {"enum": [value]}):
+        for whole, output in (
+            (keyword, "{}"),
+            ({"type": "object", "properties": {"a": keyword}, "required": ["a"]}, '{{"a": {}}}'),
+            ({"type": "array", "items": keyword}, "[{}]"),
+            ({"anyOf": [keyword, {"const": 1}]}, "{}"),
+            # They exclude each other.
+            ({"oneOf": [keyword, {"const": "word"}]}, "{}"),
+            ({"oneOf": [keyword, {"type": "integer" if isinstance(value, str) else "string"}]}, "{}"),
+        ):
+            assert accepts(schema(whole), output.format(text)), whole
+            assert not accepts(schema(whole), output.format("true")), whole
+
+
 def test_a_lark_grammar_is_never_read_as_something_else() -> None:
     assert "expecting rule" in matcher(Constraint(lark=BRACE)).get_error()
 
