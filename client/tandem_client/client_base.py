@@ -260,10 +260,11 @@ class StreamBase(Transcript, Generic[_Event]):
             elif pause_seconds is not None and not error.stream_began and self._resumption is None:
                 # Whether the service has accepted the request is not known, so it must not run a second time.
                 self._send_abort()
-        if pause_seconds is None or self._tries.remaining() == 0:
+        remaining = self._tries.remaining()
+        if pause_seconds is None or remaining == 0:
             self._closed.set()
             raise error from None
-        return pause_seconds
+        return pause_seconds if remaining is None else min(pause_seconds, remaining)
 
 
 class ClientBase(Generic[_Stream]):
@@ -444,7 +445,8 @@ class ClientBase(Generic[_Stream]):
             await self._sleep(pause_seconds)
 
     async def _progress(self, call: Rpc[_Value]) -> AsyncGenerator[_Value]:
-        begun = call.method(self._stubs)(call.request, timeout=call.timeout, metadata=self._metadata)
+        timeout = self._tries(call.timeout).remaining()
+        begun = call.method(self._stubs)(call.request, timeout=timeout, metadata=self._metadata)
         answers = self._begun(begun)
         try:
             while (answer := await self._next(answers)) is not None:

@@ -4,6 +4,7 @@ Owns the options of a channel, the TLS settings, and the rule that a token is se
 Knows nothing of the methods that are called.
 """
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -66,6 +67,10 @@ def channel_options(address: str, *, proxy: bool) -> Sequence[tuple[str, int | s
     ]
 
 
+# gRPC counts nanoseconds in 64 bits, and takes what is longer as a time that is over.
+_LONGEST_SECONDS = 1e9
+
+
 @dataclass(slots=True, kw_only=True)
 class Tries:
     """The retries and the time that one call has left.
@@ -78,6 +83,13 @@ class Tries:
     # Seconds for all tries together; None: no limit.
     timeout: float | None
     _started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a timeout that is no number."""
+        if self.timeout is not None and math.isnan(self.timeout):
+            raise ValueError("timeout is nan; it is a number of seconds, or None for no limit")
+        if self.timeout is not None and self.timeout > _LONGEST_SECONDS:
+            self.timeout = None
 
     def remaining(self) -> float | None:
         """Seconds left of the timeout, for the next try."""

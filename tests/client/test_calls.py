@@ -1,6 +1,7 @@
 """The short calls of both clients."""
 
 import asyncio
+import functools
 import inspect
 from typing import Any
 
@@ -41,6 +42,24 @@ def check_unary_calls(client: Any) -> None:
     assert client.flush_cache() == 12 and client.health()
     with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):
         client.detokenize([-1])
+
+
+@either
+@pytest.mark.parametrize("timeout", [1e9, 1e10, 2.0**70, float("inf")])
+def test_a_timeout_of_decades_is_no_limit(service: FakeService, connect: Connect, timeout: float) -> None:
+    with connect(service.address) as client:
+        assert client.health(timeout=timeout)
+        client.wait_ready(timeout)
+        assert list(client.generate("hi", timeout=timeout))
+        assert list(client.drain(timeout=timeout)) == []
+
+
+@either
+def test_a_timeout_that_is_no_number_is_refused_by_its_name(service: FakeService, connect: Connect) -> None:
+    with connect(service.address) as client:
+        for call in (client.health, client.drain, functools.partial(client.generate, "hi")):
+            with pytest.raises(ValueError, match="timeout is nan"):
+                list(call(timeout=float("nan")))
 
 
 def test_an_async_client_made_before_the_loop_serves_several_loops(service: FakeService) -> None:
