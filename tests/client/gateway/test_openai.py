@@ -111,6 +111,8 @@ def test_echo_and_logprobs(fronted: Fronted) -> None:
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.token_logprobs == [None, -1.0, -2.0, -3.0]
     assert answer.usage is not None and answer.usage.completion_tokens == 0
+    # The second one's hidden token ended it.
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
 
 
 def test_a_stream_has_the_text_of_the_whole_answer_with_logprobs_and_echo(fronted: Fronted) -> None:

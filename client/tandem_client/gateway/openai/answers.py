@@ -278,6 +278,9 @@ class AnswerWriter:
 
     def _end(self, choice: "Choice", finished: inference_pb2.Finished) -> dict[str, object]:
         """Why a choice has ended. What was cut short by a limit of any kind, or by an operator, is `length`."""
+        if self.wanted.hides_output:
+            # The only token is the gateway's own.
+            return {"finish_reason": LENGTH, "stop_reason": None}
         reason = LENGTH
         if finished.reason in _STOPS:
             of_calls = FUNCTION_CALL if self.wanted.calls_function else TOOL_CALLS
