@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from scheduler_svc.frontend.chat.calls import is_text
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import (
     ANY_NAME,
@@ -22,7 +23,6 @@ from scheduler_svc.frontend.chat.forms import (
     ReasoningFormat,
     ReasoningState,
     TaggedArguments,
-    is_text,
 )
 from scheduler_svc.frontend.sizes import wrong
 
@@ -183,7 +183,7 @@ class CallRules:
     def _value(self, rule: str, begin: str, schema: Mapping[str, object], after: str) -> tuple[list[str], bool]:
         """The lines of an argument, and whether its value is JSON."""
         choices = [schema["const"]] if "const" in schema else _of(list, schema, "enum")
-        if choices and all(isinstance(choice, str) for choice in choices):
+        if is_text(schema) and choices:
             options = " | ".join(string(str(choice)) for choice in choices)
             return [f"{rule}: {begin} ({options}) {self._marks.rule(after)}"], False
         if is_text(schema):

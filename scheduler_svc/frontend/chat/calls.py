@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +22,11 @@ CALLS_FIELD = "tool_calls"
 # How a call that has its name inside begins; other orders of the keys are read only whole.
 _BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(\s*,\s*"arguments"\s*:\s*(?=\{))?')
 MAX_HEAD_CHARS = 1024
+# How deep the types of an argument are looked for.
+_MAX_NESTED = 4
+_TYPES: list[tuple[type, str]] = [
+    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (type(None), "null")
+]  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -61,7 +67,7 @@ def read_calls(mark: str, text: str, spec: Any, argument_types: Mapping[str, Map
     try:
         message: dict[str, Any] = parse_response(mark + text, spec, prefix="", tools=tools)
         is_marked = text != plain(text)
-        return [_call(value, is_marked) for value in _flat(message.get(CALLS_FIELD))]
+        return [_call(value, argument_types, is_marked) for value in _flat(message.get(CALLS_FIELD))]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
 
@@ -114,7 +120,7 @@ def _flat(value: object) -> list[object]:
     return [] if value is None else [value]
 
 
-def _call(value: object, is_marked: bool) -> Call:
+def _call(value: object, types: Mapping[str, Mapping[str, Any]], is_marked: bool) -> Call:
     """Raises ValueError or TypeError if it is not a call."""
     if not isinstance(value, dict):
         raise TypeError("not an object")
@@ -126,7 +132,20 @@ def _call(value: object, is_marked: bool) -> Call:
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         raise TypeError("no name, or arguments that are not an object")
     name.encode()
-    return Call(name.strip(), compact(cast(dict[str, Any], arguments), is_marked=is_marked))
+    may_be = types.get(name.strip(), {})
+    read = {
+        key: _unquoted(one) if may_be.get(key, {}).get("quoted") else one
+        for key, one in cast(dict[str, Any], arguments).items()
+    }
+    return Call(name.strip(), compact(read, is_marked=is_marked))
+
+
+def _unquoted(value: object) -> object:
+    """A tagged value that is a string of JSON, as a grammar has the model write where others than strings are valid."""
+    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def compact(value: object, *, is_marked: bool = False) -> str:
@@ -143,7 +162,7 @@ def compact(value: object, *, is_marked: bool = False) -> str:
 
 
 def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The types of the arguments of each tool: all that the values of tagged arguments are read by."""
+    """The types of the arguments of each tool, and which may be in quotes: all that tagged values are read by."""
     types = dict[str, dict[str, Any]]()
     for tool in tools:
         function = tool["function"]
@@ -151,20 +170,59 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         properties = parameters.get("properties")
         if isinstance(properties, dict):
             schemas = cast(dict[str, Any], properties)
-            types[function["name"]] = {name: _type(schema, depth=0) for name, schema in schemas.items()}
+            types[function["name"]] = {
+                # Of an argument that may be anything, a number may as well be a text with zeros before it.
+                name: {"type": _types(schema, parameters) or ["object", "array"], "quoted": not is_text(schema)}
+                for name, schema in schemas.items()
+            }
     return types
 
 
-def _type(schema: object, *, depth: int) -> dict[str, Any]:
-    """The part of a schema that says which types it takes."""
+def is_text(schema: object) -> bool:
+    """Whether a tagged argument with this schema is a string, which is written without quotes."""
     if not isinstance(schema, dict):
-        return {}
+        return False
+    given = cast(Mapping[str, object], schema)
+    values = [given["const"]] if "const" in given else given.get("enum")
+    if isinstance(values, list) and values:
+        return all(isinstance(value, str) for value in cast(list[object], values))
+    return given.get("type") == "string"
+
+
+def _types(schema: object, parameters: dict[str, Any], depth: int = 0) -> list[str]:
+    """The types that a schema takes, in its order; empty if it does not say. References point into the parameters."""
+    if not isinstance(schema, dict) or depth > _MAX_NESTED:
+        return []
     given = cast(dict[str, Any], schema)
-    kept = {key: given[key] for key in ("type", "nullable") if key in given}
+    declared = given.get("type")
+    types = [declared] if isinstance(declared, str) else [*declared] if isinstance(declared, list) else []
+    if not types:
+        values = [given["const"]] if "const" in given else given.get("enum")
+        types = [_type_of(value) for value in values] if isinstance(values, list) else []
+    if not types:
+        parts = [_target(given["$ref"], parameters)] if "$ref" in given else given.get("allOf")
+        found = [_types(part, parameters, depth + 1) for part in parts] if isinstance(parts, list) else []
+        types = next(filter(None, found), [])
     for key in ("anyOf", "oneOf"):
-        if isinstance(given.get(key), list) and depth < 4:
-            kept[key] = [_type(item, depth=depth + 1) for item in given[key]]
-    return kept
+        for choice in given[key] if isinstance(given.get(key), list) else ():
+            types += _types(choice, parameters, depth + 1)
+    if given.get("nullable"):
+        types.append("null")
+    return [*dict.fromkeys(name for name in types if isinstance(name, str))]
+
+
+def _type_of(value: object) -> str:
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "object")
+
+
+def _target(reference: object, parameters: dict[str, Any]) -> object:
+    """What a JSON pointer within the parameters points to; None if there is nothing."""
+    target: object = parameters
+    first, *path = reference.split("/") if isinstance(reference, str) else [""]
+    for part in path if first == "#" else ["?"]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = cast(dict[str, object], target).get(name) if isinstance(target, dict) else None
+    return target
 
 
 class Shown(NamedTuple):

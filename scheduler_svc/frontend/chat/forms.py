@@ -121,11 +121,6 @@ class ReasoningState:
     is_open: bool
 
 
-def is_text(schema: object) -> bool:
-    """Whether a tagged argument with this schema is a string, which is written without quotes."""
-    return isinstance(schema, dict) and cast(Mapping[str, object], schema).get("type") == "string"
-
-
 def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
     defaults = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
     if not {name for name, default in defaults.items() if default is MISSING} <= value.keys() <= defaults.keys():

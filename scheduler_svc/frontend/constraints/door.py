@@ -22,8 +22,8 @@ from scheduler_svc.frontend.chat.answer_grammar import (
     exact_tools,
     is_free,
 )
+from scheduler_svc.frontend.chat.calls import is_text
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Conversation, Tool
-from scheduler_svc.frontend.chat.forms import is_text
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.grammar import (

@@ -368,6 +368,51 @@ def test_a_call_that_goes_astray_in_its_arguments_loses_no_text(arguments: str, 
         assert whole.content == ("x\n" + content if content else "x")
 
 
+_ADDRESS = {"type": "object", "properties": {"street": {"type": "string"}}}
+_OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "glm"])
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"$ref": "#/$defs/Address"}, '{"street": "x"}', {"street": "x"}),
+        ({"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, '{"street": "x"}', {"street": "x"}),
+        ({"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, "null", None),
+        ({"allOf": [{"$ref": "#/$defs/Address"}], "default": {}}, '{"street": "x"}', {"street": "x"}),
+        ({"$ref": "#/$defs/a~1b"}, "5", 5),
+        ({"$ref": "#/$defs/none"}, "5", "5"),
+        ({"$ref": "#/$defs/self"}, "5", "5"),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["x", None]}, "null", None),
+        ({"enum": ["x", None]}, '"x"', "x"),
+        ({"enum": ["x", "y"]}, "x", "x"),
+        ({"const": 3}, "3", 3),
+        ({"const": True}, "true", True),
+        # As a grammar has the model write it, and as the model does without one.
+        (_OPTIONAL, '"Paris"', "Paris"),
+        (_OPTIONAL, '"a\\n\\"b\\""', 'a\n"b"'),
+        (_OPTIONAL, "Paris", "Paris"),
+        (_OPTIONAL, '"', '"'),
+        (_OPTIONAL, '"a" and "b"', '"a" and "b"'),
+        ({"type": ["string", "null"]}, '"Paris"', "Paris"),
+        ({}, '"Paris"', "Paris"),
+        ({}, '{"a": 1}', {"a": 1}),
+        ({}, "0123", "0123"),
+        # What is written without quotes keeps those that it has.
+        ({"type": "string"}, '"Paris"', '"Paris"'),
+        ({"const": '"x"'}, '"x"', '"x"'),
+    ],
+)
+def test_tagged_values_have_the_types_of_their_schemas(name: str, schema: Any, written: str, value: object) -> None:
+    definitions = {"Address": _ADDRESS, "a/b": {"type": "integer"}, "self": {"$ref": "#/$defs/self"}}
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
+    types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
+    text = FAMILIES[name].calls([("f", {"a": written})])
+    for pieces in ([text], list(text)):
+        assert calls_of(parsed(parser(name, types=types), pieces)) == [("f", {"a": value})]
+
+
 CONTROLS = {"a": "if x:\n\treturn \x03", "b": "\r\n"}
 
 
