@@ -109,6 +109,8 @@ class AnswerParser:
         # A region of calls: its first mark, and its text.
         self._mark = self._region = ""
         self._is_babble = False
+        # Whether any name makes the region a call.
+        self._is_named = True
         # Text outside of regions, as long as there was none: it is the answer of a model that writes no marks.
         self._outside: str | None = ""
         self._shows_calls = CALLS_FIELD in spec.fields and can_show(spec.fields[CALLS_FIELD])
@@ -181,6 +183,10 @@ class AnswerParser:
         if event.kind is Kind.OPEN:
             self._mark, self._region, self._is_babble = event.text, "", False
             self._stream = CallStream(self._spec.fields[CALLS_FIELD], event.text) if self._shows_calls else None
+            # Where a call has no mark of its own, an object with a name may begin like one.
+            self._is_named = not self._names or not event.text.lstrip().startswith("{")
+            if not self._is_named and self._stream is not None and self._stream.name:
+                self._is_babble = self._stream.name not in self._names
             return
         if self._stream is not None and not self._is_babble:
             if event.kind is Kind.TEXT:
@@ -197,9 +203,8 @@ class AnswerParser:
             calls = read(self._mark, self._region, self._spec, self._types)
             if event.kind is Kind.CLOSE:
                 self._is_babble = not calls
-            elif self._names:
-                # An object with a name may begin like a call, if no mark is a token of its own.
-                self._is_babble = any(call.name not in self._names for call in calls)
+            if self._names and (event.kind is Kind.CUT or not self._is_named):
+                self._is_babble |= any(call.name not in self._names for call in calls)
             for call in calls if not self._is_babble else ():
                 self._add(parsed, call.name, call.arguments)
         elif len(self._mark) + len(self._region) > MAX_CALL_CHARS:

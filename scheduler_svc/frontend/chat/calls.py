@@ -238,7 +238,7 @@ class CallStream:
     def __init__(self, field: Any, mark: str) -> None:
         # The reader of the arguments.
         self.reader = ObjectReader()
-        self._name = ""
+        self.name = ""
         # The text before the arguments; what follows them, from the end of the object or an error on.
         self._head = self._rest = ""
         self.has_begun = False
@@ -246,8 +246,8 @@ class CallStream:
         if not _has_name_inside(field):
             # The pattern may look ahead to the first brace.
             match = field.open_re.match(mark + "{")
-            self._name = match["name"].strip() if match is not None and match["name"] else ""
-            self._is_hopeless = not self._name
+            self.name = match["name"].strip() if match is not None and match["name"] else ""
+            self._is_hopeless = not self.name
 
     def feed(self, text: str) -> Shown | None:
         """What `text` shows of the call."""
@@ -256,20 +256,20 @@ class CallStream:
         if self.has_begun:
             return Shown("", self._read(text)) if text else None
         self._head += text
-        if self._name:
+        if self.name:
             begins = self._head.lstrip()
             self._is_hopeless = bool(begins) and not begins.startswith("{")
             arguments = begins
         else:
             match, arguments = _BEGIN.match(self._head), ""
             if match is not None and match[2]:
-                self._name, arguments = match[1], self._head[match.end() :]
+                self.name, arguments = match[1], self._head[match.end() :]
             else:
                 self._is_hopeless = len(self._head) > MAX_HEAD_CHARS
         if self._is_hopeless or not arguments:
             return None
         self.has_begun = True
-        return Shown(self._name, self._read(arguments))
+        return Shown(self.name, self._read(arguments))
 
     def rest(self) -> str:
         """At the end of the region: its text that is not part of the call, unless it only ends the call."""

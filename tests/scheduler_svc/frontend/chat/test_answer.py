@@ -245,6 +245,21 @@ def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut
         assert whole.content == shown and calls_text(whole) == ([] if shown else [(0, "Bob", "")])
 
 
+@pytest.mark.parametrize("tools", [("f",), ("f", "Bob"), ()])
+def test_an_object_that_reads_like_a_call_of_no_tool_is_content(tools: tuple[str, ...]) -> None:
+    """Where calls have no mark of their own. A call between marks is one whatever its name."""
+    text = 'Here: {"name": "Bob", "parameters": {"age": 3}} ok'
+    is_call = not tools or "Bob" in tools
+    for pieces in ([text], list(text)):
+        whole = parsed(parser("llama3", tool_names=frozenset(tools)), pieces)
+        assert calls_of(whole) == ([("Bob", {"age": 3})] if is_call else [])
+        assert is_call or whole.content == text
+        marked = parsed(parser("hermes", tool_names=frozenset(tools)), [hermes("Bob", {})])
+        assert (marked.content, calls_of(marked)) == ("", [("Bob", {})])
+    both = parsed(parser("llama3", tool_names=frozenset(("f",))), [f'{text[:-3]}\n{{"name": "f", "parameters": {{}}}}'])
+    assert (both.content, calls_of(both)) == (text[:-3], [("f", {})])
+
+
 @pytest.mark.parametrize("name", CALLING)
 @settings(max_examples=15)
 @given(data=st.data())
