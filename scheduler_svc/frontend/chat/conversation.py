@@ -22,7 +22,8 @@ from tandem_contract.plural import numbered
 
 # As in OpenAI's API. Names are parts of grammars and prompts, so they have no other characters.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+# `return` is what Transformers makes of the return value of a function.
+_FIELDS = frozenset({"name", "description", "parameters", "strict", "return"})
 MAX_DEPTH = 64
 # Names of arguments of a template.
 MAX_TEMPLATE_ARGS = 64

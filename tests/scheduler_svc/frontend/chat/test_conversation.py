@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tandem.v1 import chat_pb2 as pb
+from transformers.utils.chat_template_utils import get_json_schema
 
 from scheduler_svc.frontend.chat import conversation
 from scheduler_svc.frontend.chat.conversation import (
@@ -50,6 +51,24 @@ def test_a_message_of_the_model_begins_unless_the_last_one_goes_on() -> None:
     assert not read(add_generation_prompt=False).add_generation_prompt
     continued = read(continue_final_message=True)
     assert continued.continues and not continued.add_generation_prompt
+
+
+def test_a_tool_that_transformers_makes_of_a_function_is_taken() -> None:
+    def weather(city: str) -> float:
+        """
+        Tells the weather.
+
+        Args:
+            city: where
+
+        Returns:
+            degrees
+        """
+        raise NotImplementedError(city)
+
+    tool = get_json_schema(weather)
+    assert "return" in tool["function"]
+    assert read(tools_json=[json.dumps(tool)]).tools == [tool]
 
 
 def test_tools_are_passed_on_as_given() -> None:
