@@ -194,21 +194,23 @@ def _types(schema: object, parameters: dict[str, Any], depth: int = 0) -> list[s
     if not isinstance(schema, dict) or depth > _MAX_NESTED:
         return []
     given = cast(dict[str, Any], schema)
-    declared = given.get("type")
-    types = [declared] if isinstance(declared, str) else [*declared] if isinstance(declared, list) else []
+    declared: Any = given.get("type")
+    types: list[Any] = [declared] if isinstance(declared, str) else _listed(declared)
     if not types:
-        values = [given["const"]] if "const" in given else given.get("enum")
-        types = [_type_of(value) for value in values] if isinstance(values, list) else []
+        types = [_type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
     if not types:
-        parts = [_target(given["$ref"], parameters)] if "$ref" in given else given.get("allOf")
-        found = [_types(part, parameters, depth + 1) for part in parts] if isinstance(parts, list) else []
-        types = next(filter(None, found), [])
-    for key in ("anyOf", "oneOf"):
-        for choice in given[key] if isinstance(given.get(key), list) else ():
-            types += _types(choice, parameters, depth + 1)
+        parts = [_target(given["$ref"], parameters)] if "$ref" in given else _listed(given.get("allOf"))
+        found = [_types(part, parameters, depth + 1) for part in parts]
+        types = next(filter(None, found), list[Any]())
+    for choice in (*_listed(given.get("anyOf")), *_listed(given.get("oneOf"))):
+        types = [*types, *_types(choice, parameters, depth + 1)]
     if given.get("nullable"):
-        types.append("null")
+        types = [*types, "null"]
     return [*dict.fromkeys(name for name in types if isinstance(name, str))]
+
+
+def _listed(value: object) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:

@@ -187,7 +187,7 @@ class _Lowering:
         if ahead:
             also = [{"pattern": one} for one in ahead]
             fields = {**fields, "pattern": last, "allOf": [*fields.get("allOf", ()), *also]}
-        out = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
+        out: dict[str, Any] = {name: self._written(name, fields[name], place) for name in fields if name in ENFORCED}
         out = {name: value for name, value in out.items() if value is not None or name == "const"}
         if "oneOf" in out and self._unions.are_apart(fields["oneOf"]):
             # They exclude each other already.
