@@ -171,7 +171,7 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if isinstance(properties, dict):
             schemas = cast(dict[str, Any], properties)
             types[function["name"]] = {
-                # Of an argument that may be anything, a number may as well be a text with zeros before it.
+                # Where anything is valid, a number may as well be a text with zeros before it.
                 name: {"type": _types(schema, parameters) or ["object", "array"], "quoted": not is_text(schema)}
                 for name, schema in schemas.items()
             }
