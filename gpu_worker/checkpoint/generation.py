@@ -70,7 +70,7 @@ def generation_of(given: Mapping[str, Any], path: Path) -> Generation:
 
 
 def eos_ids(value: object, path: Path, notes: list[str]) -> tuple[int, ...] | None:
-    """The stop ids in `eos_token_id` of the file at `path`, each once; None for null. Raises ModelRefused.
+    """The stop ids in `eos_token_id` of the file at `path`, each once; None without one. Raises ModelRefused.
 
     notes: receives a sentence if an entry was left out.
     """
@@ -82,7 +82,7 @@ def eos_ids(value: object, path: Path, notes: list[str]) -> tuple[int, ...] | No
     ids = dict.fromkeys(_whole("eos_token_id", token, path) for token in listed if token is not None)
     if len(ids) > MAX_EOS_IDS:
         raise ModelRefused(f"eos_token_id in {path} has {len(ids)} ids; the limit is {MAX_EOS_IDS}: correct the file")
-    return tuple(ids)
+    return tuple(ids) or None
 
 
 def _sampled(given: Mapping[str, Any], path: Path, notes: list[str]) -> dict[str, float]:

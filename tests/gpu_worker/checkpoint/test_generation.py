@@ -101,6 +101,13 @@ def test_null_among_stop_ids_is_left_out_in_either_file(
     assert "config.json is [2, None]; null is not a token" in caplog.text
 
 
+@pytest.mark.parametrize("empty", [None, [], [None]])
+def test_a_file_without_a_stop_id_leaves_it_to_the_next(saved: Path, tmp_path: Path, empty: Any) -> None:
+    folder = changed(saved, tmp_path / "m", eos_token_id=2)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": empty}))
+    assert read_files(folder).eos_token_ids == (2,)
+
+
 CONFIG_FIELDS = (
     "vocab_size", "eos_token_id", "max_position_embeddings", "model_type", "dtype", "torch_dtype", "text_config",
     "quantization_config", "auto_map", "rope_parameters", "rope_scaling", "head_dim", "architectures",
