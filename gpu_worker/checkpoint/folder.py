@@ -54,6 +54,8 @@ _AGAIN = "download it again"
 _HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([\w.-]+/[\w.-]+)")
 # Weights, and the files of configs, templates and tokenizers; no code.
 _PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+# Weights that are never read: in their author's own format, or in a folder within.
+_UNREAD = ["consolidated*.safetensors", "*/*.safetensors"]
 
 
 class ModelRefused(ValueError):
@@ -283,7 +285,7 @@ def _from_hub(name: str) -> Path:
     last_part = name.rpartition("/")[2]
     command = f"hf download {name} --local-dir {last_part}"
     try:
-        return Path(snapshot_download(name, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=_PATTERNS, ignore_patterns=_UNREAD))
     except HFValidationError as error:
         raise ModelRefused(f"{neither}: a hub name has the form name or owner/name; {hint}") from error
     except RepositoryNotFoundError as error:

@@ -1,12 +1,12 @@
 """The model's folder: found locally or on the hub, and refused with the cause first."""
 
 import socket
-from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from gpu_worker.checkpoint.folder import ModelRefused, check_folder, locate
 from tests.gpu_worker.saved_model import changed
@@ -71,17 +71,22 @@ def test_a_folder_with_a_config_that_is_not_json_is_refused(saved: Path, tmp_pat
 
 def test_a_download_has_every_file_of_a_tokenizer_and_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
+    left_out: list[str] = []
 
-    def download(_: str, allow_patterns: list[str]) -> str:
+    def download(_: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.extend(allow_patterns)
+        left_out.extend(ignore_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     locate("Qwen/Qwen3")
 
     def taken(name: str) -> bool:
-        return any(fnmatch(name, pattern) for pattern in asked)
+        return [*filter_repo_objects([name], allow_patterns=asked, ignore_patterns=left_out)] == [name]
 
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "qwen.tiktoken")
     assert all(map(taken, (*tokenizers, "tekken.json", "added_tokens.json", "chat_template.jinja", "a.safetensors")))
     assert not any(map(taken, ("modeling_evil.py", "pytorch_model.bin", "README.md")))
+    assert all(map(taken, ("model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json")))
+    unread = ("consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors")
+    assert not any(map(taken, unread))
