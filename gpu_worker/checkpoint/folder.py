@@ -167,6 +167,12 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
             f"download {'it' if len(missing) == 1 else 'them'} again"
         )
     by_shard = {name: _tensor_bytes(folder / name) for name in names}
+    tensor_bytes = dict[str, int]()
+    for name, sizes in by_shard.items():
+        if twice := sorted(tensor_bytes.keys() & sizes.keys()):
+            first = next(each for each in names if twice[0] in by_shard[each])
+            raise ModelRefused(f"{twice[0]} is in both {folder / first} and {folder / name}; download them again")
+        tensor_bytes |= sizes
     absent = [tensor for tensor, name in shard_of.items() if tensor not in by_shard[name]]
     if absent:
         raise ModelRefused(
@@ -174,10 +180,7 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
             f"({numbered(len(absent), 'such tensor')}); index and shards are of "
             f"different checkpoints, download them again"
         )
-    return WeightFiles(
-        paths=tuple(folder / name for name in names),
-        tensor_bytes={tensor: size for sizes in by_shard.values() for tensor, size in sizes.items()},
-    )
+    return WeightFiles(paths=tuple(folder / name for name in names), tensor_bytes=tensor_bytes)
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_worker.checkpoint.folder import ModelRefused, find_weights, opened_weights, resolve_folder
 from tests.gpu_worker.saved_model import changed
@@ -67,6 +69,17 @@ def test_an_index_of_other_shards_is_refused(sharded: Path, tmp_path: Path) -> N
     index["weight_map"]["model.ghost.weight"] = sorted(index["weight_map"].values())[0]
     (folder / INDEX).write_text(json.dumps(index))
     with pytest.raises(ModelRefused, match=r"lists model.ghost.weight in .*, which does not contain it"):
+        find_weights(folder)
+
+
+@pytest.mark.parametrize("named", [0, 1])
+def test_a_tensor_in_two_shards_is_refused_with_both(sharded: Path, tmp_path: Path, named: int) -> None:
+    folder = changed(sharded, tmp_path / "m")
+    shards = sorted(folder.glob("*.safetensors"))[:2]
+    weights = load_file(shards[1 - named])
+    [name, *_] = load_file(shards[named])
+    save_file(weights | {name: torch.zeros(2)}, shards[1 - named])
+    with pytest.raises(ModelRefused, match=f"{name} is in both {shards[0]} and {shards[1]}; download them again"):
         find_weights(folder)
 
 
