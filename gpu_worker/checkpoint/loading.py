@@ -16,6 +16,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils import is_accelerate_available
 from transformers.utils import logging as transformers_logging
 
@@ -238,13 +240,18 @@ def _check_dtypes(model: PreTrainedModel, files: WeightFiles) -> None:
     """Raises ModelRefused for a weight that is stored as anything but a plain floating-point number.
 
     Transformers casts it, and quantised numbers are nothing without their scales. Tensors that the model does not use
-    may have any dtype.
+    may have any dtype. A weight may have another name in its file, or be a part of one of the model's.
     """
     of_model = model.state_dict(keep_vars=True)
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
     for path in files.paths:
-        for name, (kind, _) in tensor_types(path).items():
-            used = of_model.get(name, of_model.get(f"{model.base_model_prefix}.{name}"))
-            if kind not in _FLOATS and used is not None and used.is_floating_point():
+        others = {name: kind for name, (kind, _) in tensor_types(path).items() if kind not in _FLOATS}
+        for name, kind in others.items():
+            converted, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, of_model)
+            used = of_model.get(converted, of_model.get(name))
+            if used is not None and used.is_floating_point():
                 raise ModelRefused(f"{name} in {path} has dtype {kind}; a weight is one of {', '.join(_FLOATS)}")
 
 

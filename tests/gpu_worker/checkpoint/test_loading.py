@@ -154,6 +154,21 @@ def test_a_weight_that_is_no_plain_number_is_refused(saved: Path, tmp_path: Path
         load_weights(read_files(folder), device=CPU, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("part", ["experts.1.w1.weight", "experts.0.w2.weight", "gate.weight"])
+def test_a_weight_that_is_converted_may_be_no_other_number_either(
+    tmp_path: Path, dtype: torch.dtype, part: str
+) -> None:
+    save_mixtral(tmp_path, num_experts=2)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    [name] = [name for name in weights if name.endswith(part)]
+    scale = {name.replace(".weight", ".weight_scale"): torch.ones(1)}
+    save_file(weights | scale | {name: weights[name].to(dtype)}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=rf"{name} in .* has dtype \w+; a weight is one of F64, F32, F16, BF16"):
+        load_weights(read_files(tmp_path), device=CPU, dtype=torch.float32)
+
+
 def test_experts_of_other_shapes_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_mixtral(tmp_path, num_experts=2)
     file = tmp_path / "model.safetensors"

@@ -39,6 +39,7 @@ CPU, DTYPE = torch.device("cpu"), torch.float32
 # Longer than every window.
 TEXT = [(7 * i) % 120 + 2 for i in range(60)]
 OPTIONS_FILE, EMBEDDING = "generation_config.json", "model.embed_tokens.weight"
+EXPERT = "model.layers.0.mlp.experts.1.gate_proj.weight"
 OPTIONS = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [3, 5]}
 CHAT = {"chat_template": "{{ messages }}", "tokenizer_class": "PreTrainedTokenizerFast"}
 OTHER_TEMPLATE = {"chat_template": "{{ tools }}"}
@@ -282,6 +283,12 @@ def saved_again(folder: Path) -> Path:
     return folder
 
 
+def quantised(family: Family, name: str) -> Path:
+    """With one tensor in 8 bits and its scale."""
+    weight = load_file(family.new / "model.safetensors")[name].to(torch.float8_e4m3fn)
+    return rewritten(family, **{name: weight, f"{name}_scale": torch.ones(1)})
+
+
 HEAD, NORM = "lm_head__weight", "model__norm__weight"
 ONES = torch.ones(HIDDEN_SIZE)
 DRAWN = torch.randn(VOCAB_SIZE, HIDDEN_SIZE, generator=torch.Generator().manual_seed(9))
@@ -313,6 +320,7 @@ KINDS: dict[str, tuple[str, Callable[[Family], Path], str]] = {
     "a float of 8 bits": (
         "llama", lambda f: rewritten(f, **{NORM: ONES.to(torch.float8_e4m3fn)}), "has dtype F8_E4M3; a",
     ),
+    "an expert in 8 bits": ("qwen3_moe", lambda f: quantised(f, EXPERT), f"{EXPERT} in FOLDER"),
     "float16": ("llama", lambda f: cast(f.changed(), torch.float16), ""),
     "float64": ("llama", lambda f: cast(f.changed(), torch.float64), ""),
     "another model": ("llama", lambda f: f.changed(model_type="qwen3"), "model_type is 'qwen3', the"),
