@@ -17,7 +17,6 @@ import socket
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -153,8 +152,7 @@ def launch(size: int, arguments: Sequence[str], meeting: Meeting, program: str =
 
     Returns the exit code. Raises OSError if the system cannot start them.
     """
-    with tempfile.TemporaryDirectory(prefix="tandem-group-") as folder:
-        return asyncio.run(_run(ranks_of_host(size, python(program, *arguments), meeting, folder)))
+    return asyncio.run(_run(ranks_of_host(size, python(program, *arguments), meeting)))
 
 
 async def _run(supervisor: Supervisor) -> int:
@@ -179,10 +177,11 @@ async def _run(supervisor: Supervisor) -> int:
     return 0
 
 
-def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: str) -> Supervisor:
-    """Keeps this host's ranks running. folder: of this user alone, where the ranks of one host find each other."""
+def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting) -> Supervisor:
+    """Keeps this host's ranks running."""
     environment = {name: value for name, value in _defaults(meeting).items() if name not in os.environ}
     environment[RUN_VARIABLE] = meeting.run_id
+    alone = {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     place = None
     if meeting.num_hosts > 1:
         from gpu_worker.group.meeting import Place
@@ -190,15 +189,13 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
         place = Place(meeting, size // meeting.num_hosts, on_met=lambda: supervisor.hurry())
 
     def program() -> Program | None:
-        variables = _alone(size, folder) if place is None else place.variables()
-        return (
-            None
-            if variables is None
-            else Program(argv=argv, environment=environment | variables, takes_stderr=False, has_session=False)
-        )
+        variables = alone if place is None else place.variables()
+        if variables is None:
+            return None
+        return Program(argv=argv, environment=environment | variables, takes_stderr=False, has_session=False)
 
     def start(program: Program, wake: Callable[[], None]) -> _Ranks:
-        ranks = _Ranks(program, wake)
+        ranks = _Ranks(program, wake, has_store=place is None)
         if place is not None:
             place.watch(ranks.lose)
         return ranks
@@ -206,13 +203,6 @@ def ranks_of_host(size: int, argv: tuple[str, ...], meeting: Meeting, folder: st
     name = f"group of {numbered(size, 'rank')}"
     supervisor = Supervisor(name, program, _POLICY, hear=_hear, on_change=_on_change, start=start)
     return supervisor
-
-
-def _alone(size: int, folder: str) -> dict[str, str]:
-    """As `Place.variables`, where all ranks are on this host: torch's stores would listen on all interfaces."""
-    # A file serves for one start.
-    store = f"{folder}/ranks-{time.monotonic_ns()}"
-    return {"RANK": "0", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), STORE_VARIABLE: store}
 
 
 def _defaults(meeting: Meeting) -> dict[str, str]:
@@ -239,18 +229,23 @@ def _on_change(group: Supervisor) -> None:
 class _Ranks:
     """One start of this host's ranks, as the one process that a supervisor keeps."""
 
-    def __init__(self, program: Program, wake: Callable[[], None]) -> None:
+    def __init__(self, program: Program, wake: Callable[[], None], *, has_store: bool) -> None:
         """Starts them, in the environment of the program, with the RANK of the first. Raises OSError."""
         self._first = int(program.environment["RANK"])
         self._children: list[Child] = []
         self._is_lost = False
         self.end: int | None = None
+        # Torch's other stores would listen on all interfaces. The folder is for this start alone, because a file serves
+        # for one, and systemd removes what is old from /tmp.
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-group-", ignore_cleanup_errors=True)
+        store = {STORE_VARIABLE: f"{self._folder.name}/ranks"} if has_store else {}
         try:
             for local_rank in range(int(program.environment["LOCAL_WORLD_SIZE"])):
-                of_rank = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)}
+                of_rank = {"RANK": str(self._first + local_rank), "LOCAL_RANK": str(local_rank)} | store
                 self._children.append(Child(replace(program, environment={**program.environment, **of_rank}), wake))
         except OSError:
             self.kill()
+            self._folder.cleanup()
             raise
         self.pid = self._children[0].pid
 
@@ -267,6 +262,7 @@ class _Ranks:
         if None not in ends:
             refused = [end for end in ends if end in REFUSED_CODES]
             self.end = refused[0] if refused else GROUP_LOST if any(ends) else 0
+            self._folder.cleanup()
         return lines
 
     def lose(self) -> None:

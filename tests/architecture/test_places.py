@@ -55,7 +55,7 @@ WRITERS = {
     "gpu_worker/checkpoint/folder.py _open_into": START,
     "gpu_worker/checkpoint/folder.py opened_weights": f"{START}; an update of weights is refused",
     "gpu_worker/constraints/frames.py new_memory": "memory, not a file",
-    "gpu_worker/group/launch.py launch": START,
+    "gpu_worker/group/launch.py _Ranks": START,
     "gpu_worker/memory/device_memory.py resident_growth": "/proc",
     "gpu_worker/memory/model_facts.py _write": "a warning; the next start takes longer",
     "gpu_worker/native/build.py _compile": "a warning; torch's own operators are used",

@@ -245,7 +245,7 @@ class Ranks(Supervised):
         from gpu_worker.group.launch import on_one_host, ranks_of_host
         from tandem_contract.child import python
 
-        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), on_one_host(), "/nowhere"))
+        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), on_one_host()))
 
 
 MACHINES: dict[str, type[Machine]] = {

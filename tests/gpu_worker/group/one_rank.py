@@ -1,16 +1,19 @@
 """A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
 
 `refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
-with a signal; at the second all ranks end in order. `end`: they do so at the first. `lead`: rank 0 ends when its
-launcher asks, and rank 1 after it.
+with a signal; at the second all ranks end in order. `tidied`: rank 1 also removes the folder of the store, and at the
+second start all refuse without one. `end`: they end in order at the first. `lead`: rank 0 ends when its launcher asks,
+and rank 1 after it.
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+from gpu_worker.group.launch import STORE_VARIABLE
 from tandem_contract.stopping import STOP
 
 
@@ -18,6 +21,9 @@ def main() -> None:
     """See the module's docstring."""
     folder, what = Path(sys.argv[1]), sys.argv[2]
     rank = int(os.environ["RANK"])
+    store = Path(os.environ.get(STORE_VARIABLE, ""))
+    if what == "tidied" and not store.parent.is_dir():
+        os._exit(2)
     (folder / f"{rank}-{os.getpid()}").touch()
     starts = len(list(folder.glob(f"{rank}-*")))
     # The end of rank 1 would end a rank 0 that has not come so far.
@@ -26,6 +32,10 @@ def main() -> None:
     if what == "refuse" and rank == 1:
         print("rank 1 refuses", file=sys.stderr, flush=True)
         os._exit(2)
+    if what == "tidied":
+        if rank == 1 and starts == 1:
+            shutil.rmtree(store.parent)
+        what = "die"
     if what == "end" or (what == "die" and starts > 1):
         return
     if what == "die" and rank == 1:

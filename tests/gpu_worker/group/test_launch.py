@@ -26,11 +26,11 @@ raise SystemExit(launch(2, sys.argv[2:], meeting, "tests.gpu_worker.group.one_ra
 """
 
 
-def launched(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, what: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", LAUNCH, str(folder), what],
         cwd=REPOSITORY,
-        env=child_environment(),
+        env=child_environment() | environment,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
@@ -50,6 +50,15 @@ def test_a_lost_rank_starts_all_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 1 was ended by SIGKILL\n" in done.stderr
     assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
+
+
+def test_each_start_has_a_folder_of_its_own_which_does_not_outlive_it(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = launched(tmp_path, "tidied", TMPDIR=str(temporary))
+    assert done.returncode == 0, done.stderr
+    assert [len(list(tmp_path.glob(f"{rank}-*"))) for rank in (0, 1)] == [2, 2]
+    assert list(temporary.iterdir()) == []
 
 
 def test_sigterm_is_for_the_leader_who_ends_the_group_in_order(tmp_path: Path) -> None:
