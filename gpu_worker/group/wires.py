@@ -8,8 +8,8 @@ torch.distributed before that is a port and hashes.
 import hashlib
 import logging
 import os
-import re
 import socket
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,8 +146,8 @@ class Wires:
         return dealer
 
     def _path(self, purpose: str) -> Path:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", self._group)[:32]
-        return self._runtime_dir / f"group-{name}-{purpose}.sock"
+        # Not longer than the names for which `own_runtime_dir` has checked that the folder's is short enough.
+        return self._runtime_dir / f"{zlib.crc32(os.fsencode(self._group + purpose)):08x}.sock"
 
 
 def _check_equal(together: "Together", keys: CurveKeys, identity: str) -> None:

@@ -11,6 +11,7 @@ import zmq
 from gpu_worker.group.wires import Wires, name_of
 from gpu_worker.link.connection import CurveKeys, read_keys
 from gpu_worker.process.ranks import Ranks
+from tandem_contract.files import own_runtime_dir
 from tandem_contract.settings import SettingError
 from tests.gpu_worker.link.test_remote import make_keys
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -147,6 +148,21 @@ def test_hosts_with_different_keys_or_models_are_refused_on_each(tmp_path: Path,
         for rank, error in found.items():
             assert isinstance(error, SettingError)
             assert f"do not have the same one (here {here[rank // 2]})" in str(error)
+
+
+@pytest.mark.parametrize("group", ["-tandem-4194304", "29500-hosts-" + "a long name " * 9, "29500-hosts-\udcff"])
+def test_sockets_fit_into_every_runtime_folder_that_is_short_enough(group: str, tmp_path: Path) -> None:
+    # With /frontend.sock, the name that is checked, it has 107 bytes.
+    folder = tmp_path / ("x" * (92 - len(str(tmp_path))))
+    own_runtime_dir(folder)
+    pair = [Ranks(rank=rank, size=2, local_rank=rank, local_size=2) for rank in (0, 1)]
+    leader, follower = (Wires(ranks, Meeting(2).of(0), folder, group) for ranks in pair)
+    for purpose in ("frames", "signs"):
+        getattr(follower, purpose).send(b"hello")
+        assert getattr(leader, purpose).poll(WAIT_MS)
+    other = Wires(pair[0], Meeting(2).of(0), folder, f"{group}2")
+    assert len(list(folder.glob("*.sock"))) == 4
+    close({0: leader, 1: follower, 2: other})
 
 
 def test_a_group_on_one_host_agrees_on_nothing_and_has_no_port(tmp_path: Path) -> None:
