@@ -7,7 +7,6 @@ Owns the process and two threads, of which one reads the output and one waits fo
 
 import contextlib
 import ctypes
-import errno
 import functools
 import os
 import queue
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tandem_contract.needed import NeededThread
+from tandem_contract.needed import NeededThread, started
 
 _PR_SET_PDEATHSIG = 1
 # Has the id of the process that started this one. When this one asks the system, that one may be dead already, and
@@ -98,14 +97,14 @@ class Child:
         assert output is not None
         self._reader = NeededThread(target=lambda: self._read(output), name="output")
         try:
-            self._reader.start()
-            NeededThread(target=self._wait, name="end").start()
-        except RuntimeError as error:
+            started(self._reader)
+            started(NeededThread(target=self._wait, name="end"))
+        except OSError:
             kill_group(self.pid)
             self._reap()
             if not self._reader.is_alive():
                 output.close()
-            raise OSError(errno.EAGAIN, str(error)) from None
+            raise
 
     def take(self) -> list[str]:
         """Returns the lines since the last call, and then sets `end` if the process has ended."""
@@ -242,9 +241,10 @@ def _reap_orphans_as_process_1() -> None:
 def reap_orphans() -> None:
     """Reaps from now on what a dead child has left that is in no group of a Child. For processes that get orphans.
 
-    Other parts that start processes reap them soon; so one that is still dead at the next look is an orphan.
+    Other parts that start processes reap them soon; so one that is still dead at the next look is an orphan. Raises
+    OSError.
     """
-    threading.Thread(target=_reap_orphans, name="orphans", daemon=True).start()
+    started(threading.Thread(target=_reap_orphans, name="orphans", daemon=True))
 
 
 def _reap_orphans() -> None:

@@ -4,7 +4,6 @@ A child may be killed at any time, and the next one has at once what was loaded.
 serves its user on a socket of packets. Knows nothing of what a child does.
 """
 
-import errno
 import gc
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_contract.child import PARENT, die_with_parent, kill_group, reap_group
-from tandem_contract.needed import NeededThread
+from tandem_contract.needed import NeededThread, started
 from tandem_contract.stopping import kept_from_children
 
 # The length of the sentence with which a process says why it cannot load.
@@ -124,11 +123,11 @@ class _Life:
         self.control.setblocking(False)
         self._thread = NeededThread(target=self._run, name="fork-server")
         try:
-            self._thread.start()
-        except RuntimeError as error:
+            started(self._thread)
+        except OSError:
             self.control.close()
             self._theirs.close()
-            raise OSError(errno.EAGAIN, str(error)) from None
+            raise
 
     def ask_for(self, child: socket.socket) -> bool:
         """Asks for a child that has this socket. Returns whether that was possible."""

@@ -6,12 +6,13 @@ uses the client: there a thread only ends itself.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tandem")
 # The program's name while it ends with them.
 _program = ""
+_AnyThread = TypeVar("_AnyThread", bound=threading.Thread)
 
 
 class NeededThread(threading.Thread):
@@ -26,6 +28,15 @@ class NeededThread(threading.Thread):
 
     def __init__(self, *, target: Callable[[], object], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
+
+
+def started(thread: _AnyThread) -> _AnyThread:
+    """Starts the thread and returns it. Raises OSError while the system allows no further one."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
+    return thread
 
 
 def needed_task(work: Coroutine[Any, Any, object], name: str) -> "asyncio.Task[object]":

@@ -33,6 +33,7 @@ from scheduler_svc.door.tenant import (
     Token,
 )
 from tandem_contract.limits import limit_at
+from tandem_contract.needed import started
 from tandem_contract.plural import counted
 
 log = logging.getLogger("tandem.core")
@@ -305,8 +306,11 @@ class TokenFile:
                 return True
         if (state := _state_of(self._path)) != self._state:
             self._state = state
-            self._reader = threading.Thread(target=self._read_again, daemon=True)
-            self._reader.start()
+            try:
+                self._reader = started(threading.Thread(target=self._read_again, daemon=True))
+            except OSError:
+                # The next look tries again.
+                self._state = None
         return False
 
     def _read_again(self) -> None:

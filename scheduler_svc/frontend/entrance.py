@@ -54,7 +54,11 @@ class Entrance:
     async def _load(self) -> None:
         while self._next is not None:
             message, self._next = self._next, None
-            self.table = await asyncio.to_thread(_table, message)
+            try:
+                self.table = await asyncio.to_thread(_table, message)
+            except RuntimeError:
+                # No thread can be started. Streams wait meanwhile, but none ends.
+                self.table = _table(message)
 
     def is_revoked(self, who: Caller) -> bool:
         """Whether the proof of a caller was revoked, or has lost a right, since the caller was let in."""

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from scheduler_svc.wire.framing import Format, frame
 from tandem_contract.files import Locked, lock_file
+from tandem_contract.needed import started
 from tandem_contract.settings import SettingError
 
 FORMAT = Format("journal", 1)
@@ -337,14 +338,21 @@ class JournalWriter:
 
 
 class _Syncing(threading.Thread):
-    """One sync of a file in a thread, because a disk may need long and steps must not wait."""
+    """One sync of a file in a thread, because a disk may need long and steps must not wait.
+
+    Without a thread to be had it is done at once.
+    """
 
     def __init__(self, descriptor: int, *, data_only: bool) -> None:
         super().__init__(name="journal-sync", daemon=True)
         self.error: OSError | None = None
         self._descriptor = descriptor
         self._data_only = data_only
-        self.start()
+        try:
+            started(self)
+        except OSError:
+            # Steps wait, but no stream ends.
+            self.run()
 
     def run(self) -> None:
         try:
@@ -354,6 +362,6 @@ class _Syncing(threading.Thread):
 
     def is_done(self, *, wait: bool) -> bool:
         """Whether the sync has ended; waits for it if `wait`."""
-        if wait:
+        if wait and self.is_alive():
             self.join()
         return not self.is_alive()

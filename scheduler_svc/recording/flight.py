@@ -29,6 +29,7 @@ from scheduler_svc.observer import Observer
 from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight_ring import Entry, Ring, members
 from tandem_contract.logs import escaped
+from tandem_contract.needed import started
 from tandem_contract.plural import numbered
 from tandem_contract.version import version
 from tandem_contract.writing import Trouble
@@ -85,10 +86,14 @@ class FlightRecorder(Observer):
         flight_files.collect_crashes(self._path)
         if now < self._due_at or (self._writing is not None and self._writing.is_alive()):
             return
-        self._not_before, self._due_at = now + _BETWEEN_SECONDS, None
-        arguments = (self._ring.entries(), self._take_causes(), now, True)
-        self._writing = threading.Thread(target=self._write, args=arguments, name="flight recorder", daemon=True)
-        self._writing.start()
+        arguments = (self._ring.entries(), self._causes, now, True)
+        writing = threading.Thread(target=self._write, args=arguments, name="flight recorder", daemon=True)
+        try:
+            self._writing = started(writing)
+        except OSError:
+            self._due_at = now + _AFTER_SECONDS
+            return
+        self._not_before, self._due_at, self._causes = now + _BETWEEN_SECONDS, None, []
 
     def close(self) -> None:
         """Writes a file that is due, and waits for the one that is being written."""

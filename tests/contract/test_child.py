@@ -13,7 +13,7 @@ import pytest
 
 from tandem_contract import child
 from tandem_contract.child import Child, Program, python
-from tandem_contract.needed import NeededThread
+from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 # In one write, because a child's streams are unbuffered and two processes share the pipe.
@@ -178,13 +178,8 @@ def test_a_child_that_the_kernel_killed_for_memory_is_named_so(
         assert ("memory ran out" in one.child.how_it_ended()) == (after == 5)
 
 
-def test_a_process_without_threads_to_watch_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_threads_to_watch_it_does_not_start() -> None:
     before = {each.pid for each in psutil.Process().children()}
-
-    def full(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(NeededThread, "start", full)
-    with pytest.raises(OSError, match="can't start new thread"):
+    with no_threads(), pytest.raises(OSError, match="can't start new thread"):
         Child(Program(argv=(sys.executable, "-c", LEAVES)), lambda: None)
     assert {each.pid for each in psutil.Process().children()} == before

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tandem_contract import needed
-from tests.rigs.processes import child_environment
+from tests.rigs.processes import child_environment, no_threads
 
 PROGRAM = """
 import asyncio, contextlib, sys, threading, time
@@ -205,3 +205,8 @@ def test_no_needed_thread_of_any_program_ends_without_it(name: str) -> None:
     assert lines[-1] == f"core: the thread {name} failed, and nothing goes on without it: ValueError: the cause"
     assert any(line.endswith(f" core CRITICAL uncaught exception in thread {name}") for line in lines)
     assert "    ValueError: the cause" in lines
+
+
+def test_a_thread_that_the_system_refuses_is_an_error_of_the_system() -> None:
+    with no_threads(), pytest.raises(BlockingIOError, match="can't start new thread"):
+        needed.started(threading.Thread(target=print))

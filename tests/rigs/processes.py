@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -445,3 +446,8 @@ class Rig:
             if not child.killed:
                 expected = (0, 3) if not isinstance(child, SchedulerProcess) else (0,)
                 assert child.exit_code in expected, f"exit code {child.exit_code}\n{output}"
+
+
+def no_threads() -> AbstractContextManager[object]:
+    """Lets the system refuse further threads of Python, as at the limit of a container's processes."""
+    return mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))

@@ -44,7 +44,7 @@ class TextThreads:
         self.gate = Gate(Bound(most=num_threads, is_shared=False), waiting)
 
     async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
-        """Returns the result of the work. Raises Refusal if too much waits or the model is not served any more."""
+        """Returns the result of the work. Raises Refusal if too much waits, no thread can start, or the model is gone."""
         used = list[float]()
 
         def timed() -> Result:
@@ -55,7 +55,11 @@ class TextThreads:
                 used.append(thread_time() - begun)
 
         await self.gate.enter(tenant)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, timed)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, timed)
+        except RuntimeError as error:
+            self.gate.leave(tenant)
+            raise status.overloaded(f"a long text needs a thread: {error}") from None
         # If the caller leaves, the work goes on.
         running.add_done_callback(lambda _: self.gate.leave(tenant, sum(used)))
         return await asyncio.shield(running)

@@ -13,6 +13,7 @@ from scheduler_svc.door import token_file
 from scheduler_svc.door.tenant import CallerLimits, Right, Table
 from scheduler_svc.door.token_file import TokenFile, TokenFileError, parse, read
 from scheduler_svc.wire import tenants as wire
+from tests.rigs.processes import no_threads
 
 TOKEN = b"tandem_abc"
 HASH = f"sha256:{sha256(TOKEN).hexdigest()}"
@@ -213,3 +214,14 @@ def test_changes_are_taken_over_and_mistakes_are_not(
     assert settled(file)
     assert file.table.of_token(TOKEN, 0.0) is None
     assert token_file.summary(file.tenants) == "1 tenant, 0 tokens, 0 certificates"
+
+
+def test_a_change_is_read_when_a_thread_can_be_started_again(
+    tmp_path: Path, settled: Callable[[TokenFile], bool]
+) -> None:
+    path = write(tmp_path / "t.toml", FULL)
+    file = TokenFile(path)
+    write(path, FULL.replace("acme", "other"))
+    with no_threads():
+        assert not file.poll() and not file.poll()
+    assert settled(file) and file.tenants[0].name == "other"

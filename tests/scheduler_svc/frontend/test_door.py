@@ -26,6 +26,7 @@ from scheduler_svc.frontend.rpc.calls import CallLimits, Method, Reading
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
+from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import refusal
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, served, service, until
@@ -169,6 +170,13 @@ def test_a_method_without_an_entry_is_closed_for_all_rights() -> None:
     for needs_tokens in (False, True):
         with pytest.raises(Refusal):
             Entrance(needs_tokens=needs_tokens).enter(rights_of("/tandem.v1.ControlService/New"), None)
+
+
+async def test_tokens_for_which_no_thread_can_be_started_are_loaded_at_once() -> None:
+    entrance = Entrance(needs_tokens=True)
+    with no_threads():
+        entrance.take(frontend_pb2.Tenants())
+        await until(lambda: entrance.table is not None)
 
 
 @served(reflection=True)

@@ -11,6 +11,7 @@ from scheduler_svc.journal.file import FORMAT, JournalFolder, JournalWriter, Syn
 from scheduler_svc.wire import framing
 from scheduler_svc.wire.framing import Frames, Tail
 from tandem_contract.settings import SettingError
+from tests.rigs.processes import no_threads
 
 LIMIT = 20 << 20
 
@@ -260,3 +261,17 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(SettingError, match="is not a folder of this user"):
         JournalFolder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("sync", list(Sync))
+def test_without_threads_it_is_synced_in_the_loop(tmp_path: Path, sync: Sync) -> None:
+    with no_threads():
+        bench = Bench(tmp_path, sync=sync)
+        bench.append(b"alive")
+        bench.append(b"dead", live=False, drops=True)
+        for _ in range(2):
+            bench.now += 31
+            bench.writer.maintain(bench.now)
+        assert bench.read() == [b"alive"] and not bench.writer.suspended
+        bench.writer.close(bench.now)
+    assert bench.read() == [b"alive"]

@@ -11,6 +11,7 @@ import pytest
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.text import tokenizer
 from scheduler_svc.frontend.text.tokenizer import TextThreads
+from tests.rigs.processes import no_threads
 
 
 @pytest.fixture
@@ -138,4 +139,12 @@ async def test_the_time_is_that_of_the_thread() -> None:
     await threads.run("b", lambda: time.sleep(0.05))
     assert threads.gate.used["a"] >= 0.02
     assert threads.gate.used["b"] < 0.02
+    threads.close()
+
+
+async def test_a_text_for_which_no_thread_can_be_started_is_refused_and_leaves_its_place() -> None:
+    threads = TextThreads(1, 4)
+    with no_threads(), pytest.raises(Refusal, match="a long text needs a thread: can't start new thread"):
+        await threads.run("a", lambda: 1)
+    assert await threads.run("a", lambda: 2) == 2
     threads.close()

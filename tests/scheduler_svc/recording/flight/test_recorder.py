@@ -13,7 +13,7 @@ import pytest
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.recording import flight_files
 from scheduler_svc.recording.flight import FlightFileError, FlightRecorder, lines
-from tests.rigs.processes import REPOSITORY, child_environment
+from tests.rigs.processes import REPOSITORY, child_environment, no_threads
 from tests.scheduler_svc.core.world import World
 from tests.scheduler_svc.recording.flight.test_ring import submit
 
@@ -209,3 +209,25 @@ def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
         with pytest.raises(FlightFileError):
             list(lines(other))
     assert command(other).returncode == 1
+
+
+def test_a_file_waits_until_a_thread_can_be_started(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+    recorder.handled(0.0, LOST, [])
+    with no_threads():
+        recorder.checked(10.0)
+    assert files(tmp_path) == []
+    written(recorder, 10.5)
+    assert files(tmp_path) == []
+    written(recorder, 11.0)
+    [file] = files(tmp_path)
+    assert next(lines(file)).endswith("worker w-7 was lost")
+
+
+def test_without_threads_a_file_is_written_at_the_end(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path)
+    recorder.handled(0.0, LOST, [])
+    with no_threads():
+        recorder.checked(10.0)
+        recorder.close()
+    assert len(files(tmp_path)) == 1
