@@ -1,9 +1,9 @@
 """Workers on other hosts: the files of their keys, which of them are admitted, and the address at which they connect.
 
 Owns what `python -m scheduler_svc.remote` makes, which is `tandem keys`; the present keys of the folder `admitted`,
-where a file that is removed, or that no longer has a key, admits no worker, and a folder that cannot be read changes
-nothing but the log; the thread that answers libzmq whether a key is admitted (ZAP, RFC 27); and the context of the
-socket, so that encryption and connections of strangers have an I/O thread of their own.
+where a file that is removed, or that no longer has a key, admits no worker, and a file or folder that cannot be read
+changes nothing but the log; the thread that answers libzmq whether a key is admitted (ZAP, RFC 27); and the context of
+the socket, so that encryption and connections of strangers have an I/O thread of their own.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,12 @@ from tandem_contract.files import (
     SCHEDULER_PUBLIC,
     SCHEDULER_SECRET,
     WORKER_SECRET,
+    FileState,
     KeyFileError,
+    UnreadKeyError,
     check_owner,
     read_key,
+    state_of,
 )
 from tandem_contract.needed import NeededThread
 from tandem_contract.plural import numbered
@@ -47,8 +51,8 @@ ADMITTED, WORKERS, PUBLIC_SUFFIX = "admitted", "workers", ".public"
 HOW_TO_MAKE = "`tandem keys DIR` makes keys"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEYS = 1024
-# What shows that a file has changed: name, inode, size, time, mode.
-_State = tuple[tuple[str, int, int, int, int], ...]
+# The names of the files, and what shows that one has changed.
+_State = list[tuple[str, FileState | None]]
 # Where libzmq asks about keys, and in which version.
 _ENDPOINT, _VERSION = "inproc://zeromq.zap.01", b"1.0"
 _POLL_SECONDS, _REPORT_SECONDS = 1.0, 10.0
@@ -125,6 +129,9 @@ class AdmittedKeys:
         self._folder = folder
         self._state: _State | None = None
         self._problem = ""
+        # Of single files; and whether one could not be read, so that the next look tries again.
+        self._problems = set[str]()
+        self._has_unread = False
         self.names: Mapping[str, str] = {}
         try:
             self._found()
@@ -147,38 +154,39 @@ class AdmittedKeys:
         check_owner(self._folder, self._folder.stat(), 0o022)
         # Three times as fast as pathlib, every second.
         with os.scandir(self._folder) as entries:
-            state = sorted(_state_of(entry) for entry in entries if entry.name.endswith(PUBLIC_SUFFIX))
+            state = [(entry.name, state_of(entry)) for entry in entries if entry.name.endswith(PUBLIC_SUFFIX)]
         if len(state) > MAX_KEYS:
             raise KeyFileError(f"{self._folder} has {len(state):,} keys; the limit is {MAX_KEYS:,}")
-        return tuple(state)
+        return sorted(state, key=itemgetter(0))
 
     def _read_again(self) -> None:
         state = self._found()
-        if state == self._state:
+        if state == self._state and not self._has_unread:
             return
-        before, self._state = self.names, state
-        names = dict[str, str]()
+        is_changed, self._state, self._has_unread = state != self._state, state, False
+        before, problems = self.names, set[str]()
+        names, keys = dict[str, str](), {name: key for key, name in before.items()}
         for file, *_ in state:
             path, name = self._folder / file, file.removesuffix(PUBLIC_SUFFIX)
             try:
                 if not NAME.fullmatch(name):
                     raise KeyFileError(f"{path} is not named like a worker")
                 names[read_key(path, is_secret=False).decode("ascii")] = name
+            except UnreadKeyError as error:
+                self._has_unread, known = True, name in keys
+                problems.add(f"{error}; {'its key of before stays in force' if known else 'it admits no worker'}")
+                if known:
+                    names[keys[name]] = name
             except KeyFileError as error:
-                log.warning("workers_keys: %s; it admits no worker", error)
-        self.names = names
+                problems.add(f"{error}; it admits no worker")
+        for problem in sorted(problems if is_changed else problems - self._problems):
+            log.warning("workers_keys: %s", problem)
+        self.names, self._problems = names, problems
         removed = sorted(name for key, name in before.items() if key not in names)
         if removed:
             log.warning("workers_keys: the keys of %s are no longer admitted", _listed(removed))
-        log.info("workers_keys: %s of other hosts may join", numbered(len(names), "worker"))
-
-
-def _state_of(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
-    try:
-        stat = entry.stat()
-    except FileNotFoundError:
-        return entry.name, 0, 0, 0, 0
-    return entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode
+        if is_changed or names != before:
+            log.info("workers_keys: %s of other hosts may join", numbered(len(names), "worker"))
 
 
 def _reason(folder: Path, error: OSError | KeyFileError) -> str:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tandem_contract.files import FileState, state_of
+
 # A handshake has two round trips, and a third one with client certificates.
 _MAX_TURNS = 4
 
@@ -32,7 +34,8 @@ class Followed:
         self._paths = [path for path in paths if path is not None]
         self._use, self._log, self._whose, self._pause_seconds = use, log, whose, pause_seconds
         self._lock = threading.Lock()
-        self._state, self._look_at = self._now(), time.monotonic() + pause_seconds
+        self._state, self._look_at = state_of(*self._paths), time.monotonic() + pause_seconds
+        self._failure: tuple[FileState | None, str] | None = None
 
     def look(self) -> bool:
         """Uses the files again if they have changed; returns whether it did. For any thread: one at a time looks."""
@@ -46,24 +49,22 @@ class Followed:
 
     def _look(self, now: float) -> bool:
         self._look_at = now + self._pause_seconds
-        if (state := self._now()) == self._state:
+        state = state_of(*self._paths)
+        if state is not None and state == self._state:
             return False
-        self._state = state
         names = self._whose + ", ".join(map(str, self._paths))
         try:
             self._use()
         except (OSError, ValueError) as error:
-            self._log.error("%s cannot be used: %s; what was read before stays in force", names, error)
+            # The next look tries again, because the cause may be none of the files.
+            self._state = None
+            if (failure := (state, str(error))) != self._failure:
+                self._failure = failure
+                self._log.error("%s cannot be used: %s; what was read before stays in force", names, error)
             return False
+        self._state, self._failure = state, None
         self._log.info("%s was read again", names)
         return True
-
-    def _now(self) -> list[tuple[int, int, int]] | None:
-        try:
-            stats = [path.stat() for path in self._paths]
-        except OSError:
-            return None
-        return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:

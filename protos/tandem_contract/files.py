@@ -41,6 +41,7 @@ _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*
 _KEY_CHARACTERS, _GROUP, _MAX_FILE_BYTES = 40, 5, 4096
 # The locks of all processes.
 _LOCKS = Path("/proc/locks")
+FileState = list[tuple[int, int, int, int]]
 _FORMAT = f"it must have one key: {_KEY_CHARACTERS} characters, Z85"
 
 
@@ -299,8 +300,22 @@ class KeyFile:
             return file.read(KEY_BYTES + 1)
 
 
+def state_of(*files: Path | os.DirEntry[str]) -> FileState | None:
+    """What shows that one of the files has changed; None if one cannot be found."""
+    try:
+        stats = [file.stat() for file in files]
+    except OSError:
+        return None
+    # The last one changes also with the owner and the mode, so that a file is read which has become readable.
+    return [(one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
+
+
 class KeyFileError(Exception):
     """A file or folder is of no use. The message has its path and what is wrong, never its content."""
+
+
+class UnreadKeyError(KeyFileError):
+    """The file is there and cannot be read, so nobody knows whether it has a key."""
 
 
 def read_key(path: Path, *, is_secret: bool) -> bytes:
@@ -318,7 +333,8 @@ def read_key(path: Path, *, is_secret: bool) -> bytes:
             check_owner(path, status, 0o077 if is_secret else 0o022)
             key = file.read(_MAX_FILE_BYTES).strip()
     except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from None
+        kind = KeyFileError if isinstance(error, FileNotFoundError) else UnreadKeyError
+        raise kind(f"{path} cannot be read: {error.strerror}") from None
     if not _is_key(key):
         raise KeyFileError(f"{path} has no key; {_FORMAT}")
     return key

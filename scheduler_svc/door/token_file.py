@@ -32,6 +32,7 @@ from scheduler_svc.door.tenant import (
     Tenant,
     Token,
 )
+from tandem_contract.files import FileState, state_of
 from tandem_contract.limits import limit_at
 from tandem_contract.needed import started
 from tandem_contract.plural import counted
@@ -54,12 +55,14 @@ _FIELDS = (
     "tokens", "certificates", "requests_per_minute", "tokens_per_minute", "queue_share", "row_share", "priority",
     "max_new_tokens",
 )  # fmt: skip
-# What shows that a file has changed: inode, size, time, mode. None: the file cannot be found.
-_State = tuple[int, int, int, int] | None
 
 
 class TokenFileError(Exception):
     """The file cannot be read, or its content is wrong."""
+
+
+class _UnreadError(TokenFileError):
+    """The file cannot be read now."""
 
 
 class _FieldError(Exception):
@@ -82,7 +85,7 @@ def read(path: Path) -> tuple[Tenant, ...]:
                 raise TokenFileError(f"{path} has mode {mode & 0o777:04o}; it must be 0600 or 0640 (chmod 600 {path})")
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise TokenFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise _UnreadError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
         raise TokenFileError(f"{path} has more than {MAX_FILE_BYTES:,} bytes, which is the limit")
     return parse(data, path)
@@ -285,7 +288,8 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises TokenFileError."""
         self._path = path
-        self._state = _state_of(path)
+        self._state = state_of(path)
+        self._failure: tuple[FileState | None, str] | None = None
         self.tenants: tuple[Tenant, ...] = read(path)
         self.table = Table(self.tenants)
         self._reader: threading.Thread | None = None
@@ -304,20 +308,27 @@ class TokenFile:
                 self._take(self._read)
                 self._read = None
                 return True
-        if (state := _state_of(self._path)) != self._state:
+        state = state_of(self._path)
+        if state is None or state != self._state:
             self._state = state
             try:
-                self._reader = started(threading.Thread(target=self._read_again, daemon=True))
+                self._reader = started(threading.Thread(target=self._read_again, args=(state,), daemon=True))
             except OSError:
                 # The next look tries again.
                 self._state = None
         return False
 
-    def _read_again(self) -> None:
+    def _read_again(self, state: FileState | None) -> None:
         try:
             self._read = read(self._path)
+            self._failure = None
         except TokenFileError as error:
-            log.error("tokens: %s; the tokens read before stay in force", error)
+            if isinstance(error, _UnreadError):
+                # The next look tries again, because the cause may not be the file.
+                self._state = None
+            if (failure := (state, str(error))) != self._failure:
+                self._failure = failure
+                log.error("tokens: %s; the tokens read before stay in force", error)
 
     def _take(self, tenants: tuple[Tenant, ...]) -> None:
         self.tenants, self.table = tenants, Table(tenants)
@@ -331,11 +342,3 @@ def summary(tenants: tuple[Tenant, ...]) -> str:
     return (
         f"{counted(len(tenants), 'tenant')}, {counted(num_tokens, 'token')}, {counted(num_certificates, 'certificate')}"
     )
-
-
-def _state_of(path: Path) -> _State:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode

@@ -44,7 +44,7 @@ class TextThreads:
         self.gate = Gate(Bound(most=num_threads, is_shared=False), waiting)
 
     async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
-        """Returns the result of the work. Raises Refusal if too much waits, no thread can start, or the model is gone."""
+        """Returns the result of the work. Raises Refusal if too much waits, no thread starts, or the model is gone."""
         used = list[float]()
 
         def timed() -> Result:

@@ -1,10 +1,12 @@
 """The token file: what it gives, what is refused and in which words, and that changes are taken over."""
 
+import errno
 import math
 import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -225,3 +227,20 @@ def test_a_change_is_read_when_a_thread_can_be_started_again(
     with no_threads():
         assert not file.poll() and not file.poll()
     assert settled(file) and file.tenants[0].name == "other"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_a_file_that_could_not_be_read_is_read_later(
+    number: int,
+    tmp_path: Path,
+    settled: Callable[[TokenFile], bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = write(tmp_path / "t.toml", FULL)
+    file = TokenFile(path)
+    write(path, FULL.replace("acme", "other"))
+    with mock.patch.object(token_file, "_without_waiting", side_effect=OSError(number, "not now")):
+        assert not settled(file) and not settled(file)
+    assert caplog.text.count("cannot be read: not now") == 1
+    assert settled(file) and file.tenants[0].name == "other"
+    assert not settled(file)

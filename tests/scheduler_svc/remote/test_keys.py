@@ -1,13 +1,16 @@
 """The files with keys: what `tandem keys` makes, which files are refused, and the folder that is read again."""
 
+import errno
 import logging
 import stat
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import zmq
 
 from scheduler_svc.remote import ADMITTED, AdmittedKeys, listener_of, main, make, scheduler_keys
+from tandem_contract import files
 from tandem_contract.files import SCHEDULER_SECRET, KeyFileError, read_key
 from tandem_contract.settings import SettingError
 
@@ -127,3 +130,24 @@ def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
     (folder / ADMITTED).chmod(0o770)
     with pytest.raises(SettingError, match="has mode 0770; it must belong to user"):
         AdmittedKeys(folder / ADMITTED)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_a_key_that_cannot_be_read_stays_admitted_and_is_read_later(
+    number: int, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    admitted = AdmittedKeys(folder / ADMITTED)
+    admitted.poll()
+    before = admitted.names
+    changed = folder / ADMITTED / "gpu-1.public"
+    changed.write_bytes(zmq.curve_keypair()[0])
+    make(folder, ["gpu-3"])
+    with mock.patch.object(files.os, "open", side_effect=OSError(number, "not now")):
+        for _ in range(3):
+            admitted.poll()
+            assert admitted.names == before
+    assert caplog.text.count("gpu-1.public cannot be read: not now; its key of before stays in force") == 1
+    assert caplog.text.count("gpu-3.public cannot be read: not now; it admits no worker") == 1
+    admitted.poll()
+    assert sorted(admitted.names.values()) == ["gpu-1", "gpu-2", "gpu-3"]
+    assert changed.read_text() in admitted.names
