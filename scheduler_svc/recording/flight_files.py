@@ -1,7 +1,8 @@
 """The folder of the flight recorder: its files, their number, and those that processes leave at a fatal signal.
 
 Owns names and modes. A process that starts opens `crash-NAME-PID.open` for Python's faulthandler, because nothing can
-be opened when the signal comes. A file with content becomes `….txt` when its process is gone, and the log names it.
+be opened when the signal comes. A file with content becomes `….txt` when its process is gone, `…-2.txt` if a process of
+the same number had one, and the log names it.
 """
 
 import atexit
@@ -60,7 +61,8 @@ def catch_fatal_signals(path: Path, process: str) -> None:
     name = path / f"crash-{process}-{os.getpid()}.open"
     try:
         prepare(path)
-        name.unlink(missing_ok=True)
+        # In a container the process that died may have had this one's number.
+        _settle(name)
         file = private_file.create(name, buffering=0)
     except OSError as error:
         log.warning("the stacks at a fatal signal cannot be written to %s: %s", name, error.strerror)
@@ -82,14 +84,23 @@ def collect_crashes(path: Path) -> None:
         for match in filter(None, map(_OPEN.fullmatch, os.listdir(path))):
             if _is_running(int(match[1])):
                 continue
-            file = path / match[0]
-            if not file.stat().st_size:
-                file.unlink()
-                continue
-            kept = file.with_suffix(".txt")
-            file.rename(kept)
-            log.error("process %s ended by a fatal signal: its stacks are in %s", match[1], kept)
+            _settle(path / match[0])
         _delete_oldest(path, MAX_FILES)
+
+
+def _settle(file: Path) -> None:
+    """Deletes the open file of a dead process, or keeps and logs it if it has stacks. Raises OSError."""
+    if not file.exists():
+        return
+    if not file.stat().st_size:
+        file.unlink()
+        return
+    kept, number = file.with_suffix(".txt"), 1
+    while kept.exists():
+        number += 1
+        kept = file.with_name(f"{file.stem}-{number}.txt")
+    file.rename(kept)
+    log.error("process %s ended by a fatal signal: its stacks are in %s", file.stem.rpartition("-")[2], kept)
 
 
 def _delete_oldest(path: Path, num_kept: int) -> None:

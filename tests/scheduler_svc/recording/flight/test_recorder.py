@@ -191,6 +191,20 @@ for number in {numbers}:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_stacks_of_dead_processes_with_the_number_of_this_one_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stem = f"crash-core-{os.getpid()}"
+    for stacks in ("", "first", "second", "", "third"):
+        (tmp_path / f"{stem}.open").write_text(stacks)
+        with FlightRecorder(tmp_path).guarding():
+            assert (tmp_path / f"{stem}.open").read_text() == ""
+    kept = {"first": f"{stem}.txt", "second": f"{stem}-2.txt", "third": f"{stem}-3.txt"}
+    assert {path.read_text(): path.name for path in tmp_path.glob("*.txt")} == kept
+    for name in kept.values():
+        assert f"process {os.getpid()} ended by a fatal signal: its stacks are in {tmp_path / name}\n" in caplog.text
+
+
 def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path)
     recorder.handled(0.0, ev.WorkerLost(worker="w-7", reason="\x1b[2J\n"), [])
