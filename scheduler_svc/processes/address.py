@@ -11,6 +11,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from tandem_contract.address import host_and_port
+
 # Whether processes of one service can share an address.
 CAN_SHARE = sys.platform == "linux"
 # Attempts with a port that the system chose, because another program may take the port before it is held.
@@ -46,11 +48,10 @@ def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "-
     So it does if `missing` names flags and the address is not a loopback address: without TLS and tokens, every program
     that reaches the port could read all traffic and use the service.
     """
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-        raise ListenError(
-            f"it is {listen}; it must be HOST:PORT with a port from 0 to 65535, like 127.0.0.1:50051", flag=flag
-        )
+    try:
+        host, port = host_and_port(listen, "127.0.0.1:50051")
+    except ValueError as error:
+        raise ListenError(f"it {error}", flag=flag) from None
     if missing and not is_loopback(listen):
         flags = f"{', '.join(missing[:-1])} and {missing[-1]} are" if len(missing) > 1 else f"{missing[0]} is"
         raise ListenError(
@@ -58,7 +59,7 @@ def split(listen: str, *, missing: Sequence[str] = NOTHING_GIVEN, flag: str = "-
             f"or localhost); it cannot listen on {listen}",
             flag=flag,
         )
-    return host, int(port)
+    return host, port
 
 
 def taken(listen: str, error: OSError | None = None, *, flag: str = "--listen") -> ListenError:

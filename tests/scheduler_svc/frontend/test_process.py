@@ -159,6 +159,8 @@ def test_a_setting_of_another_type_or_none_is_refused_and_not_shown(name: str):
     [
         (["0.0.0.0:50051", "[::]:0", "192.0.2.1:1", "example.org:80"], "loopback addresses only"),
         (["127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:65536", "127.0.0.1:-1", "a:b:c"], "it must be HOST:PORT"),
+        (["::1:50051"], r"write \[::1\]:50051$"),
+        (["2001:db8::5", "[::1:50051", "::1]:50051"], r"needs brackets: write \["),
     ],
 )
 def test_only_addresses_of_loopback_are_accepted(listens: list[str], why: str):
