@@ -98,7 +98,7 @@ def _without_waiting(path: str, flags: int) -> int:
 def parse(data: bytes, path: Path) -> tuple[Tenant, ...]:
     """Returns the tenants of the file's content. Raises TokenFileError; `path` is for its message."""
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # The error of a wrong byte would contain the bytes around it.

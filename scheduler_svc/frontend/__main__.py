@@ -110,7 +110,7 @@ def read_answers(path: Path | None) -> "AnswerForm | None":
     from scheduler_svc.frontend.chat.forms import read_form
 
     try:
-        return read_form(json.loads(path.read_text(encoding="utf-8")), path.stem)
+        return read_form(json.loads(path.read_text(encoding="utf-8-sig")), path.stem)
     except (OSError, ValueError) as error:
         raise CannotServeError(f"response_template {path} cannot be used: {error}") from None
 

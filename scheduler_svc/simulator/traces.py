@@ -112,7 +112,7 @@ _Row = tuple[float, int, int, list[int]]
 def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
     """Returns the first `limit` requests, sorted by time. Raises OSError, and WorkloadError with the line's number."""
     at, inputs, outputs, counts, blocks = array("d"), array("q"), array("q"), array("q"), array("q")
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             read = _azure_rows if (form or _format_of(file)) is TraceFormat.AZURE else _mooncake_rows
             for seconds, tokens_in, tokens_out, block_ids in itertools.islice(read(str(path), file), limit):

@@ -158,7 +158,7 @@ class Service:
         if self.token_file is None:
             return os.environ.get(TOKEN_VARIABLE) or None
         with Path(self.token_file).open("rb") as file:
-            return file.read(_MAX_TOKEN_BYTES).decode(errors="replace").strip()
+            return file.read(_MAX_TOKEN_BYTES).decode("utf-8-sig", errors="replace").strip()
 
 
 def _shared(usage: str, description: str, kind: Any = str, default: Any = None) -> Parameter:
@@ -294,6 +294,6 @@ def decoded(file: BinaryIO, name: str) -> str:
     if len(raw) > _MAX_TEXT_BYTES:
         raise ValueError(f"{name} has more than {_MAX_TEXT_BYTES:,} bytes, the most that one request can have")
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 (byte {error.start})") from None

@@ -15,7 +15,8 @@ USER = chat_pb2.ChatMessage(role="user", content=["hi"])
 
 
 def test_a_chat_sends_messages(tandem, service: FakeService, tmp_path: Path) -> None:
-    (tmp_path / "tools.json").write_text(TOOLS)
+    # As some editors write it, with a byte order mark.
+    (tmp_path / "tools.json").write_text(TOOLS, "utf-8-sig")
     assert tandem("generate", "hi", "--chat").stdout == "Réturn\n"
     tandem(
         "generate", "-", "--system", "Be brief.", "--tools", str(tmp_path / "tools.json"), "--tool-choice", "weather",

@@ -66,6 +66,11 @@ def test_every_setting_arrives() -> None:
     assert (other.name, other.tokens, other.caller_limits, other.limits) == ("b.2", (), CallerLimits(), TenantLimits())
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_the_file_may_begin_with_a_byte_order_mark(encoding: str) -> None:
+    assert [tenant.name for tenant in parse(FULL.encode(encoding), Path("t.toml"))] == ["acme", "b.2"]
+
+
 def test_front_ends_get_the_same_tenants() -> None:
     both = parse(FULL.encode(), Path("t.toml"))
     for before, after in zip(both, wire.tenants_of(wire.message_of(both)), strict=True):

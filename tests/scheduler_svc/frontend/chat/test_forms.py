@@ -67,9 +67,10 @@ def test_a_checkpoints_own_template_wins_and_keeps_the_familys_way_to_write_call
     assert alone is not None and alone.template == OWN and alone.calls is None
 
 
-def test_the_operators_form_wins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_the_operators_form_wins(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(OWN))
+    path.write_text(json.dumps(OWN), encoding)
     mine = read_answers(path)
     assert mine is not None and mine.family == "mine"
     assert choose_form([TEMPLATE], json.dumps({**OWN, "start_anchor": "y"}), mine) is mine

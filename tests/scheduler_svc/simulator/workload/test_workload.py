@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ def mooncake(folder: Path, lines: list[Any]) -> Path:
     return path
 
 
-def test_a_mooncake_trace_is_read(tmp_path: Path) -> None:
-    trace = read_trace(mooncake(tmp_path, MOONCAKE))
+@pytest.mark.parametrize("mark", [b"", BOM_UTF8])
+def test_a_mooncake_trace_is_read(tmp_path: Path, mark: bytes) -> None:
+    path = mooncake(tmp_path, MOONCAKE)
+    path.write_bytes(mark + path.read_bytes())
+    trace = read_trace(path)
     assert trace.at.tolist() == [0, 1.5, 3] and trace.own_rate == pytest.approx(2 / 3)
     assert trace.shared_blocks == pytest.approx(2 / 7)
     first, second, third = trace.arrivals(trace.own_rate, VOCAB_SIZE)
