@@ -25,7 +25,10 @@ class ToolCall:
 
     def parsed_arguments(self) -> dict[str, Any]:
         """The arguments by name. Raises ValueError if they are not a JSON object, as in a call that was cut off."""
-        parsed: Any = json.loads(self.arguments)
+        try:
+            parsed: Any = json.loads(self.arguments)
+        except RecursionError:
+            raise ValueError(f"the arguments of {self.name} are nested too deeply") from None
         if not isinstance(parsed, dict):
             raise ValueError(f"the arguments of {self.name} are {self.arguments[:60]!r}; they must be a JSON object")
         return parsed  # pyright: ignore[reportUnknownVariableType]

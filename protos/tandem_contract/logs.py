@@ -129,7 +129,7 @@ def parse(line: str) -> LogLine:
         try:
             record = cast(dict[str, Any], json.loads(line))
             return LogLine(str(record["process"]), str(record["level"]), str(record["message"]))
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RecursionError):
             pass  # This is not a line of the log.
     return LogLine("", "", line)
 

@@ -111,7 +111,7 @@ def read_answers(path: Path | None) -> "AnswerForm | None":
 
     try:
         return read_form(json.loads(path.read_text(encoding="utf-8-sig")), path.stem)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CannotServeError(f"response_template {path} cannot be used: {error}") from None
 
 

@@ -201,7 +201,7 @@ def lines(path: Path) -> Iterator[str]:
 def _parsed(line: str) -> _Member:
     try:
         return dict(json.loads(line))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FlightFileError("it has a line that is not a JSON object; was its process killed?") from None
 
 

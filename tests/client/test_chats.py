@@ -231,7 +231,7 @@ def test_the_message_of_an_answer_without_text_has_no_content() -> None:
     assert only_calls["content"] is None and "reasoning_content" not in only_calls
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", ""])
+@pytest.mark.parametrize("arguments", ['{"city": "Ro', "[1]", "", '{"a":' * 12_000])
 def test_arguments_that_are_no_object_raise_value_error(arguments: str) -> None:
     with pytest.raises(ValueError):
         ToolCall(id="", name="weather", arguments=arguments).parsed_arguments()

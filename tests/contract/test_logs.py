@@ -88,6 +88,12 @@ def test_a_line_is_read_as_it_was_made(process: str, log_format: LogFormat) -> N
     assert json.loads(as_json("serve", line))["message"] == (line if log_format == "text" else "IN UPPER case: a\\nb")
 
 
+@pytest.mark.parametrize("line", ["{", "{}", "[1]", '{"process": 1}', '{"a":' * 12_000])
+def test_a_line_of_no_log_is_the_message(line: str) -> None:
+    assert parse(line) == LogLine("", "", line)
+    assert json.loads(as_json("serve", line))["message"] == line
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_the_last_line_of_a_program_is_the_last_that_may_have_the_cause(log_format: LogFormat) -> None:
     formatter = Formatter("core", log_format)

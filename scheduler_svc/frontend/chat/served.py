@@ -135,7 +135,7 @@ def _form(templates: list[str], files: worker_pb2.ChatFiles, override: AnswerFor
         form = choose_form(templates, files.response_template_json, override)
         if form is not None:
             spec_of(compact(form.template))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         logger.error("answers of chats are not parsed: the response template cannot be used: %s", error)
         return None
     logger.info("answers of chats %s", "are not parsed" if form is None else f"are parsed as {form.family}")

@@ -85,6 +85,7 @@ def test_the_operators_form_wins(tmp_path: Path, encoding: str) -> None:
     [
         ("{", "Expecting property name"),
         ("[]", "it is not a JSON object"),
+        ("[" * 100_000, "recursion"),
         ('{"families": 1}', "it has the unknown key 'families'"),
         ('{"response_template": {}}', "response_template must be an object with fields"),
         ('{"response_template": {"fields": {}}, "reasoning": {"open": "<"}}', "it must have after, close, open"),

@@ -218,7 +218,7 @@ def test_the_command_prints_a_file_and_refuses_others(tmp_path: Path) -> None:
     done = command(file)
     assert done.returncode == 0 and r"reason \x1b[2J\n" in done.stdout and len(done.stdout.splitlines()) == 2
     other = tmp_path / "other"
-    for content in ("", "{}\n", "nonsense\n"):
+    for content in ("", "{}\n", "nonsense\n", "[" * 100_000):
         other.write_text(content)
         with pytest.raises(FlightFileError):
             list(lines(other))
