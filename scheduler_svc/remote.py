@@ -129,7 +129,7 @@ class AdmittedKeys:
         self._folder = folder
         self._state: _State | None = None
         self._problem = ""
-        # Of single files; and whether one could not be read, so that the next look tries again.
+        # What is wrong with single files; and whether one could not be read, so that the next look tries again.
         self._problems = set[str]()
         self._has_unread = False
         self.names: Mapping[str, str] = {}
