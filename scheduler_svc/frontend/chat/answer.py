@@ -121,8 +121,8 @@ class AnswerParser:
         self._num_of_prompt = 0
         self._read(self._segmenter.feed(prefix))
         self._num_of_prompt = self._segmenter.num_held
-        if self._outside is not None:
-            self._outside = ""
+        # The prompt's own text is no answer; a region that it opens counts.
+        self._outside = self._outside and ""
         self._content.begin(keeps_start=has_constraint)
         self._reasoning.begin(keeps_start=False)
 
