@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tandem_client.address import DEFAULT_ADDRESS, dialled, is_local, problem_of
+from tandem_client.address import DEFAULT_ADDRESS, dialled, is_local
 from tandem_contract.address import host_and_port
 from tandem_contract.logs import LogFormat
 from tandem_contract.settings import Program, file, number
@@ -85,12 +85,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        try:
-            host_and_port(self.listen, "127.0.0.1:8000")
-        except ValueError as error:
-            raise ValueError(f"--listen {error}") from None
-        if problem := problem_of(self.address):
-            raise ValueError(f"--address {problem}")
+        for flag, address in (("--listen", self.listen), ("--address", self.address)):
+            try:
+                host_and_port(address, "127.0.0.1:8000")
+            except ValueError as error:
+                raise ValueError(f"{flag} {error}") from None
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "--tls-key" if self.tls_key is None else "--tls-cert"
             raise ValueError(f"{missing} is missing; TLS needs a certificate and its key")

@@ -94,7 +94,7 @@ def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> No
             ["--listen", "2001:db8::5"],
             "--listen is 2001:db8::5; an IPv6 address needs brackets: write [2001:db8::5]:PORT",
         ),
-        (["--address", "::1:50051"], "--address is '::1:50051'; it must be HOST:PORT, such as [::1]:50051"),
+        (["--address", "::1:50051"], "--address is ::1:50051; an IPv6 address needs brackets: write [::1]:50051"),
         (["--address", "example.org:1"], "without encryption; give --service-ca"),
         (["--tls-cert", "a"], "--tls-key is missing"),
         (["--processes", "0"], "--processes is 0; it must be a whole number from 1 to 64"),

@@ -184,13 +184,16 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[[TokenFile], bool]:
-    """Polls until the thread that reads has ended; returns whether the content was replaced."""
+    """Polls until a thread that reads has ended that began after now; returns whether the content was replaced."""
 
     def poll(file: TokenFile) -> bool:
-        first = file.poll()
-        if file._reader is not None:
-            file._reader.join()
-        return file.poll() or first
+        is_replaced = False
+        for _ in range(3):
+            # A file that is missing is read at each poll.
+            if file._reader is not None:
+                file._reader.join()
+            is_replaced |= file.poll()
+        return is_replaced
 
     return poll
 
