@@ -1,6 +1,7 @@
 """JSON objects that arrive in pieces, against Python's reader of whole ones."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ LAYOUTS: list[dict[str, Any]] = [{}, {"ensure_ascii": False}, {"indent": 1}, {"s
 
 def read(text: str, at: list[int]) -> tuple[ObjectReader, str, str]:
     """(the reader, what is certain, what was not read) of a text in pieces that end at these places."""
-    reader, certain, left = ObjectReader(), "", ""
+    reader, certain, left = ObjectReader(is_strict=True), "", ""
     for start, end in zip([0, *at], [*at, len(text)], strict=True):
         piece = text[start:end]
         if left:
@@ -62,6 +63,30 @@ def test_a_changed_object_is_complete_if_and_only_if_python_reads_it(
         return
     # White space comes before the first brace only outside of this reader.
     assert not text.startswith("{")
+
+
+@pytest.mark.parametrize("escape", ["\\u", "\\u1", "\\u12", "\\u123", "\\u123g", "\\x", "\\'"])
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_an_escape_that_json_has_not_breaks_the_object(escape: str, is_strict: bool) -> None:
+    reader = ObjectReader(is_strict=is_strict)
+    reader.feed(f'{{"a": "{escape}"}}')
+    assert reader.is_broken and not reader.is_complete
+
+
+@given(value=OBJECTS, layout=st.sampled_from(LAYOUTS), data=st.data())
+def test_raw_control_characters_in_strings_are_certain_as_escapes(
+    value: Any, layout: dict[str, Any], data: st.DataObject
+) -> None:
+    text = json.dumps(value, **layout)
+    for escape in set(re.findall(r"\\\\|\\u00[01][0-9a-f]|\\[nrtbf]", text)) - {"\\\\"}:
+        text = re.sub(r"\\\\|" + re.escape(escape), lambda found: _raw(found.group()), text)
+    reader, at = ObjectReader(), places(data, text)
+    certain = "".join(reader.feed(text[start:end])[0] for start, end in zip([0, *at], [*at, len(text)], strict=True))
+    assert reader.is_complete and json.loads(certain) == json.loads(text, strict=False) == value
+
+
+def _raw(escape: str) -> str:
+    return escape if escape == "\\\\" else json.loads(f'"{escape}"')
 
 
 def _refuse(name: str) -> None:
