@@ -26,7 +26,8 @@ MAX_DEPTH = 64
 MAX_WORD_CHARS = 64
 _SPACE = " \t\n\r"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# One without its end goes to the end of the text, so that none is read twice.
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _WORDS = ("true", "false", "null")
 _ESCAPES = '"\\/bfnrtu'

@@ -169,10 +169,10 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         parameters: dict[str, Any] = function.get("parameters") or {}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
-            schemas = cast(dict[str, Any], properties)
+            schemas, known = cast(dict[str, Any], properties), dict[str, list[str]]()
             types[function["name"]] = {
                 # Where anything is valid, a number may as well be a text with zeros before it.
-                name: {"type": _types(schema, parameters) or ["object", "array"], "quoted": not is_text(schema)}
+                name: {"type": _types(schema, parameters, known) or ["object", "array"], "quoted": not is_text(schema)}
                 for name, schema in schemas.items()
             }
     return types
@@ -189,23 +189,30 @@ def is_text(schema: object) -> bool:
     return given.get("type") == "string"
 
 
-def _types(schema: object, parameters: dict[str, Any], depth: int = 0) -> list[str]:
-    """The types that a schema takes, in its order; empty if it does not say. References point into the parameters."""
+def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str]], depth: int = 0) -> list[str]:
+    """The types that a schema takes, in its order; empty if it does not say. References point into the parameters.
+
+    known: those of references, each of which is followed once.
+    """
     if not isinstance(schema, dict) or depth > _MAX_NESTED:
         return []
     given = cast(dict[str, Any], schema)
     declared: Any = given.get("type")
-    types: list[Any] = [declared] if isinstance(declared, str) else _listed(declared)
+    types: list[Any] = [declared] if isinstance(declared, str) else [*_listed(declared)]
     if not types:
-        types = [_type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
-    if not types:
-        parts = [_target(given["$ref"], parameters)] if "$ref" in given else _listed(given.get("allOf"))
-        found = [_types(part, parameters, depth + 1) for part in parts]
-        types = next(filter(None, found), list[Any]())
+        types += [_type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
+    if not types and isinstance(reference := given.get("$ref"), str):
+        if reference not in known:
+            known[reference] = []
+            known[reference] = _types(_target(reference, parameters), parameters, known, depth + 1)
+        types += known[reference]
+    elif not types:
+        parts = (_types(part, parameters, known, depth + 1) for part in _listed(given.get("allOf")))
+        types += next(filter(None, parts), list[str]())
     for choice in (*_listed(given.get("anyOf")), *_listed(given.get("oneOf"))):
-        types = [*types, *_types(choice, parameters, depth + 1)]
+        types += _types(choice, parameters, known, depth + 1)
     if given.get("nullable"):
-        types = [*types, "null"]
+        types.append("null")
     return [*dict.fromkeys(name for name in types if isinstance(name, str))]
 
 
@@ -217,10 +224,10 @@ def _type_of(value: object) -> str:
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "object")
 
 
-def _target(reference: object, parameters: dict[str, Any]) -> object:
+def _target(reference: str, parameters: dict[str, Any]) -> object:
     """What a JSON pointer within the parameters points to; None if there is nothing."""
     target: object = parameters
-    first, *path = reference.split("/") if isinstance(reference, str) else [""]
+    first, *path = reference.split("/")
     for part in path if first == "#" else ["?"]:
         name = part.replace("~1", "/").replace("~0", "~")
         target = cast(dict[str, object], target).get(name) if isinstance(target, dict) else None

@@ -398,6 +398,8 @@ _OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"$ref": "#/$defs/a~1b"}, "5", 5),
         ({"$ref": "#/$defs/none"}, "5", "5"),
         ({"$ref": "#/$defs/self"}, "5", "5"),
+        # Without an end where each of its references is followed again.
+        ({"$ref": "#/$defs/wide"}, "5", 5),
         ({"enum": [1, 2]}, "2", 2),
         ({"enum": ["x", None]}, "null", None),
         ({"enum": ["x", None]}, '"x"', "x"),
@@ -421,6 +423,7 @@ _OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 )
 def test_tagged_values_have_the_types_of_their_schemas(name: str, schema: Any, written: str, value: object) -> None:
     definitions = {"Address": _ADDRESS, "a/b": {"type": "integer"}, "self": {"$ref": "#/$defs/self"}}
+    definitions["wide"] = {"anyOf": [{"$ref": "#/$defs/wide"}] * 1000 + [{"type": "integer"}]}
     parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
     types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
     text = FAMILIES[name].calls([("f", {"a": written})])
