@@ -105,12 +105,17 @@ def built_library(instructions: InstructionSet, folder: Path | None = None) -> P
     path = folder / f"kernels-{instructions.name}-{_key(command)}.so"
     try:
         _own(folder)
-        with _turn(folder):
-            if not (path.is_file() and is_private(path)):
-                _compile(command, path)
+        if not _is_built(path):
+            with _turn(folder):
+                if not _is_built(path):
+                    _compile(command, path)
     except OSError as error:
         raise NotBuilt(f"{folder} cannot hold the kernels: {error.strerror or error}; set XDG_CACHE_HOME") from error
     return path
+
+
+def _is_built(path: Path) -> bool:
+    return path.is_file() and is_private(path)
 
 
 @contextmanager
