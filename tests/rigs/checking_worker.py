@@ -5,6 +5,7 @@ Violations go to the file given by --violations, a line each, flushed at once.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import os
 import secrets
@@ -29,12 +30,17 @@ from tests.rigs.worker_session import Phase, WorkerSession
 
 _MAX_MESSAGE_BYTES = 64 << 20
 _HIGH_WATER_MARK = 1000
-
-
 _SHAPE_FLAGS = (
     "page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows",
     "host_pages", "window", "sink_tokens", "page_copy_us", "token_us",
 )  # fmt: skip
+# What a Join tells of a shape.
+_JOINED = (
+    "vocab_size", "page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "logit_rows",
+    "window", "sink_tokens", "host_pages", "page_copy_us", "token_us", "eos_token_ids",
+)  # fmt: skip
+# Those that flags of the same name order.
+_FAULTS = {each.name for each in dataclasses.fields(Faults)} - {"oom_token"}
 
 
 def _steps(text: str) -> frozenset[int]:
@@ -101,20 +107,7 @@ def join_message(args: argparse.Namespace) -> pb.Join:
         protocol=args.protocol,
         identity=args.identity or f"checking-{digest[:16]}",
         model=args.model,
-        vocab_size=shape.vocab_size,
-        page_size=shape.page_size,
-        num_pages=shape.num_pages,
-        max_rows=shape.max_rows,
-        max_length=shape.max_length,
-        token_budget=shape.token_budget,
-        chunk_align=shape.chunk_align,
-        logit_rows=shape.logit_rows,
-        window=shape.window,
-        sink_tokens=shape.sink_tokens,
-        host_pages=shape.host_pages,
-        page_copy_us=shape.page_copy_us,
-        token_us=shape.token_us,
-        eos_token_ids=shape.eos_token_ids,
+        **{name: getattr(shape, name) for name in _JOINED},
         defaults=pb.GenerationDefaults(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0),
         tokenizer_json=tokenizer,
         chat_template=template,
@@ -139,19 +132,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
             with args.violations.open("a") as file:
                 file.write(f"pid {os.getpid()}: {line}\n")
 
-    faults = Faults(
-        fail_steps=args.fail_steps,
-        oom_steps=args.oom_steps,
-        out_of_sync_steps=args.out_of_sync_steps,
-        fail_token=args.fail_token,
-        kill_token=args.kill_token,
-        hang_token=args.hang_token,
-        nonfinite_token=args.nonfinite_token,
-        memory_tokens=args.memory_tokens,
-        memory_rows=args.memory_rows,
-        hang_step=args.hang_step,
-        exit_step=args.exit_step,
-    )
+    faults = Faults(**{name: getattr(args, name) for name in _FAULTS})
     return WorkerSession(
         join=join_message(args),
         executor=Executor(shape_of(args), faults=faults, on_violation=violated),

@@ -5,7 +5,7 @@ test can build a wrong plan.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,27 @@ def int32(values: Sequence[int]) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    row: int
+    tokens: Sequence[int]
+    pages: Sequence[int]
+    first: int = 0
+    # All its tokens are prompt unless this is given.
+    num_prompt: int | None = None
+    banned_until: int = 0
+    banned: Sequence[int] = ()
+    num_logprobs: int = 0
+    prompt_logprobs_from: int = 0
+    settings: Settings
+
+
+_OPTIONS = {each.name for each in fields(_Started)}
+
+
 @dataclass(slots=True)
 class _Draft:
-    rows: list[int] = field(default_factory=list)
-    tokens: list[Sequence[int]] = field(default_factory=list)
-    pages: list[Sequence[int]] = field(default_factory=list)
-    first: list[int] = field(default_factory=list)
-    num_prompt: list[int] = field(default_factory=list)
-    settings: list[Settings] = field(default_factory=list)
-    num_logprobs: list[int] = field(default_factory=list)
-    prompt_logprobs_from: list[int] = field(default_factory=list)
-    until: list[int] = field(default_factory=list)
-    banned: list[Sequence[int]] = field(default_factory=list)
+    started: list[_Started] = field(default_factory=list)
     appends: list[tuple[int, int]] = field(default_factory=list)
     chunks: list[tuple[int, int, int, bool]] = field(default_factory=list)
     decode_rows: list[int] = field(default_factory=list)
@@ -49,33 +58,12 @@ class PlanBuilder:
         self._tables: dict[int, tuple[int, list[int]]] = {}
         self._draft = _Draft()
 
-    def start(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        pages: Sequence[int],
-        *,
-        first: int = 0,
-        num_prompt: int | None = None,
-        banned_until: int = 0,
-        banned: Sequence[int] = (),
-        num_logprobs: int = 0,
-        prompt_logprobs_from: int = 0,
-        **settings: Any,
-    ) -> "PlanBuilder":
-        """Starts a row. All its tokens are prompt unless `num_prompt` is given. It still needs a chunk or a decode."""
-        draft = self._draft
-        draft.rows.append(row)
-        draft.tokens.append(tokens)
-        draft.pages.append(pages)
-        draft.first.append(first)
-        draft.num_prompt.append(len(tokens) if num_prompt is None else num_prompt)
-        draft.settings.append(Settings(**settings))
-        draft.num_logprobs.append(num_logprobs)
-        draft.prompt_logprobs_from.append(prompt_logprobs_from)
-        draft.until.append(banned_until)
-        draft.banned.append(banned)
-        self._tables[row] = (first, list(pages))
+    def start(self, row: int, tokens: Sequence[int], pages: Sequence[int], **options: Any) -> "PlanBuilder":
+        """Starts a row, which still needs a chunk or a decode. Options: of `_Started`; the others are its settings."""
+        own = {name: options.pop(name) for name in _OPTIONS & options.keys()}
+        started = _Started(row=row, tokens=tokens, pages=pages, settings=Settings(**options), **own)
+        self._draft.started.append(started)
+        self._tables[row] = (started.first, list(pages))
         return self
 
     def append(self, row: int, page: int) -> "PlanBuilder":
@@ -116,26 +104,26 @@ class PlanBuilder:
         draft, self._draft = self._draft, _Draft()
         self._step += 1
         plan = pb.StepPlan(generation=self._generation, step=self._step, checksum=table_checksum(self._tables))
-        started = plan.started
-        started.rows = int32(draft.rows)
-        started.num_tokens = int32([len(tokens) for tokens in draft.tokens])
-        started.tokens = int32([token for tokens in draft.tokens for token in tokens])
-        started.num_pages = int32([len(pages) for pages in draft.pages])
-        started.pages = int32([page for pages in draft.pages for page in pages])
-        started.first_position = int32(draft.first)
-        started.num_prompt_tokens = int32(draft.num_prompt)
-        samplings = [settings.encoded() for settings in draft.settings]
+        rows, started = draft.started, plan.started
+        started.rows = int32([one.row for one in rows])
+        started.num_tokens = int32([len(one.tokens) for one in rows])
+        started.tokens = int32([token for one in rows for token in one.tokens])
+        started.num_pages = int32([len(one.pages) for one in rows])
+        started.pages = int32([page for one in rows for page in one.pages])
+        started.first_position = int32([one.first for one in rows])
+        prompts = [len(one.tokens) if one.num_prompt is None else one.num_prompt for one in rows]
+        started.num_prompt_tokens = int32(prompts)
+        samplings = [one.settings.encoded() for one in rows]
         started.sampling = b"".join(samplings)
         started.num_sampling_bytes = int32([len(sampling) for sampling in samplings])
-        started.sample_idx = int32([settings.sample_idx for settings in draft.settings])
-        started.banned_until = int32(draft.until)
-        started.num_banned = int32([len(banned) for banned in draft.banned])
-        started.banned = int32([token for banned in draft.banned for token in banned])
+        started.sample_idx = int32([one.settings.sample_idx for one in rows])
+        started.banned_until = int32([one.banned_until for one in rows])
+        started.num_banned = int32([len(one.banned) for one in rows])
+        started.banned = int32([token for one in rows for token in one.banned])
         # These fields are empty if no row uses them.
-        if any(draft.num_logprobs):
-            started.num_logprobs = int32(draft.num_logprobs)
-        if any(draft.prompt_logprobs_from):
-            started.prompt_logprobs_from = int32(draft.prompt_logprobs_from)
+        for name in ("num_logprobs", "prompt_logprobs_from"):
+            if any(values := [getattr(one, name) for one in rows]):
+                setattr(started, name, int32(values))
         plan.appends.rows = int32([row for row, _ in draft.appends])
         plan.appends.pages = int32([page for _, page in draft.appends])
         plan.chunks.rows = int32([chunk[0] for chunk in draft.chunks])

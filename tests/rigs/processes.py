@@ -319,15 +319,9 @@ class Rig:
         self.children.append(child)
         return child
 
-    def scheduler(
-        self,
-        *flags: str,
-        listen: str = "127.0.0.1:0",
-        program: Sequence[str] = ("scheduler_svc",),
-        within: Sequence[str] = (),
-    ) -> SchedulerProcess:
-        """Starts a scheduler and waits until its front end listens."""
-        child = self.launch_scheduler(*flags, listen=listen, program=program, within=within)
+    def scheduler(self, *flags: str, **options: Any) -> SchedulerProcess:
+        """Starts a scheduler and waits until its front end listens. Options: as those of `launch_scheduler`."""
+        child = self.launch_scheduler(*flags, **options)
         child.wait_line(_LISTENING.pattern)
         return child
 

@@ -25,7 +25,6 @@ CTRL_C, CTRL_D, ENTER, ALT_ENTER, UP, TAB = "\x03", "\x04", "\r", "\x1b\r", "\x1
 # a test with a gRPC server has threads that do not survive that.
 _TAKE_TERMINAL = """\
 import fcntl, os, sys, termios
-from tests.rigs.waiting import TIMEOUT_SECONDS, until
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """

@@ -157,6 +157,11 @@ def _two_rows(plans: PlanBuilder) -> None:
     plans.start(2, [9, 9, 9], [3]).chunk(2, 0, 3, samples=True)
 
 
+def _sharing_in_a_cycle(plans: PlanBuilder) -> PlanBuilder:
+    plans.start(1, PROMPT, [1, 2], first=4).start(2, PROMPT, [2, 1], first=4)
+    return plans.chunk(1, 4, 2, samples=True).chunk(2, 4, 2, samples=True)
+
+
 def _patched(**fields: bytes) -> Callable[[PlanBuilder], pb.StepPlan]:
     def build(plans: PlanBuilder) -> pb.StepPlan:
         plan = plans.start(3, [1, 2], [6]).chunk(3, 0, 2, samples=True).build()
@@ -215,6 +220,12 @@ WRONG = [
     ("bans a token", lambda p: p.start(3, [1], [7], banned=[288]).chunk(3, 0, 1, samples=True).build()),
     ("page 0 is to be zeroed", lambda p: p.zero(0).decode(1).build()),
     ("position 0 on page 1", lambda p: p.zero(1).decode(1).build()),
+    # A hit that ends within a page.
+    ("allocated again", lambda p: p.start(3, PROMPT[:4], [1], first=3).chunk(3, 3, 1, samples=True).build()),
+    ("allocated again", lambda p: p.start(3, PROMPT[:4], [1], first=2).chunk(3, 2, 2, samples=True).build()),
+    # What a row shares is checked though it does not run.
+    ("row 3: position 0 on page 9", lambda p: p.start(3, [*PROMPT[:4], 1, 2], [9, 10], first=4).decode(1).build()),
+    ("shares pages that wait for its own", lambda p: _sharing_in_a_cycle(p).build()),
     ("not a multiple of 4", _patched(started__tokens=b"\0\0\0\0\0\0\0")),
     ("0 entries where 1", _patched(started__sample_idx=b"")),
     ("3 entries where 2", _patched(started__tokens=int32([1, 2, 3]))),
@@ -284,14 +295,6 @@ def test_a_page_can_be_shared_after_its_writer_ended_and_allocated_when_no_row_u
     assert executor.violations == []
 
 
-@pytest.mark.parametrize("first", [3, 2])
-def test_a_hit_that_ends_within_a_shared_page_is_a_violation(first: int) -> None:
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
-    plans.start(2, PROMPT[:4], [1], first=first).chunk(2, first, 4 - first, samples=True)
-    assert "allocated again" in executor.apply(plans.build()).detail
-
-
 def test_writing_a_full_page_again_is_a_violation() -> None:
     executor, plans = Executor(SHAPE), PlanBuilder()
     ok(executor.apply(plans.start(1, PROMPT[:4], [1]).chunk(1, 0, 4, samples=True).build()))
@@ -299,21 +302,6 @@ def test_writing_a_full_page_again_is_a_violation() -> None:
     plans._tables[1] = (3, plans._tables[1][1])
     executor._tables.row(1).num_tokens = 4
     assert "a page that was filled is written again" in executor.apply(plans.decode(1).build()).detail
-
-
-def test_shared_pages_are_checked_for_rows_that_do_not_run_in_the_plan() -> None:
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    _two_rows(plans)
-    ok(executor.apply(plans.build()))
-    plans.start(3, [*PROMPT[:4], 1, 2], [9, 10], first=4).decode(1)
-    assert "row 3: position 0 on page 9" in executor.apply(plans.build()).detail
-
-
-def test_rows_that_share_pages_in_a_cycle_are_a_violation() -> None:
-    executor, plans = Executor(SHAPE), PlanBuilder()
-    plans.start(1, PROMPT, [1, 2], first=4).start(2, PROMPT, [2, 1], first=4)
-    plans.chunk(1, 4, 2, samples=True).chunk(2, 4, 2, samples=True)
-    assert "shares pages that wait for its own" in executor.apply(plans.build()).detail
 
 
 # Moves ---------------------------------------------------------------------------------------------------------------

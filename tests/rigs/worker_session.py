@@ -7,7 +7,7 @@ that the protocol allows.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tandem.internal.v1 import worker_pb2 as pb
@@ -46,43 +46,31 @@ class _Held:
     release_at: float
 
 
+@dataclass(slots=True, kw_only=True)
 class WorkerSession:
     """Call `receive` and `advance` with a clock that never goes back. `outgoing` has the messages to send."""
 
-    def __init__(
-        self,
-        *,
-        join: pb.Join,
-        executor: Executor,
-        lateness: Lateness,
-        faults: Faults,
-        heartbeat_seconds: float,
-        retry_seconds: float,
-        max_in_flight: int,
-        on_violation: Callable[[str], None],
-        on_phase: Callable[[str], None],
-    ) -> None:
-        self.phase = Phase.JOINING
-        self.outgoing: deque[pb.WorkerToCore] = deque()
-        self._join = join
-        self._executor = executor
-        self._lateness = lateness
-        self._faults = faults
-        self._heartbeat_seconds = heartbeat_seconds
-        self._retry_seconds = retry_seconds
-        self._max_in_flight = max_in_flight
-        self._on_violation = on_violation
-        self._on_phase = on_phase
-        self._queued: deque[_Queued] = deque()
-        self._held: deque[_Held] = deque()
-        # Constraints that are not answered yet, and when they will be.
-        self._preparing: list[tuple[float, pb.PrepareConstraint]] = []
-        self._join_at = 0.0
-        self._heartbeat_at = 0.0
-        # Results since the last Joined; the first one answers the plan that proves the worker.
-        self.num_answered = 0
-        # Generation and step of the newest result on this connection.
-        self._done = 0, 0
+    join: pb.Join
+    executor: Executor
+    lateness: Lateness
+    faults: Faults
+    heartbeat_seconds: float
+    retry_seconds: float
+    max_in_flight: int
+    on_violation: Callable[[str], None]
+    on_phase: Callable[[str], None]
+    phase: Phase = Phase.JOINING
+    outgoing: deque[pb.WorkerToCore] = field(default_factory=deque)
+    # Results since the last Joined; the first one answers the plan that proves the worker.
+    num_answered: int = 0
+    _queued: deque[_Queued] = field(default_factory=deque)
+    _held: deque[_Held] = field(default_factory=deque)
+    # Constraints that are not answered yet, and when they will be.
+    _preparing: list[tuple[float, pb.PrepareConstraint]] = field(default_factory=list)
+    _join_at: float = 0.0
+    _heartbeat_at: float = 0.0
+    # Generation and step of the newest result on this connection.
+    _done: tuple[int, int] = (0, 0)
 
     @property
     def num_unanswered(self) -> int:
@@ -96,36 +84,36 @@ class WorkerSession:
         match message.WhichOneof("message"):
             case "joined":
                 self._forget_plans()
-                self._executor.joined(message.joined)
+                self.executor.joined(message.joined)
                 self.num_answered, self._done = 0, (0, 0)
                 self._enter(Phase.JOINED, f"generation={message.joined.generation}")
                 self._heartbeat_at = now
             case "refused":
                 self._forget_plans()
                 self._enter(Phase.REFUSED if message.refused.retry else Phase.STOPPED, message.refused.reason)
-                self._join_at = now + self._retry_seconds
+                self._join_at = now + self.retry_seconds
             case "rejoin":
                 # If a Join is already on its way, it answers this Rejoin too.
                 if self.phase == Phase.JOINED or (self.phase == Phase.JOINING and now >= self._join_at):
                     self.link_lost(now)
             case "seated":
                 # After a lost connection it joins as a worker that serves.
-                self._join.standby = False
-                self._on_phase("seated")
+                self.join.standby = False
+                self.on_phase("seated")
             case "dismissed":
                 self._forget_plans()
                 self._enter(Phase.LEAVING, "drained")
             case "load_weights":
-                loaded = self._executor.load_weights(message.load_weights)
-                self._join.weights_version = self._executor.version
-                self._join.weights_folder = self._executor.weights_folder
+                loaded = self.executor.load_weights(message.load_weights)
+                self.join.weights_version = self.executor.version
+                self.join.weights_folder = self.executor.weights_folder
                 self.outgoing.append(pb.WorkerToCore(weights_loaded=loaded))
             case "prepare_constraint":
-                seconds = self._executor.prepare(message.prepare_constraint)
-                ready_at = now + seconds + self._lateness.before_answer()
+                seconds = self.executor.prepare(message.prepare_constraint)
+                ready_at = now + seconds + self.lateness.before_answer()
                 self._preparing.append((ready_at, message.prepare_constraint))
             case "drop_constraint":
-                self._executor.drop(message.drop_constraint)
+                self.executor.drop(message.drop_constraint)
             case "plan":
                 self._queue(message.plan, now)
             case None:
@@ -152,8 +140,8 @@ class WorkerSession:
         if self.phase in (Phase.JOINING, Phase.REFUSED) and now >= self._join_at:
             if self.phase == Phase.REFUSED:
                 self.phase = Phase.JOINING
-            self._executor.report_pages(self._join)
-            self.outgoing.append(pb.WorkerToCore(join=self._join))
+            self.executor.report_pages(self.join)
+            self.outgoing.append(pb.WorkerToCore(join=self.join))
             self._join_at = now + _JOIN_RETRY_SECONDS
         while self._queued and now >= self._queued[0].apply_at and self.phase == Phase.JOINED:
             self._apply(self._queued.popleft(), now)
@@ -172,7 +160,7 @@ class WorkerSession:
                 last_step=self._done[1],
             )
             self.outgoing.append(pb.WorkerToCore(heartbeat=beat))
-            self._heartbeat_at = now + self._heartbeat_seconds
+            self._heartbeat_at = now + self.heartbeat_seconds
 
     def wait_seconds(self, now: float) -> float | None:
         """Returns the seconds until something is due, or None if only a message can wake the session."""
@@ -188,7 +176,7 @@ class WorkerSession:
 
     def _enter(self, phase: Phase, detail: str) -> None:
         self.phase = phase
-        self._on_phase(f"{phase} {detail}".rstrip())
+        self.on_phase(f"{phase} {detail}".rstrip())
 
     def _forget_plans(self) -> None:
         self._queued.clear()
@@ -199,35 +187,35 @@ class WorkerSession:
         ready = [order for at, order in self._preparing if now >= at]
         self._preparing = [(at, order) for at, order in self._preparing if now < at]
         for order in ready:
-            self.outgoing.append(pb.WorkerToCore(constraint_ready=self._executor.constraint_ready(order)))
+            self.outgoing.append(pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(order)))
 
     def _queue(self, plan: pb.StepPlan, now: float) -> None:
         if self.phase != Phase.JOINED:
-            self._on_violation(f"plan {plan.generation}.{plan.step} came while {self.phase}")
+            self.on_violation(f"plan {plan.generation}.{plan.step} came while {self.phase}")
             return
-        if self._join.standby and plan.step > 1:
-            self._on_violation(f"plan {plan.generation}.{plan.step} came to a worker on standby")
+        if self.join.standby and plan.step > 1:
+            self.on_violation(f"plan {plan.generation}.{plan.step} came to a worker on standby")
         in_flight = 1 + sum(queued.plan.generation == plan.generation for queued in self._queued)
         in_flight += sum(held.result.generation == plan.generation for held in self._held)
-        if in_flight > self._max_in_flight:
-            self._on_violation(f"plan {plan.generation}.{plan.step} is number {in_flight} in flight")
+        if in_flight > self.max_in_flight:
+            self.on_violation(f"plan {plan.generation}.{plan.step} is number {in_flight} in flight")
         before = self._queued[-1].apply_at if self._queued else now
-        apply_at = max(before, now) + self._lateness.before_apply()
+        apply_at = max(before, now) + self.lateness.before_apply()
         self._queued.append(_Queued(plan=plan, arrived=now, apply_at=apply_at))
 
     def _apply(self, queued: _Queued, now: float) -> None:
-        number = self._executor.num_applied + 1
-        if number == self._faults.hang_step:
+        number = self.executor.num_applied + 1
+        if number == self.faults.hang_step:
             self._enter(Phase.HUNG, f"step={number}")
             return
-        if number == self._faults.exit_step:
+        if number == self.faults.exit_step:
             self._enter(Phase.EXITED, f"step={number}")
             return
         try:
-            result = self._executor.apply(queued.plan)
+            result = self.executor.apply(queued.plan)
         except Poisoned as poisoned:
             self._enter(Phase.HUNG if poisoned.hangs else Phase.EXITED, f"step={number} poisoned")
             return
         result.compute_us = int((now - queued.arrived) * 1e6)
         before = self._held[-1].release_at if self._held else now
-        self._held.append(_Held(result=result, release_at=max(before, now) + self._lateness.before_answer()))
+        self._held.append(_Held(result=result, release_at=max(before, now) + self.lateness.before_answer()))
