@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.rigs.processes import REPOSITORY, Child, Rig
+from tests.rigs.processes import REPOSITORY, Rig
 from tests.rigs.waiting import until
 
 FOLDER = Path(__file__).parent
@@ -24,12 +24,9 @@ WORKER = ["gpu_worker", "--exit-with-parent", "--device", "cpu", "--max-rows", "
 
 def serve(rig: Rig) -> str:
     """Starts the service with the bundled model, and a gateway. Returns the gateway's URL once it serves."""
-    rig.children.append(Child("worker", [*WORKER, "--runtime-dir", str(rig.runtime_dir)]))
-    scheduler = rig.scheduler()
-    gateway = Child(
-        "gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", scheduler.address]
-    )  # fmt: skip
-    rig.children.append(gateway)
+    rig.start("worker", *WORKER, "--runtime-dir", str(rig.runtime_dir))
+    flags = ("--listen", "127.0.0.1:0", "--address", rig.scheduler().address)
+    gateway = rig.start("gateway", "tandem_client.gateway", *flags)
     url = gateway.wait_line(r"gateway listening on (\S+)$").group(1)
     until(lambda: is_serving(url), "a service that serves")
     return url

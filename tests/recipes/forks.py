@@ -52,16 +52,8 @@ def _run(order: dict[str, Any]) -> None:
 
     outcomes = _Outcomes()
     # The libraries of plugins are imported already.
-    options = (
-        "-q",
-        "-m",
-        "",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-        "--tb=short",
-    )
+    warnings = "ignore::pytest.PytestAssertRewriteWarning"
+    options = ("-q", "-m=", "-pno:cacheprovider", f"-W{warnings}", "--tb=short")
     pytest.main([*options, f"--rootdir={folder}", *order["tests"]], plugins=[outcomes])
     # A test of the checkout's own source would prove nothing.
     for name, module in sorted(sys.modules.items()):

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -125,23 +126,26 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _session(args: argparse.Namespace) -> WorkerSession:
-    def violated(line: str) -> None:
-        _say(f"violation {line}")
-        if args.violations is not None:
-            with args.violations.open("a") as file:
-                file.write(f"pid {os.getpid()}: {line}\n")
+def violated(file: Path | None, line: str) -> None:
+    """Tells a violation, in this file too."""
+    _say(f"violation {line}")
+    if file is not None:
+        with file.open("a") as opened:
+            opened.write(f"pid {os.getpid()}: {line}\n")
 
+
+def _session(args: argparse.Namespace) -> WorkerSession:
+    notice = partial(violated, args.violations)
     faults = Faults(**{name: getattr(args, name) for name in _FAULTS})
     return WorkerSession(
         join=join_message(args),
-        executor=Executor(shape_of(args), faults=faults, on_violation=violated),
+        executor=Executor(shape_of(args), faults=faults, on_violation=notice),
         lateness=Lateness(seed=args.lateness, step_seconds=args.step_ms / 1000, slow_file=args.slow_file),
         faults=faults,
         heartbeat_seconds=args.heartbeat_seconds,
         retry_seconds=args.retry_seconds,
         max_in_flight=args.max_in_flight,
-        on_violation=violated,
+        on_violation=notice,
         on_phase=_say,
     )
 

@@ -1,4 +1,4 @@
-"""TLS and tokens for a service: certificates, a token file, the flags of both sides. Owns files in a folder."""
+"""TLS and tokens for a service: certificates, a token file, the service's flags. Owns files in a folder."""
 
 import hashlib
 import json
@@ -30,9 +30,7 @@ class Door:
     ) -> None:
         authority = Authority(folder)
         pair = authority.issue("service", "IP:127.0.0.1")
-        tokens, file = token_file(folder, {"caller": token}, rights=rights), folder / "token"
-        file.write_text(token)
+        tokens = token_file(folder, {"caller": token}, rights=rights)
         files = {"tls-cert": pair.certificate, "tls-key": pair.key, "tokens": tokens}
         self.service_flags = [f"--{flag}={path}" for flag, path in files.items()]
         self.token, self.authority = token, authority.certificate
-        self.client_flags = [f"--tls-ca={authority.certificate}", f"--token-file={file}"]

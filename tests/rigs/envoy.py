@@ -12,7 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -57,9 +56,7 @@ class Envoy:
     def __enter__(self) -> "Envoy":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.process.terminate()
         self.process.wait(TIMEOUT_SECONDS)
         if error is not None:

@@ -135,7 +135,6 @@ class Executor:
         return pb.ConstraintReady(hash=order.hash, kind=order.kind)
 
     def drop(self, order: pb.DropConstraint) -> None:
-        """Forgets a resource."""
         name = order.kind, order.hash
         if name not in self._ready:
             self._notice("a resource is dropped that was not answered as ready")
@@ -152,7 +151,6 @@ class Executor:
 
     @property
     def memory(self) -> Slots:
-        """The memory of its device pages."""
         return self._pool.device
 
     def begin(self, generation: int) -> None:

@@ -162,7 +162,6 @@ class _Capture(TorchDispatchMode):
 
     @property
     def is_active(self) -> bool:
-        """Whether this thread is recording now."""
         return self in _get_current_dispatch_mode_stack()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -184,7 +183,6 @@ class _Capture(TorchDispatchMode):
         return self.record(str(func), func, args, kwargs, uninitialised=func.overloadpacket in UNINITIALISED)
 
     def record(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, *, uninitialised: bool = False) -> Any:
-        """Runs an operator and adds it to the graph."""
         leaves, tree = tree_flatten((args, kwargs))
         recorded = tuple(self._slot(leaf) if _has_storage(leaf) else leaf for leaf in leaves)
         result = run(*args, **kwargs)

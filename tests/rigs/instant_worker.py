@@ -128,7 +128,6 @@ class _Worker:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serves until SIGTERM."""
     words = sys.argv[1:] if arguments is None else arguments
     own = argparse.ArgumentParser(prog="instant_worker", allow_abbrev=False)
     own.add_argument("--sent-at", type=Path, metavar="FILE")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs the service in this process."""
     draw, path = secrets.token_bytes, Path(sys.argv.pop(1))
 
     def noted(count: int | None = None) -> bytes:

@@ -6,11 +6,10 @@ exists, in which the link does not go on.
 Owns the queue of results.
 """
 
-import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,23 +90,13 @@ class ExecutorRunner:
         )
 
 
-def _recorder(path: object) -> Callable[[str], None]:
-    def violated(line: str) -> None:
-        print(f"violation {line}", flush=True)
-        with open(str(path), "a") as file:
-            file.write(f"pid {os.getpid()}: {line}\n")
-
-    return violated
-
-
 def main(arguments: list[str]) -> int:
-    """Serves until SIGTERM."""
     stopping.begin()
     args = checking_worker.parse(arguments)
     if args.exit_with_parent:
         die_with_parent()
     logs.start("worker", level="info", log_format="text", package="gpu_worker")
-    executor = Executor(checking_worker.shape_of(args), on_violation=_recorder(args.violations))
+    executor = Executor(checking_worker.shape_of(args), on_violation=partial(checking_worker.violated, args.violations))
     runner = ExecutorRunner(executor, args.step_ms / 1e3, args.slow_file, args.fast_file)
     curve = read_keys(args.keys, args.connect) if args.connect else None
     link = Link(

@@ -7,7 +7,6 @@ Owns the namespace and the cable. Needs root and iproute2. The addresses are of 
 import os
 import shutil
 import subprocess
-from types import TracebackType
 
 
 def _ip(*words: str) -> None:
@@ -51,9 +50,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def _remove(self) -> None:
@@ -70,5 +67,4 @@ class Network:
         _ip("-n", self.name, "link", "set", self._there, "down")
 
     def restore(self) -> None:
-        """Plugs the cable in again."""
         _ip("-n", self.name, "link", "set", self._there, "up")

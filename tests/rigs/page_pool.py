@@ -51,7 +51,6 @@ class PagePool:
 
     @property
     def device(self) -> Slots:
-        """The memory of the device pages."""
         return self._device
 
     def use(self, device: Slots) -> None:

@@ -345,7 +345,6 @@ def _fork_orphan(descriptors: list[int]) -> int | None:
 
 
 def _begin(order: _Order, descriptors: list[int]) -> None:
-    """Becomes the program."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _take(order, descriptors)
     # Python's own flag -P is that of a program which another one starts.

@@ -231,7 +231,6 @@ class SchedulerProcess(Child):
         return [each for each in children if each.status() != psutil.STATUS_ZOMBIE and _FRONT_END in each.cmdline()]
 
     def frontend_pid(self) -> int:
-        """The process id of its front end."""
         [frontend] = self.frontends()
         return frontend.pid
 
@@ -384,15 +383,19 @@ class Rig:
         self.callers.append(caller)
         return caller
 
+    def ready_caller(self, scheduler: SchedulerProcess) -> Caller:
+        """Opens a channel, and waits until the service serves."""
+        caller = self.caller(scheduler)
+        caller.wait_serving()
+        return caller
+
     def serve(
         self, *worker_flags: str, scheduler_flags: tuple[str, ...] = (), late: bool = True
     ) -> tuple[SchedulerProcess, Child, Caller]:
         """Starts a scheduler, a worker and a caller, and waits until they serve."""
         worker = self.worker(*worker_flags, late=late)
         scheduler = self.scheduler(*scheduler_flags)
-        caller = self.caller(scheduler)
-        caller.wait_serving()
-        return scheduler, worker, caller
+        return scheduler, worker, self.ready_caller(scheduler)
 
     def violations(self) -> list[str]:
         """The errors that workers found in their plans."""

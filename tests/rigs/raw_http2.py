@@ -61,7 +61,6 @@ class RawConnection:
         return self._last_stream
 
     def reset(self, stream: int) -> None:
-        """Resets a call."""
         self._socket.sendall(_frame(RST_STREAM, 0, stream, struct.pack(">I", _CANCEL)))
 
     def reset_calls(self, method: str, count: int) -> None:
@@ -74,7 +73,6 @@ class RawConnection:
         self._socket.sendall(frames)
 
     def ping(self) -> None:
-        """Sends a ping."""
         self._socket.sendall(_frame(PING, 0, 0, bytes(8)))
 
     def skip(self) -> None:

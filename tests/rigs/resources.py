@@ -53,7 +53,6 @@ def adapters() -> Iterator[None]:
 
 
 def are_known() -> bool:
-    """Whether adapters are in the table of kinds."""
     return ADAPTER in KINDS
 
 

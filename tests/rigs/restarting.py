@@ -6,7 +6,6 @@ Owns the workers of one rig and the times of their deaths. It starts nothing aft
 import threading
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from tests.rigs.processes import Child, Rig
 
@@ -36,9 +35,7 @@ class RestartingWorkers:
         threading.Thread(target=self._watch, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
 
     @property

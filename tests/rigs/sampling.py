@@ -71,7 +71,6 @@ class Settings:
         return params
 
     def encoded(self) -> bytes:
-        """Returns `params` serialized."""
         return self.params().SerializeToString(deterministic=True)
 
     def banned(self) -> frozenset[int]:

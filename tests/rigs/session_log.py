@@ -31,7 +31,6 @@ class SessionLog:
         self._recorder: event_log.Recorder | None = None
 
     def begin(self, config: CoreConfig) -> None:
-        """A core starts."""
         self.close()
         self._recorder = event_log.Recorder(self._path.with_name(f"{self._path.name}.{len(self._digests)}"), config)
         self._digests.append(EffectsDigest())
@@ -48,7 +47,6 @@ class SessionLog:
         self._digests[-1].add(effects)
 
     def close(self) -> None:
-        """The core ends."""
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None

@@ -53,7 +53,6 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def type(self, keys: str) -> None:
-        """Sends keys."""
         os.write(self._master, keys.encode())
 
     def expect(self, pattern: str) -> str:

@@ -65,7 +65,6 @@ class Transcript:
     summary: pb.Summary | None = None
 
     def take(self, message: pb.GenerateResponse) -> None:
-        """Adds the stream's next message."""
         kind = message.WhichOneof("event")
         assert self.summary is None, f"{kind} after Summary"
         assert (kind == "accepted") == (self.accepted is None), f"{kind}, Accepted was {self.accepted is not None}"

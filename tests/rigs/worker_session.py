@@ -80,7 +80,6 @@ class WorkerSession:
         return generations.count(max(generations, default=0)) if self.phase == Phase.JOINED else 0
 
     def receive(self, message: pb.CoreToWorker, now: float) -> None:
-        """Handles one message of the core."""
         match message.WhichOneof("message"):
             case "joined":
                 self._forget_plans()
