@@ -198,13 +198,11 @@ class Sent(list[Stream]):
         self.send(asks)
 
     def send(self, asks: Iterable[Ask]) -> None:
-        """Starts more streams."""
         for ask in asks:
             self.asks.append(ask)
             self.append(self._caller.generate(ask.request()))
 
     def wait_tokens(self, count: int) -> None:
-        """Waits until each has `count` tokens."""
         for stream in self:
             stream.wait_tokens(count)
 

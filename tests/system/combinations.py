@@ -4,7 +4,6 @@ Owns which features and events there are and go together, and what a stream must
 around the content-checking executor; where pages or ranks matter it is the real one with the bundled model.
 """
 
-import hashlib
 import json
 import signal
 import threading
@@ -25,6 +24,7 @@ from tandem_client.sync_client import GenerateStream
 from tandem_client.types import FinishReason
 from tests.rigs import byte_tokenizer
 from tests.rigs.authorities import MountedCertificate
+from tests.rigs.door import token_file
 from tests.rigs.oracle import complete
 from tests.rigs.processes import Child, Rig, SchedulerProcess, ranks_of, run
 from tests.rigs.waiting import LINGER_SECONDS, until
@@ -37,6 +37,7 @@ _SHAPE = (
     f"--page-size {PAGE_SIZE} --num-pages 240 --max-rows {NUM_STREAMS} --max-length {MAX_LENGTH} --token-budget 128"
 )
 _CHECKING = ("--step-ms", "3")
+_TENANTS = {"first": "tandem_first", "second": "tandem_second"}
 
 
 class Feature(StrEnum):
@@ -193,10 +194,8 @@ class Service:
         self._start_workers()
         tokens: list[str | None] = [None]
         if Feature.TENANTS in self.features:
-            tokens = ["tandem_first", "tandem_second"]
-            path = self.rig.runtime_dir / "tokens.toml"
-            path.write_text("".join(map(_tenant, filter(None, tokens))))
-            path.chmod(0o600)
+            token_file(self.rig.runtime_dir, _TENANTS, rights=("inference", "control"))
+            tokens = [*_TENANTS.values()]
         self._scheduler = self._start_scheduler("127.0.0.1:0")
         tls = TlsSettings(ca=self._certificate.authority) if Feature.TLS in self.features else None
         self._clients = [
@@ -504,15 +503,6 @@ class _HttpFailure(Exception):
 
 # What a caller may get when something that it needs has died.
 _LOSSES = (Unavailable, NotFound, httpx.HTTPError, _HttpFailure)
-
-
-def _tenant(token: str) -> str:
-    """The entry of a token file."""
-    hash_ = hashlib.sha256(token.encode()).hexdigest()
-    return (
-        f"[tenants.{token.removeprefix('tandem_')}]\n"
-        f'tokens = [{{ hash = "sha256:{hash_}", rights = ["inference", "control"] }}]\n'
-    )
 
 
 def _oracle(reader: _Reader) -> list[int]:

@@ -18,21 +18,16 @@ from tests.rigs.waiting import LINGER_SECONDS, TIMEOUT_SECONDS
 from tests.system.asks import Ask
 
 MAX_STREAMS = 128
-# The most that the service allows: a machine that stands still for a minute must not end a lost stream.
 
 
-def random_featured(
-    count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int], max_samples: int = 4
-) -> list[Ask]:
+def random_featured(count: int, *, seed: int, prompts: tuple[int, int], outputs: tuple[int, int]) -> list[Ask]:
     """Each request uses about half of the features; lengths are inclusive. Some prompts share their beginning."""
     rng = random.Random(seed)
     shared = tuple(rng.randrange(256) for _ in range(prompts[1]))
-    return [_featured(rng, shared, prompts, outputs, max_samples) for _ in range(count)]
+    return [_featured(rng, shared, prompts, outputs) for _ in range(count)]
 
 
-def _featured(
-    rng: random.Random, shared: tuple[int, ...], prompts: tuple[int, int], outputs: tuple[int, int], max_samples: int
-) -> Ask:
+def _featured(rng: random.Random, shared: tuple[int, ...], prompts: tuple[int, int], outputs: tuple[int, int]) -> Ask:
     length = rng.randint(*prompts) - 1
     max_new_tokens = rng.randint(*outputs)
     body = shared[:length] if rng.random() < 0.5 else tuple(rng.randrange(256) for _ in range(length))
@@ -49,7 +44,7 @@ def _featured(
         ignore_eos=rng.random() < 0.7,
         stop_token_ids=sometimes(0.3, tuple(rng.sample(range(256), 3))),
         stop_strings=sometimes(0.3, tuple(rng.sample([" the", "ab", "é", "日", "x", "STOP", "\n\n", "0", "q"], 3))),
-        num_samples=rng.randint(1, max_samples),
+        num_samples=rng.randint(1, 4),
         temperature=rng.choice([0.0, 0.8]),
         seed=rng.randrange(1 << 64),
         top_p=rng.choice([1.0, 0.9]),
@@ -101,7 +96,6 @@ class Reading:
         self.start(asks)
 
     def start(self, asks: Iterable[Ask]) -> None:
-        """Starts more streams."""
         asks = list(asks)
         streams = [
             self._client.generate(ask.prompt, timeout=self._timeout, resume=self._resume, **self._keywords(ask))

@@ -4,7 +4,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 
 import psutil
@@ -18,12 +17,6 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 _SECONDS, _CALLERS, _LOOPS = 60.0, 8, 4
 
 
-@pytest.fixture
-def four_loops() -> Iterator[None]:
-    with busy_loops(_LOOPS):
-        yield
-
-
 def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
     """Short and long prompts with short and long answers, one after the other."""
     rng = random.Random(seed)
@@ -34,14 +27,13 @@ def traffic(client: Client, seed: int, until: float, tokens: list[int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("four_loops")
 def test_no_healthy_worker_is_given_up_beside_four_busy_loops(rig: Rig) -> None:
     where = ("--runtime-dir", str(rig.runtime_dir), "--device", "cpu", "--exit-with-parent")
     rig.start("real worker", "gpu_worker", *where)
     # The rig is the parent of both programs, so a worker that is given up would be killed.
     scheduler = rig.scheduler("--exit-with-parent")
     tokens: list[int] = []
-    with Client(scheduler.address) as client:
+    with busy_loops(_LOOPS), Client(scheduler.address) as client:
         client.wait_ready(TIMEOUT_SECONDS)
         until = time.monotonic() + _SECONDS
         callers = [

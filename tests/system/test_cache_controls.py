@@ -92,8 +92,7 @@ def test_secrets_appear_in_no_file_log_or_answer(rig: Rig, tmp_path: Path) -> No
     flags = ("--record", str(record), "--steps", str(steps), "--log-level", "debug", "--frontends", "2")
     scheduler = rig.scheduler(*flags, program=("tests.rigs.known_secrets", str(drawn)))
     worker = rig.worker("--num-pages", "40")
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     cached(caller, ask(salt="a tenant"))
     exposed: list[bytes] = []
     service = psutil.Process(scheduler.pid)

@@ -86,8 +86,7 @@ def check(client: Client, answers: list[GenerateStream]) -> None:
 def test_kills_change_no_chat(rig: Rig, chat_files: tuple[str, ...], num_kills: int) -> None:
     workers = [rig.worker(*SHAPE, *chat_files)]
     scheduler = rig.scheduler()
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     rng, answers = random.Random(num_kills), list[GenerateStream]()
     with Client(scheduler.address, max_retries=20) as client, ThreadPoolExecutor(NUM_CHATS) as threads:
         client.wait_ready(TIMEOUT_SECONDS)

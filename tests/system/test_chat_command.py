@@ -110,10 +110,14 @@ def check_the_end(terminal: Terminal, talk: Talk, folder: Path) -> None:
     assert terminal.expect_end() == 0
 
 
-def test_a_killed_worker_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) -> None:
+@pytest.fixture
+def flags(tmp_path: Path) -> tuple[str, ...]:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    flags = ("--chat-template", str(template), *SIZE, "--step-ms", "10")
+    return "--chat-template", str(template), *SIZE, "--step-ms", "10"
+
+
+def test_a_killed_worker_is_a_pause_on_the_terminal(rig: Rig, flags: tuple[str, ...], tmp_path: Path) -> None:
     scheduler, worker, _ = rig.serve(*flags)
     talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
@@ -123,10 +127,8 @@ def test_a_killed_worker_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_killed_front_end_is_a_pause_on_the_terminal(rig: Rig, tmp_path: Path) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text(TEMPLATE)
-    scheduler, _, _ = rig.serve("--chat-template", str(template), *SIZE, "--step-ms", "10")
+def test_a_killed_front_end_is_a_pause_on_the_terminal(rig: Rig, flags: tuple[str, ...], tmp_path: Path) -> None:
+    scheduler, _, _ = rig.serve(*flags)
     talk = undisturbed(scheduler.address)
     with chatting(rig, scheduler) as terminal:
         terminal.type(talk.texts[0] + ENTER)

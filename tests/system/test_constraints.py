@@ -36,8 +36,7 @@ def constrained(count: int, *, seed: int, complete: tuple[int, int]) -> list[Ask
 def test_kills_change_no_constrained_stream(rig: Rig, num_kills: int) -> None:
     rng = random.Random(num_kills)
     workers = [rig.worker(*SHAPE), rig.worker(*SHAPE)]
-    caller = rig.caller(rig.scheduler())
-    caller.wait_serving()
+    caller = rig.ready_caller(rig.scheduler())
     asks = constrained(8 + 4 * num_kills, seed=num_kills, complete=(80, 180))
     streams = send(caller, asks[:8])
     for _ in range(num_kills):

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -129,35 +129,28 @@ def _ready_line_works(scheduler: SchedulerProcess, token: str) -> None:
 def _same_ids(mine: Client, theirs: Client, operator: Client) -> None:
     """One id in two tenants: each ends its own only, and the operator every one."""
 
-    def stream(client: Client) -> tuple[object, threading.Thread, list[object]]:
-        ends: list[object] = []
+    def end_of(client: Client) -> object:
         running = client.generate(PROMPT, request_id="same", max_new_tokens=200, ignore_eos=True)
+        for _ in running:
+            pass
+        return running.finished.reason  # pyright: ignore[reportOptionalMemberAccess]
 
-        def read() -> None:
-            for _ in running:
-                pass
-            ends.append(running.finished.reason)  # pyright: ignore[reportOptionalMemberAccess]
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        return running, thread, ends
-
-    first = stream(mine)
+    threads = ThreadPoolExecutor(2)
+    first = threads.submit(end_of, mine)
     until(lambda: operator.load().running == 1)
     with pytest.raises(errors.AlreadyExists):
         list(mine.generate(PROMPT, request_id="same"))
     # The answer for another tenant's id is that for an unused id.
     for ids in (("same", "acme/same"), ("nobody", "acme/nobody"), ("same", "nobody")):
         assert theirs.abort(*ids) == dict.fromkeys(ids, AbortOutcome.NOT_FOUND)
-    second = stream(theirs)
+    second = threads.submit(end_of, theirs)
     until(lambda: operator.load().running == 2)
     assert theirs.abort("same") == {"same": AbortOutcome.ABORTED}
-    second[1].join(TIMEOUT_SECONDS)
-    assert second[2] == ["aborted"]
+    assert second.result(TIMEOUT_SECONDS) == "aborted"
     assert operator.abort("same") == {"same": AbortOutcome.NOT_FOUND}
     assert operator.abort("acme/same") == {"acme/same": AbortOutcome.ABORTED}
-    first[1].join(TIMEOUT_SECONDS)
-    assert first[2] == ["aborted"]
+    assert first.result(TIMEOUT_SECONDS) == "aborted"
+    threads.shutdown()
 
 
 def _same_prompts_share_nothing(mine: Client, theirs: Client) -> None:

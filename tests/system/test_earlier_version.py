@@ -58,8 +58,7 @@ def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -
     scheduler = rig.scheduler(within=there if is_earlier == "scheduler" else here)
     old = workers[0] if is_earlier == "worker" else scheduler
     assert psutil.Process(old.pid).cwd() == str(earlier), "it runs other code"
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     asks = [
         *random_asks(6, seed=9, prompts=(1, 60), outputs=(200, 300)),
         Ask(prompt=(1, 2, 3), max_new_tokens=40, logprobs=2, prompt_logprobs_start=1),
@@ -88,8 +87,7 @@ def test_a_journal_goes_on_under_the_other_version(rig: Rig, earlier: Path, is_e
     flags = ("--journal", str(rig.runtime_dir / "journal"))
     rig.worker(*SHAPE, "--step-ms", "2")
     scheduler = rig.scheduler(*flags, within=first)
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    rig.ready_caller(scheduler)
     asks = [
         Ask(prompt=ask.prompt, max_new_tokens=200, num_samples=1 + i % 2, request_id=f"r-{i}", seed=i, temperature=0.9)
         for i, ask in enumerate(random_asks(4, seed=7, prompts=(20, 60), outputs=(200, 200)))

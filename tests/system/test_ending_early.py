@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import grpc
 import pytest
@@ -26,12 +27,11 @@ def slow() -> Iterator[Caller]:
         yield caller
 
 
-class Victim:
+class Victim(NamedTuple):
     """A stream in a given phase, with the other streams that run or wait beside it."""
 
-    def __init__(self, stream: Stream, others: list[tuple[Ask, Stream]]) -> None:
-        self.stream = stream
-        self.others = others
+    stream: Stream
+    others: list[tuple[Ask, Stream]]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from tandem_client.types import FinishReason
 from tandem_client.wire.request import AFFINITY_KEY, SERVICE_KEY
 from tests.client.gateway.conftest import start_gateway
 from tests.rigs.envoy import FILE, HOW_TO_INSTALL, Envoy, find_envoy, validated
-from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment
+from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment, run
 from tests.rigs.streams import Caller, Stream, code_of, details_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask
@@ -262,7 +262,9 @@ def test_other_processes_resume_and_abort_by_the_service_that_a_stream_told(slow
     address, homes = slow_fleet.envoy.address, set[str]()
     for number in itertools.count():
         ask = replace(LONG, prompt=(number, 1, 2))
-        found = json.loads(run("-c", BEGINS, address, json.dumps(ask.prompt), str(ask.max_new_tokens)))
+        command = [sys.executable, "-P", "-c", BEGINS, address, json.dumps(ask.prompt), str(ask.max_new_tokens)]
+        begun = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+        found = json.loads(begun.stdout)
         with Client(address) as client:
             resumed = client.resume(found["id"], bytes.fromhex(found["secret"]), service=found["service"])
             next(resumed)
@@ -293,19 +295,8 @@ def test_a_request_of_the_gateway_is_aborted_by_the_headers_of_its_answer(slow_f
 
 
 def abort(address: str, request_id: str, service: str) -> None:
-    """Aborts a request by the command."""
-    said = run("-m", "tandem_client.cli", "abort", "-a", address, request_id, "--service", service)
-    assert said == f"{request_id} aborted\n"
-
-
-def run(*arguments: str) -> str:
-    """Runs Python in a process of its own. Returns its output."""
-    command = [sys.executable, "-P", *arguments]
-    done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = run("tandem_client.cli", "abort", "-a", address, request_id, "--service", service)
+    assert (done.returncode, done.stdout) == (0, f"{request_id} aborted\n"), done.stderr
 
 
 def test_a_cell_that_is_stopping_gets_no_requests_but_aborts_of_its_own(fleet: Fleet) -> None:

@@ -21,8 +21,7 @@ def test_a_killed_front_end_restarts_on_its_address_and_frees_its_requests(rig: 
     streams.check_lost()
     scheduler.wait_line("frontend listening on " + address, after=number)
     assert scheduler.frontend_pid() != old
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     load = caller.wait_idle()
     assert load.worker_pid == worker.pid
     assert load.lane_resets == 0

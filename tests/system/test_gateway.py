@@ -17,10 +17,9 @@ import pytest
 
 from tandem_client import Client
 from tandem_client.types import AbortOutcome
-from tests.rigs.authorities import Authority
+from tests.rigs.door import Door, token_file
 from tests.rigs.processes import Child, Rig
 from tests.system.conftest import Served
-from tests.system.test_door import Tenants
 
 SHAPE = ("--num-pages", "2048", "--max-rows", "64", "--max-length", "512", "--token-budget", "512", "--page-size", "16")
 NUM_STREAMS, NEW_TOKENS = 16, 80
@@ -67,8 +66,7 @@ def test_a_killed_worker_changes_no_stream(rig: Rig) -> None:
     # It hangs in the middle of its streams, so they run when it is killed.
     lost = rig.worker(*SHAPE, "--hang-step", "40")
     scheduler = rig.scheduler()
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     rig.worker(*SHAPE)
     with gateway(rig, scheduler.address) as (_, url):
         started, result = threading.Event(), list[list[str]]()
@@ -104,12 +102,11 @@ def test_a_client_that_leaves_frees_its_request(rig: Rig) -> None:
 
 def test_a_greedy_key_does_not_keep_others_waiting(tmp_path: Path) -> None:
     """One key sends 60 requests at once, again and again; the other one's requests succeed, one after the other."""
-    tenants = Tenants(tmp_path / "tokens.toml")
-    polite, greedy = tenants.add("polite"), tenants.add("greedy")
-    tenants.write()
+    polite, greedy = "tandem_polite", "tandem_greedy"
+    tokens = token_file(tmp_path, {"polite": polite, "greedy": greedy})
     with Rig() as rig:
         rig.worker("--step-ms", "5", *SHAPE, "--max-rows", "16", late=False)
-        scheduler = rig.scheduler("--tokens", str(tenants.path), "--max-waiting", "16")
+        scheduler = rig.scheduler("--tokens", str(tokens), "--max-waiting", "16")
         with gateway(rig, scheduler.address, "--max-requests", "256") as (_, url):
             waits = asyncio.run(_beside_greedy(url, polite, greedy))
     # A tenant that takes all it can leaves half of the rows, so the other one waits for steps, not for requests; 16 of
@@ -177,25 +174,21 @@ async def _beside_greedy(url: str, polite: str, greedy: str) -> list[int]:
 
 
 def test_a_public_gateway_serves_only_with_a_service_that_asks_for_tokens(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    pair = authority.issue("service", "IP:127.0.0.1")
-    tls = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
-    tenants = Tenants(tmp_path / "tokens.toml")
-    token = tenants.add("acme")
-    tenants.write()
+    door = Door(tmp_path, rights=("inference",))
+    tls = door.service_flags[:2]
     with Rig() as rig:
         rig.worker(*SHAPE)
         open_door = rig.scheduler()
-        with public(rig, open_door.address, tls) as url, trusting(authority, url, token) as client:
+        with public(rig, open_door.address, *tls) as url, trusting(door, url) as client:
             answer = client.get("/v1/models")
             assert answer.status_code == 503 and "asks for no tokens" in answer.text
             assert client.get("/livez").status_code == 200
     with Rig() as rig:
         rig.worker(*SHAPE)
-        scheduler = rig.scheduler(*tls, "--tokens", str(tenants.path), "--health-listen", "127.0.0.1:0")
+        scheduler = rig.scheduler(*door.service_flags, "--health-listen", "127.0.0.1:0")
         health = scheduler.wait_line(r"health listening on (\S+)").group(1)
-        flags = (*tls, "--service-ca", str(authority.certificate), "--health-address", health)
-        with public(rig, scheduler.address, flags) as url, trusting(authority, url, token) as client:
+        flags = (*tls, "--service-ca", str(door.authority), "--health-address", health)
+        with public(rig, scheduler.address, *flags) as url, trusting(door, url) as client:
             while client.get("/health").status_code != 200:
                 time.sleep(0.05)
             assert client.get("/v1/models").json()["data"][0]["id"]
@@ -203,20 +196,20 @@ def test_a_public_gateway_serves_only_with_a_service_that_asks_for_tokens(tmp_pa
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
             refused = client.get("/v1/models", headers={"authorization": "Bearer tandem_wrong"})
             assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
-        assert token not in "".join(child.output() for child in rig.children)
+        assert door.token not in "".join(child.output() for child in rig.children)
 
 
 @contextmanager
-def public(rig: Rig, address: str, flags: tuple[str, ...]) -> Iterator[str]:
+def public(rig: Rig, address: str, *flags: str) -> Iterator[str]:
     """A gateway that listens on all addresses. Yields its URL on the loopback one."""
     with gateway(rig, address, "--listen", "0.0.0.0:0", *flags) as (_, url):
         yield url.replace("0.0.0.0", "127.0.0.1")
 
 
 @contextmanager
-def trusting(authority: Authority, url: str, token: str) -> Iterator[httpx.Client]:
-    context = ssl.create_default_context(cafile=str(authority.certificate))
-    with httpx.Client(base_url=url, verify=context, headers={"authorization": f"Bearer {token}"}, timeout=30) as client:
+def trusting(door: Door, url: str) -> Iterator[httpx.Client]:
+    context, headers = ssl.create_default_context(cafile=door.authority), {"authorization": f"Bearer {door.token}"}
+    with httpx.Client(base_url=url, verify=context, headers=headers, timeout=30) as client:
         yield client
 
 

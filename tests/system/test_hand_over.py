@@ -16,7 +16,6 @@ SHAPE = ("--page-size", "16", "--num-pages", "1024", "--max-rows", "32", "--max-
 
 
 def drain(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs `tandem drain --json` to its end."""
     return run("tandem_client.cli", "drain", "--json", "--address", address, *arguments)
 
 

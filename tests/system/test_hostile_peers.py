@@ -119,8 +119,7 @@ def test_a_worker_with_another_key_never_joins(rig: Rig) -> None:
     (rig.runtime_dir / "worker.key").unlink()
     first = rig.worker()
     first.wait_line("waits for a scheduler")
-    caller = rig.caller(rig.scheduler())
-    caller.wait_serving()
+    caller = rig.ready_caller(rig.scheduler())
     assert caller.load().worker_pid == first.pid
     assert (rig.runtime_dir / "worker.key").stat().st_mode & 0o777 == 0o600
 

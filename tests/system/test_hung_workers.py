@@ -16,7 +16,6 @@ SUPERVISED = ("--exit-with-parent",)
 
 
 def wait_killed(worker: Child) -> None:
-    """Waits until the scheduler has killed the worker."""
     worker.killed = True
     assert worker.wait() == -signal.SIGKILL
 

@@ -136,8 +136,7 @@ def test_a_front_end_that_dies_is_counted_and_its_reports_stay(rig: Rig) -> None
     psutil.Process(scheduler.frontend_pid()).kill()
     page = wait_page(url, lambda page: page.get("tandem_frontend_deaths_total") == 1)
     assert page.get("tandem_generation_tokens_total") == 8
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     caller.generate(last.request()).result()
     page = wait_page(url, lambda page: page.sum("tandem_request_success_total") == 2)
     assert page.get("tandem_generation_tokens_total") == 16

@@ -154,10 +154,7 @@ class Service:
             self.seen["worker killed"] += 1
 
     def kill_scheduler(self) -> None:
-        front_ends = psutil.Process(self.scheduler.pid).children()
-        self.scheduler.kill()
-        _, alive = psutil.wait_procs(front_ends, timeout=TIMEOUT_SECONDS)
-        assert not alive, "front ends outlive their scheduler"
+        self.scheduler.kill_with_frontends()
         self.scheduler = self.rig.scheduler(*self.flags, listen=self.address)
         self.seen["scheduler killed"] += 1
 
@@ -178,8 +175,7 @@ class Service:
             assert not thread.is_alive(), "an operator or a caller waits for ever"
         if self.failures:
             raise self.failures[0]
-        caller = self.rig.caller(self.scheduler)
-        caller.wait_serving()
+        caller = self.rig.ready_caller(self.scheduler)
         load = caller.wait_load(
             lambda load: (
                 len(load.per_worker) == NUM_WORKERS

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,15 +41,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-        env={"PATH": "/usr/bin:/bin"},
-    )
+    options: dict[str, Any] = {"cwd": folder, "env": {"PATH": "/usr/bin:/bin"}, "timeout": TIMEOUT_SECONDS}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

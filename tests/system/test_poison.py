@@ -27,8 +27,7 @@ def poisoned(
     """Serves `asks` with workers that CULPRIT kills, hangs or fails, until all streams flow."""
     scheduler = rig.scheduler("--step-timeout-seconds", "2")
     with RestartingWorkers(rig, (*SHAPE, f"--{how}-token", str(CULPRIT)), workers) as restarting:
-        caller = rig.caller(scheduler)
-        caller.wait_serving()
+        caller = rig.ready_caller(scheduler)
         caller.wait_load(lambda load: load.workers == workers)
         streams = send(caller, asks, tokens=3)
         yield caller, restarting, streams
@@ -61,23 +60,19 @@ def test_a_request_that_kills_its_worker_ends_alone_and_is_refused_when_it_is_se
 
 
 @pytest.mark.long
-def test_with_two_workers_the_streams_of_the_other_one_flow_on(rig: Rig) -> None:
-    asks = random_asks(32, seed=5, prompts=(1, 30), outputs=(400, 500))
-    with poisoned(rig, "kill", asks, workers=2) as (caller, restarting, streams):
+@pytest.mark.parametrize(
+    ("how", "workers", "asks", "most_deaths"),
+    [
+        ("kill", 2, random_asks(32, seed=5, prompts=(1, 30), outputs=(400, 500)), 8),
+        ("hang", 1, random_asks(7, seed=6, prompts=(1, 30), outputs=(100, 200)), 1 + 3 + 1),
+    ],
+    ids=["streams of another worker flow on", "one that hangs its worker"],
+)
+def test_a_culprit_is_found(rig: Rig, how: str, workers: int, asks: list[Ask], most_deaths: int) -> None:
+    with poisoned(rig, how, asks, workers=workers) as (caller, restarting, streams):
         error = caller.generate(POISON.request()).failed()
         assert code_of(error) == grpc.StatusCode.INTERNAL
-        assert len(restarting.deaths) <= 8
-        streams.check()
-        caller.wait_idle()
-
-
-@pytest.mark.long
-def test_a_request_that_hangs_its_worker_is_found(rig: Rig) -> None:
-    asks = random_asks(7, seed=6, prompts=(1, 30), outputs=(100, 200))
-    with poisoned(rig, "hang", asks) as (caller, restarting, streams):
-        error = caller.generate(POISON.request()).failed()
-        assert code_of(error) == grpc.StatusCode.INTERNAL
-        assert len(restarting.deaths) <= 1 + 3 + 1
+        assert len(restarting.deaths) <= most_deaths
         streams.check()
         caller.wait_idle()
 

@@ -5,13 +5,13 @@ import json
 import os
 import re
 import signal
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tandem_client import Client, errors
 from tests.rigs import byte_tokenizer
+from tests.rigs.door import token_file
 from tests.rigs.processes import Rig, SchedulerProcess
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -22,20 +22,13 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARTS = {"time", "process", "pid", "level", "message"}
 
 
-def tokens_file(path: Path) -> Path:
-    digest = sha256(TOKEN.encode()).hexdigest()
-    path.write_text(f'[[tenants.acme.tokens]]\nhash = "sha256:{digest}"\nrights = ["inference", "control"]\n')
-    path.chmod(0o600)
-    return path
-
-
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_neither_texts_nor_secrets_are_logged(tmp_path: Path, log_format: str) -> None:
     with Rig() as rig:
-        drawn = tmp_path / "drawn"
+        drawn, tokens = tmp_path / "drawn", token_file(tmp_path, {"acme": TOKEN}, rights=("inference", "control"))
         workers = [rig.worker("--nonfinite-token", str(byte_tokenizer.POISON_ID), "--step-ms", "10", late=False)]
         scheduler = rig.scheduler(
-            "--tokens", str(tokens_file(tmp_path / "tokens")), "--log-level", "debug", "--log-format", log_format,
+            "--tokens", str(tokens), "--log-level", "debug", "--log-format", log_format,
             program=("tests.rigs.known_secrets", str(drawn), ),
         )  # fmt: skip
         with Client(scheduler.address, token=TOKEN) as client, Client(scheduler.address, token=WRONG) as wrong:

@@ -51,8 +51,7 @@ def serve(
     scheduler = rig.scheduler(*keys.scheduler_flags(host), *scheduler_flags)
     flags = (*SHAPE, *SLOW, *worker_flags, *keys.worker_flags(scheduler, "far"))
     worker = rig.worker(*flags, within=[] if net is None else net.within, program=program)
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     return scheduler, worker, caller, keys
 
 
@@ -201,8 +200,7 @@ def test_a_scheduler_that_starts_again_at_its_address_is_joined_again(rig: Rig) 
     scheduler.kill()
     again = rig.scheduler("--workers-listen", address, "--workers-keys", str(keys.folder))
     worker.wait_line("^joined", after=num_lines)
-    caller = rig.caller(again)
-    caller.wait_serving()
+    caller = rig.ready_caller(again)
     streams = running(caller, 2, seed=7)
     streams.check()
     caller.wait_idle()
@@ -220,8 +218,7 @@ def test_the_real_worker_serves_over_tcp_and_comes_back_after_a_pulled_cable(rig
         flags = ["gpu_worker", "--runtime-dir", str(rig.runtime_dir / "far"), "--device", "cpu", "--threads", "1"]
         within = [] if net is None else net.within
         worker = rig.start("worker", *flags, "--num-pages", "64", *keys.worker_flags(scheduler, "far"), within=within)
-        caller = rig.caller(scheduler)
-        caller.wait_serving()
+        caller = rig.ready_caller(scheduler)
         worker.wait_line("ready: this worker serves the scheduler at tcp://")
         assert "the KV pool ends with this worker, because its scheduler is on another host" in worker.output()
         ask = Ask(prompt=(5, 6, 7), max_new_tokens=40)

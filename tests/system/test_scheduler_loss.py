@@ -5,9 +5,7 @@ import random
 import signal
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
-import psutil
 import pytest
 
 from scheduler_svc.journal import reader
@@ -58,8 +56,7 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
         os.kill(scheduler.frontend_pid(), signal.SIGKILL)
         reading.check()
     assert len(reading.streams) == 12
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     caller.wait_idle()
     assert caller.load().journal_bytes > 0
     assert scheduler.terminate() == 0
@@ -91,7 +88,10 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
                 interrupted += len(reading.running)
                 scheduler = restarted(rig, scheduler, "--frontends", "2")
             elif kind == "front end":
-                os.kill(rng.choice(live_frontends(scheduler)), signal.SIGKILL)
+                both = until(
+                    lambda scheduler=scheduler: len(found := scheduler.frontends()) == 2 and found, "two front ends"
+                )
+                rng.choice(both).kill()
             else:
                 workers.pop(rng.randrange(2)).kill()
                 workers.append(rig.worker(*SHAPE))
@@ -100,17 +100,6 @@ def test_streams_survive_100_random_deaths(rig: Rig) -> None:
         f"seed {seed}: {', '.join(f'{number} {kind} deaths' for kind, number in sorted(count.items()))};"
         f" {len(reading.streams)} streams equal the oracle; schedulers died under {interrupted} of them in all"
     )
-
-
-def live_frontends(scheduler: SchedulerProcess) -> list[int]:
-    """Waits until both front ends run. Returns their process ids."""
-
-    def both() -> list[int]:
-        children = psutil.Process(scheduler.pid).children()
-        live = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        return live if len(live) == 2 else []
-
-    return until(both, "two front ends of the scheduler")
 
 
 def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> None:
@@ -142,7 +131,8 @@ def test_a_stopped_service_leaves_a_journal_of_the_ended_requests(rig: Rig) -> N
 def test_a_file_of_another_kind_ends_the_start_with_a_sentence(rig: Rig, content: bytes, sentence: str) -> None:
     folder = rig.runtime_dir / "journal"
     folder.mkdir(mode=0o700)
-    write_private(folder / "journal", content)
+    (folder / "journal").touch(0o600)
+    (folder / "journal").write_bytes(content)
     scheduler = rig.launch_scheduler(*journal_flags(rig))
     assert scheduler.wait() == 2
     scheduler.join_output()
@@ -163,8 +153,3 @@ def test_a_second_scheduler_does_not_get_the_same_journal(rig: Rig) -> None:
             f"journal: another scheduler (process {first.pid}) holds {rig.runtime_dir / 'journal'}" in second.output()
         )
         other.children.remove(second)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    path.touch(0o600)
-    path.write_bytes(content)

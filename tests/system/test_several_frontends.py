@@ -38,8 +38,7 @@ def spread(rig: Rig, scheduler: SchedulerProcess, pids: set[int]) -> dict[int, C
     callers: dict[int, Caller] = {}
     before = connections(pids, port)
     for _ in range(MOST_CALLERS):
-        caller = rig.caller(scheduler)
-        caller.wait_serving()
+        caller = rig.ready_caller(scheduler)
         after = connections(pids, port)
         [pid] = [after[new] for new in after.keys() - before.keys()]
         callers.setdefault(pid, caller)

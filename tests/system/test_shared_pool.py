@@ -34,7 +34,6 @@ class Service:
     worker: Child
 
     def read(self, texts: Sequence[str], *, resume: bool = False) -> Reading:
-        """Starts all completions at once."""
         return Reading(self.client, texts, NEW_TOKENS, resume=resume)
 
     def killed(

@@ -64,8 +64,7 @@ def test_workers_keep_their_roles_when_the_scheduler_is_restarted(rig: Rig) -> N
     for _ in range(2):
         scheduler.kill()
         scheduler = rig.scheduler()
-        caller = rig.caller(scheduler)
-        caller.wait_serving()
+        caller = rig.ready_caller(scheduler)
         caller.wait_load(lambda load: load.standby_workers == 1)
         assert roles(caller) == ([first.pid], [second.pid])
 

@@ -19,8 +19,6 @@ NUM_REQUESTS, BATCH = 1_200, 40
 
 
 class UnreadPipe:
-    """A full pipe."""
-
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
         self.fill()

@@ -35,12 +35,8 @@ def test_an_untuned_front_end_answers_cancels_and_outlives_its_callers(rig: Rig)
     streams = send(caller, random_asks(8, seed=21, prompts=(1, 30), outputs=(30, 60)))
     streams.check()
     cancelled = caller.generate(LONG.request())
-    killed = subprocess.Popen(
-        [sys.executable, "-c", CALLER, scheduler.address],
-        stdout=subprocess.PIPE,
-        cwd=REPOSITORY,
-        env=child_environment(),
-    )
+    command = [sys.executable, "-c", CALLER, scheduler.address]
+    killed = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, env=child_environment())
     try:
         cancelled.wait_tokens(5)
         assert killed.stdout is not None and killed.stdout.readline() == b"token\n"

@@ -6,18 +6,13 @@ The ranks share the bundled model over gloo. The tests share one service and run
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psutil
 import pytest
 
 from tests.rigs.processes import Child, Rig, ranks_of
-from tests.system.real_service import (
-    NEAR_TIE,
-    TIMEOUT_SECONDS,
-    bundled_cases,
-    real_service,
-)
+from tests.system.real_service import NEAR_TIE, TIMEOUT_SECONDS, Case, Output, bundled_cases, real_service
 from tests.system.test_real_model import Served, different
 
 
@@ -28,22 +23,18 @@ def served() -> Iterator[Served]:
         yield Served(service=service, cases=cases)
 
 
-def assert_equal_but_for_ties(served: Served, numbers: list[int], outputs: list[list[int]]) -> None:
-    ties = 0
-    for number, tokens in zip(numbers, outputs, strict=True):
-        case = served.cases[number]
-        if tokens != case.tokens:
-            assert case.margin < NEAR_TIE, f"{case.text!r} differs; its smallest margin is {case.margin:.2g}"
-            ties += 1
-    print(f"{ties} of {len(numbers)} texts differ from a near tie on")
+def assert_equal_but_for_ties(cases: Sequence[Case], outputs: Sequence[Output]) -> None:
+    ties = [case for case, output in zip(cases, outputs, strict=True) if output.tokens != case.tokens]
+    for case in ties:
+        assert case.margin < NEAR_TIE, f"{case.text!r} differs; its smallest margin is {case.margin:.2g}"
+    print(f"{len(ties)} of {len(cases)} texts differ from a near tie on")
 
 
 def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None:
     [info] = served.service.client.load().per_worker
     assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
     assert len(ranks_of(served.service.roomy)) == 2
-    outputs = served.service.read(served.cases).result()
-    assert_equal_but_for_ties(served, list(range(len(outputs))), [output.tokens for output in outputs])
+    assert_equal_but_for_ties(served.cases, served.service.read(served.cases).result())
 
 
 def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
@@ -69,8 +60,7 @@ def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
     ],
 )
 def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Signals) -> None:
-    numbers = list(range(12))
-    reading = served.service.read([served.cases[number] for number in numbers])
+    reading = served.service.read(served.cases[:12])
     reading.wait_tokens(60)
     worker = served.service.roomy
     before = ranks_of(worker)
@@ -79,8 +69,7 @@ def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Si
     begun = time.monotonic()
     worker.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
     print(f"rank {rank}, {how.name}: serving again after {time.monotonic() - begun:.1f} s")
-    outputs = reading.result()
-    assert_equal_but_for_ties(served, numbers, [output.tokens for output in outputs])
+    assert_equal_but_for_ties(served.cases[:12], reading.result())
     assert not {each.pid for each in before} & {each.pid for each in ranks_of(worker)}
 
 

@@ -30,8 +30,7 @@ def test_kills_at_random_moments_change_no_stream(rig: Rig, num_kills: int) -> N
     workers = [rig.worker(*SHAPE)]
     record = rig.runtime_dir / "record.bin"
     scheduler = rig.scheduler("--record", str(record))
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     workers += [rig.worker(*SHAPE), rig.worker(*SHAPE)]
     length = min(900, 200 + 20 * num_kills)
     asks = random_asks(100, seed=6, prompts=(1, 60), outputs=(length - 50, length + 50))
@@ -213,8 +212,7 @@ def test_a_killed_scheduler_ends_streams_and_its_worker_joins_the_next(rig: Rig)
     frontend.wait(TIMEOUT_SECONDS)
     caller.close()
     second = rig.scheduler()
-    caller = rig.caller(second)
-    caller.wait_serving()
+    caller = rig.ready_caller(second)
     assert caller.load().worker_pid == worker.pid
     send(caller, asks).check()
     caller.wait_idle()
