@@ -1,18 +1,17 @@
-"""Client processes that send requests to a service at one moment: `python -m tests.measure.gpu_day.clients …`.
+"""Client processes that send requests to a service at one moment.
 
 Owns one process each, and the fleet that the parent starts. A process connects, says `ready`, waits for the file that
-starts all of them, sends its share of the requests at once and writes tokens and times to a file. Times are those of
+starts all of them, and sends its share of the requests at once. Times are those of
 time.perf_counter, which on Linux all processes share.
 """
 
-import argparse
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem_client import AsyncClient
+from tests.measure import call
 from tests.measure.gpu_day.workloads import Requests
 from tests.measure.machine import cpu_seconds
 from tests.rigs.processes import Child
@@ -44,9 +43,9 @@ class Fleet:
     def __init__(self, address: str, requests: Requests, folder: Path, *, num_processes: int) -> None:
         self._folder, self._num_requests = folder, len(requests.prompts)
         requests.save(folder / "requests.json")
-        arguments = ["tests.measure.gpu_day.clients", "--address", address, "--folder", str(folder)]
+        asked = {"address": address, "folder": str(folder), "of": num_processes}
         self._children = [
-            Child(f"client {number}", [*arguments, "--share", f"{number}/{num_processes}"])
+            Child(f"client {number}", call.words("gpu_day.clients.measure", number=number, **asked))
             for number in range(num_processes)
         ]
         for child in self._children:
@@ -64,16 +63,14 @@ class Fleet:
         tokens: list[list[int]] = [[] for _ in range(self._num_requests)]
         times: list[list[float]] = [[] for _ in range(self._num_requests)]
         cpu = 0.0
-        for number, child in enumerate(self._children):
-            child.wait_line("^done$", seconds)
-            answer = json.loads((self._folder / f"answer-{number}.json").read_text())
+        for child in self._children:
+            answer = call.answer(child, seconds)
             cpu += answer["cpu_seconds"]
             for index, of_request, its_times in answer["completions"]:
                 tokens[index], times[index] = of_request, its_times
         return Completions(begun=self._begun, tokens=tokens, times=times, cpu_seconds=cpu)
 
     def end(self) -> None:
-        """Ends the processes."""
         for child in self._children:
             child.terminate()
 
@@ -97,7 +94,10 @@ async def _complete(client: AsyncClient, requests: Requests, i: int) -> tuple[in
     return i, tokens, times
 
 
-async def _measure(address: str, requests: Requests, mine: range, go: Path) -> dict[str, object]:
+async def measure(address: str, folder: str, number: int, of: int) -> dict[str, object]:
+    """Sends share `number` of `of` of the requests. Returns their completions, and the CPU time that they took."""
+    requests, go = Requests.load(Path(folder) / "requests.json"), Path(folder) / "go"
+    mine = range(number, len(requests.prompts), of)
     async with AsyncClient(address) as client:
         await client.wait_ready(_READY_SECONDS)
         short = client.generate(requests.prompts[mine[0]][:_SHORT], max_new_tokens=_SHORT, ignore_eos=True)
@@ -108,22 +108,3 @@ async def _measure(address: str, requests: Requests, mine: range, go: Path) -> d
         before = cpu_seconds()
         completions = await asyncio.gather(*(_complete(client, requests, i) for i in mine))
         return {"completions": completions, "cpu_seconds": cpu_seconds() - before}
-
-
-def main() -> None:
-    """Writes answer-N.json for share N and prints `done`."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.gpu_day.clients", allow_abbrev=False)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--share", required=True, metavar="N/OF")
-    args = parser.parse_args()
-    number, of = map(int, args.share.split("/"))
-    requests = Requests.load(args.folder / "requests.json")
-    mine = range(number, len(requests.prompts), of)
-    answer = asyncio.run(_measure(args.address, requests, mine, args.folder / "go"))
-    (args.folder / f"answer-{number}.json").write_text(json.dumps(answer))
-    print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
 """What every part is given: the device, the size of the work, the time that is left, and the record to write to."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from tests.measure.gpu_day.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """One part's run."""
-
     # As the worker's setting `device` names it.
     device: str
     # Tiny shapes and few requests, for a CPU; the figures mean nothing.
@@ -27,7 +24,6 @@ class Day:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the device is the CPU."""
         return self.device == "cpu"
 
     @property
@@ -39,8 +35,5 @@ class Day:
         """Seconds until the part is stopped."""
         return self.ends_at - time.monotonic()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A timed phase of the record."""
-        with self.record.phase(name):
-            yield
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self.record.phase(name)

@@ -45,6 +45,11 @@ TINY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Of tiny runs. All parts share them, so that a CPU compiles few kernels.
+TINY_MODEL = "tiny Qwen3"
+TINY_SIZES: dict[str, Any] = {"max_rows": 4, "max_length": 256, "token_budget": 192, "num_pages": 20}
+
+
 def config_of(shape: str) -> PreTrainedConfig:
     """The config of a shape of either table."""
     family, fields = (TRUE_SHAPES | TINY_SHAPES)[shape]

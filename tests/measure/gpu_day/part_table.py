@@ -13,11 +13,12 @@ class Part:
     limit_seconds: int
     # Whether it runs if no part is named.
     is_core: bool = False
+    # Its module, if that has another name.
+    file: str = ""
 
     @property
     def module(self) -> str:
-        """The importable name of its module."""
-        return f"tests.measure.gpu_day.parts.{self.name}"
+        return f"tests.measure.gpu_day.parts.{self.file or self.name}"
 
 
 # The core set comes first; its limits add up to 22 minutes, and each part's is below 9.
@@ -27,7 +28,7 @@ PARTS: tuple[Part, ...] = (
     Part(name="serving", about="nano-vllm's workload", limit_seconds=270, is_core=True),
     Part(name="attention", about="decode attention by rows, contexts and options", limit_seconds=270, is_core=True),
     Part(name="recovery", about="a worker killed under 64 streams", limit_seconds=300, is_core=True),
-    Part(name="sweep", about="attention, with time for every model and bucket", limit_seconds=530),
+    Part(name="sweep", about="attention, with time for every model and bucket", limit_seconds=530, file="attention"),
     Part(name="tutorial", about="flex-nano-vllm's benchmark", limit_seconds=530),
     Part(name="prefill", about="TFLOP/s of prompts", limit_seconds=300),
     Part(name="floor", about="a decode step against its floor", limit_seconds=300),

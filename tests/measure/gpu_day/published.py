@@ -1,5 +1,7 @@
 """Figures that were not measured here: what other projects published, and this project's aims. Always labelled so."""
 
+from tests.measure.gpu_day.record import Kind, Record
+
 # https://github.com/GeeeekExplorer/nano-vllm, README at bb823b3: output tokens/s on its workload, on an RTX 4070 Laptop
 # with 8 GB.
 NANO_VLLM_TOKENS_PER_SECOND = 1434.13
@@ -13,3 +15,7 @@ AIM_TOKENS_PER_SECOND, STRETCH_TOKENS_PER_SECOND = 24_500.0, 28_000.0
 AIM_BANDWIDTH_SHARE = 0.85
 AIM_IDLE_SHARE = 0.01
 AIM_COLD_START_SECONDS, AIM_WARM_START_SECONDS = 90.0, 20.0
+
+
+def nano_vllm(record: Record) -> None:
+    record.figure("nano-vllm", NANO_VLLM_TOKENS_PER_SECOND, "output tokens/s", Kind.PUBLISHED, note=NANO_VLLM_NOTE)

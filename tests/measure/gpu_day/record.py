@@ -85,7 +85,6 @@ class Record:
         self._added(f"{name}: {seconds:.1f} s")
 
     def figure(self, name: str, value: float, unit: str, kind: Kind = Kind.MEASURED, *, note: str = "") -> None:
-        """Adds one number."""
         self.figures.append(Figure(name=name, value=value, unit=unit, kind=kind, note=note))
         self._added(f"{name}: {value:.6g} {unit} ({kind})")
 
@@ -107,7 +106,6 @@ class Record:
         self._added(f"{name}: {middle:.6g} {unit} ({low:.6g} to {high:.6g} in {len(values)} runs)")
 
     def check(self, name: str, ok: bool, detail: str = "") -> None:
-        """Adds a statement about correctness."""
         self.checks.append(Check(name=name, ok=ok, detail=detail))
         self._added(f"{'ok' if ok else 'NOT OK'}: {name}{': ' if detail else ''}{detail}")
 

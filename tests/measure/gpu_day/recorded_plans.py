@@ -89,7 +89,6 @@ class Replay:
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens."""
         return sum(outcome.tokens.size for outcome in self.outcomes)
 
     @property
@@ -98,7 +97,6 @@ class Replay:
         return sum(outcome.compute_us for outcome in self.outcomes) / 1e6
 
     def tokens(self) -> list[list[int]]:
-        """Each step's tokens."""
         return [outcome.tokens.tolist() for outcome in self.outcomes]
 
 

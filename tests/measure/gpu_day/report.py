@@ -34,7 +34,6 @@ class Report:
         return all(self.parts.get(name, {}).get("outcome") == _PASSED for name in names)
 
     def markdown(self) -> str:
-        """The page."""
         about = ", ".join(f"{name} {value}" for name, value in self._about.items())
         lines = ["# A day on a GPU", "", about, ""]
         if self._about.get("tiny"):

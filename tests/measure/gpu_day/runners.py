@@ -5,6 +5,8 @@ Owns the choice of sizes and the one place that says how captured graphs are swi
 
 import gc
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -22,7 +24,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import plan_memory
 from gpu_worker.step.runner import Runner
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import random_model
+from tests.measure.gpu_day.models import TINY_MODEL, TINY_SIZES, config_of, random_model, save_model
 from tests.rigs.graph_recorder import GraphRecorder
 from tests.rigs.padded_shapes import few_shapes, padded_runner
 
@@ -41,7 +43,6 @@ class Served:
 
     @property
     def geometry(self) -> Geometry:
-        """The runner's sizes."""
         return self.runner.geometry
 
 
@@ -80,6 +81,25 @@ def serve(
     runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures)
     runner.warm_up(lambda name, seconds: print(f"  {name}: {seconds:.1f} s", flush=True))
     return Served(model=model, runner=runner, layers=layers, dtype=torch_dtype)
+
+
+def warm(day: Day, shape: str, sizes: dict[str, int], **options: Any) -> Served:
+    """A warm runner of this shape and sizes; in a tiny run both are tiny. Options: as those of `serve`."""
+    with day.phase("a warm runner"):
+        return serve(day, _config(day, shape), **(TINY_SIZES if day.tiny else sizes), **options)
+
+
+def checkpoint(day: Day, shape: str) -> Path:
+    """The folder of a model of this shape, or of a tiny one."""
+    with day.phase("a checkpoint"):
+        folder = day.scratch / "model"
+        save_model(_config(day, shape), folder, torch.device(day.device), getattr(torch, day.dtype))
+        free_memory(day.device)
+        return folder
+
+
+def _config(day: Day, shape: str) -> PreTrainedConfig:
+    return config_of(TINY_MODEL if day.tiny else shape)
 
 
 def _runner(

@@ -43,6 +43,5 @@ class Generations:
     last: int = field(default=0)
 
     def next(self) -> int:
-        """The next number."""
         self.last += 1
         return self.last

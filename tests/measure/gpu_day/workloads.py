@@ -33,12 +33,10 @@ class Requests:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(map(len, self.prompts))
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all outputs."""
         return sum(self.output_lengths)
 
     @property
@@ -52,7 +50,6 @@ class Requests:
 
     @classmethod
     def load(cls, path: Path) -> "Requests":
-        """Reads the file."""
         return cls(**json.loads(path.read_text()))
 
 

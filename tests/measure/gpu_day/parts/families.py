@@ -12,9 +12,8 @@ from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.failures import first_line
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import TINY_SHAPES, TRUE_SHAPES, config_of
+from tests.measure.gpu_day.models import TINY_MODEL, TINY_SHAPES, TINY_SIZES, TRUE_SHAPES, config_of
 from tests.measure.gpu_day.runners import free_memory, serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
 
 # Few rows and tokens, because each bucket is a kernel to compile.
 _SIZES = {"max_rows": 4, "max_length": 2048, "token_budget": 512 + 128, "num_pages": 65}

@@ -14,11 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from gpu_worker.checkpoint.loading import weight_bytes
 from gpu_worker.memory.costs import pool_tensors
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
 from tests.measure.gpu_day.record import Kind
 from tests.measure.gpu_day.recorded_plans import replay
-from tests.measure.gpu_day.runners import Served, serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import Served, warm
 from tests.measure.gpu_day.synthetic_plans import Generations, decode_plans
 from tests.measure.gpu_day.timing import copy_rate, matmul_rate
 
@@ -40,8 +38,7 @@ def run(day: Day) -> None:
         matmul = statistics.median(matmul_rate(device, getattr(torch, day.dtype), size=256 if day.tiny else 8192))
     day.record.figure("copy", bandwidth / 1e9, "GB/s")
     day.record.figure("matrix product", matmul / 1e12, "TFLOP/s")
-    with day.phase("a warm runner"):
-        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), **(TINY_SIZES if day.tiny else _SIZES))
+    served = warm(day, "Qwen3-0.6B", _SIZES)
     generations, rows = Generations(), list[list[float | int]]()
     for num_rows, context in ((2, 40), (4, 40)) if day.tiny else _ROWS_AND_CONTEXTS:
         with day.phase(f"{num_rows} rows of {context}"):

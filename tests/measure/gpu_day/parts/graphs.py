@@ -10,11 +10,9 @@ from torch import Tensor
 from gpu_worker.wire.frames import Outcome
 from tests.measure.gpu_day import workloads
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
 from tests.measure.gpu_day.record import Kind
 from tests.measure.gpu_day.recorded_plans import record_plans, replay
-from tests.measure.gpu_day.runners import Served, free_memory, serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import Served, free_memory, warm
 from tests.measure.gpu_day.workloads import Requests
 
 _SIZES = {"max_rows": 64, "max_length": 1024, "token_budget": 2048, "num_pages": 400}
@@ -58,8 +56,7 @@ def _load(day: Day, temperature: float) -> Requests:
 
 def _tokens_and_logits(day: Day, loads: list[Requests], *, graphs: bool) -> list[tuple[list[list[int]], list[Tensor]]]:
     """For each load every step's tokens, with two plans in flight; and logits of every step, one at a time."""
-    config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
-    served = serve(day, config, graphs=graphs, **(TINY_SIZES if day.tiny else _SIZES))
+    served = warm(day, "Qwen3-0.6B", _SIZES, graphs=graphs)
     if graphs:
         steps = served.runner.steps
         num_shapes, num_graphs = len(steps.shapes.steps), steps.graphs.num_graphs

@@ -9,11 +9,9 @@ from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.page_orders import PageOrders
 from tests.gpu_worker.plans import Moves
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
 from tests.measure.gpu_day.record import Kind
 from tests.measure.gpu_day.recorded_plans import replay
-from tests.measure.gpu_day.runners import Served, serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import Served, warm
 from tests.measure.gpu_day.synthetic_plans import Generations, decode_plans
 
 _SIZES = {"max_rows": 64, "max_length": 1024, "token_budget": 1024, "num_pages": 700}
@@ -26,10 +24,7 @@ _SAVED_PER_STEP = (0, 1, 4)
 
 def run(day: Day) -> None:
     """First the copies alone, then beside decode steps."""
-    with day.phase("a warm runner"):
-        config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
-        sizes = TINY_SIZES if day.tiny else _SIZES
-        served = serve(day, config, host_pool_bytes=1 << 20 if day.tiny else _HOST_BYTES, **sizes)
+    served = warm(day, "Qwen3-0.6B", _SIZES, host_pool_bytes=1 << 20 if day.tiny else _HOST_BYTES)
     page_bytes = served.runner.on_device.cache.page_elements * served.dtype.itemsize
     day.record.figure("a page of all layers", page_bytes / 1e6, "MB", Kind.COUNTED)
     _alone(day, served, page_bytes)

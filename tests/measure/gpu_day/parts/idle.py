@@ -6,11 +6,9 @@ sum is idle. Gaps inside a step, which eager launches leave, count as the step's
 
 from tests.measure.gpu_day import published, workloads
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
 from tests.measure.gpu_day.record import Kind
 from tests.measure.gpu_day.recorded_plans import record_plans, replay
-from tests.measure.gpu_day.runners import serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import warm
 from tests.measure.gpu_day.synthetic_plans import Generations, decode_plans
 
 _SIZES = {"max_rows": 256, "max_length": 2048, "token_budget": 4096}
@@ -21,8 +19,7 @@ _CONTEXT = 500
 
 def run(day: Day) -> None:
     """Steady decode steps of several widths, then nano-vllm's workload."""
-    with day.phase("a warm runner"):
-        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), **(TINY_SIZES if day.tiny else _SIZES))
+    served = warm(day, "Qwen3-0.6B", _SIZES)
     generations = Generations()
     context, steps = (20, 20) if day.tiny else (_CONTEXT, _STEPS)
     rows = []

@@ -15,10 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from tests.measure.gpu_day import published, workloads
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
-from tests.measure.gpu_day.record import Kind
+from tests.measure.gpu_day.models import TINY_MODEL, config_of
 from tests.measure.gpu_day.runners import free_memory
-from tests.measure.gpu_day.sizes import TINY_MODEL
 from tests.measure.gpu_day.workloads import Requests
 from tests.measure.serving.peers.hugging_face import run_continuous
 from tests.measure.workload import Workload
@@ -36,13 +34,7 @@ def run(day: Day) -> None:
     else:
         day.record.note("flex-nano-vLLM was not measured: --flex-nano-vllm names a checkout")
     if not day.tiny:
-        day.record.figure(
-            "nano-vllm",
-            published.NANO_VLLM_TOKENS_PER_SECOND,
-            "output tokens/s",
-            Kind.PUBLISHED,
-            note=published.NANO_VLLM_NOTE,
-        )
+        published.nano_vllm(day.record)
 
 
 def _transformers(day: Day) -> None:

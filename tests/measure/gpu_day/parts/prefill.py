@@ -9,9 +9,7 @@ import statistics
 import torch
 
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of
-from tests.measure.gpu_day.runners import Served, serve
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import Served, warm
 from tests.measure.gpu_day.synthetic_plans import Generations, prefill_plan
 from tests.measure.gpu_day.timing import device_seconds, matmul_rate
 
@@ -26,8 +24,7 @@ def run(day: Day) -> None:
     with day.phase("rate of a matrix product"):
         rates = matmul_rate(device, getattr(torch, day.dtype), size=256 if day.tiny else 8192)
     day.record.repeated("matrix product", [rate / 1e12 for rate in rates], "TFLOP/s")
-    with day.phase("a warm runner"):
-        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), **(TINY_SIZES if day.tiny else _SIZES))
+    served = warm(day, "Qwen3-0.6B", _SIZES)
     generations = Generations()
     for lengths in ([100], [20, 30]) if day.tiny else _PROMPTS:
         name = f"{len(lengths)} prompts of {lengths[0]}"

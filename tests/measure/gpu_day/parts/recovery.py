@@ -9,18 +9,15 @@ pool; there equal tokens are a figure.
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from gpu_worker.settings import BUNDLED_MODEL
 from tests.measure.gpu_day import workloads
 from tests.measure.gpu_day.clients import Completions
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of, save_model
 from tests.measure.gpu_day.record import Kind
-from tests.measure.gpu_day.runners import free_memory
-from tests.measure.gpu_day.service import START_SECONDS, Service, model_flag
+from tests.measure.gpu_day.runners import checkpoint
+from tests.measure.gpu_day.service import START_SECONDS, Service
 from tests.measure.gpu_day.workloads import Requests
 from tests.rigs.processes import Child
 
@@ -61,13 +58,15 @@ def run(day: Day) -> None:
     """The bundled model first, because it decides; then the pauses."""
     count = 12 if day.tiny else _STREAMS
     requests = workloads.bundled(count, output=24 if day.tiny else 400)
-    _on_one(day, "bundled model", None, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True)
-    _on_standby(day, "bundled model", None, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True)
+    _on_one(
+        day, "bundled model", BUNDLED_MODEL, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True
+    )
+    _on_standby(
+        day, "bundled model", BUNDLED_MODEL, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True
+    )
     if day.tiny:
         return
-    with day.phase("a checkpoint"):
-        folder = save_model(config_of("Qwen3-0.6B"), day.scratch / "model", torch.device(day.device), torch.bfloat16)
-        free_memory(day.device)
+    folder = str(checkpoint(day, "Qwen3-0.6B"))
     large = workloads.equal_lengths(_STREAMS, prompt=300, output=1000, vocabulary=150_000)
     if day.seconds_left() > 2 * _LEAST_SECONDS_LEFT:
         _on_one(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
@@ -76,11 +75,9 @@ def run(day: Day) -> None:
         day.record.note("Qwen3-0.6B was left out: the time was over")
 
 
-def _on_one(
-    day: Day, name: str, folder: Path | None, requests: Requests, sizes: dict[str, Any], *, must_equal: bool
-) -> None:
+def _on_one(day: Day, name: str, model: str, requests: Requests, sizes: dict[str, Any], *, must_equal: bool) -> None:
     """Undisturbed; one of two workers killed; then the only worker killed, with another that starts afterwards."""
-    with Service(day, model_flag(folder), num_frontends=1, **sizes) as service:
+    with Service(day, model, num_frontends=1, **sizes) as service:
         with day.phase(f"{name}: start of the workers"):
             workers = [service.launch_worker() for _ in range(2)]
             for worker in workers:
@@ -99,15 +96,15 @@ def _on_one(
 
 
 def _on_standby(
-    day: Day, name: str, folder: Path | None, requests: Requests, sizes: dict[str, Any], *, must_equal: bool
+    day: Day, name: str, model: str, requests: Requests, sizes: dict[str, Any], *, must_equal: bool
 ) -> None:
     """Undisturbed; then killed while another worker waits on standby, which takes the pool over."""
     if day.seconds_left() < 2 * _LEAST_SECONDS_LEFT:
         day.record.note(f"{name}, a standby worker: left out, the time was over")
         return
-    with Service(day, model_flag(folder), num_frontends=1, shared_pool="on", **sizes) as service:
+    with Service(day, model, num_frontends=1, shared_pool="on", **sizes) as service:
         with day.phase(f"{name}: start of a worker and of one on standby"):
-            holder = service.start_holder()
+            holder = service.rig.holder()
             serving = service.launch_worker(standbys=1)
             serving.wait_line("joined", START_SECONDS)
             service.client.wait_ready(60)

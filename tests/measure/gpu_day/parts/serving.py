@@ -4,16 +4,15 @@ The difference between the two is the service's share: core, link, front ends an
 submission of all requests to the last token, after a short round.
 """
 
-import torch
+from statistics import median
 
 from tests.measure.gpu_day import published, workloads
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of, save_model
+from tests.measure.gpu_day.models import TINY_SIZES
 from tests.measure.gpu_day.record import Kind
 from tests.measure.gpu_day.recorded_plans import record_plans, replay
-from tests.measure.gpu_day.runners import free_memory, serve
+from tests.measure.gpu_day.runners import checkpoint, free_memory, warm
 from tests.measure.gpu_day.service import Service
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
 from tests.measure.gpu_day.workloads import Requests
 
 _SIZES = {"max_rows": 256, "max_length": 2048, "token_budget": 4096}
@@ -25,33 +24,22 @@ _SECONDS_OF_THE_RUNNER = 140.0
 def run(day: Day) -> None:
     """The service comes first, because its processes free the device's memory for the runner of this one."""
     requests = workloads.tiny() if day.tiny else workloads.nano_vllm()
-    sizes = TINY_SIZES if day.tiny else _SIZES
     day.record.figure("prompt tokens", requests.num_prompt_tokens, "tokens", Kind.COUNTED)
     day.record.figure("output tokens", requests.num_output_tokens, "tokens", Kind.COUNTED)
-    through = _whole_service(day, requests, sizes)
-    alone = _runner_alone(day, requests, sizes)
+    through, alone = _whole_service(day, requests), _runner_alone(day, requests)
     if not day.on_cpu and day.seconds_left() > _SECONDS_OF_THE_RUNNER:
-        eager = _runner_alone(day, requests, sizes, graphs=False, repeats=1)
+        eager = _runner_alone(day, requests, graphs=False, repeats=1)
         day.record.figure("the runner's rate with graphs over that without", alone / eager, "")
     day.record.figure("the service's rate over the runner's", through / alone, "", note="1: the service costs nothing")
     if not day.tiny:
         day.record.figure("aim", published.AIM_TOKENS_PER_SECOND, "output tokens/s", Kind.AIM, note="one H200")
         day.record.figure("stretch", published.STRETCH_TOKENS_PER_SECOND, "output tokens/s", Kind.AIM, note="one H200")
-        day.record.figure(
-            "nano-vllm",
-            published.NANO_VLLM_TOKENS_PER_SECOND,
-            "output tokens/s",
-            Kind.PUBLISHED,
-            note=published.NANO_VLLM_NOTE,
-        )
+        published.nano_vllm(day.record)
 
 
-def _runner_alone(
-    day: Day, requests: Requests, sizes: dict[str, int], *, graphs: bool | None = None, repeats: int = _REPEATS
-) -> float:
+def _runner_alone(day: Day, requests: Requests, *, graphs: bool | None = None, repeats: int = _REPEATS) -> float:
     name = "runner alone" if graphs is None else "runner alone, without graphs"
-    with day.phase("a warm runner"):
-        served = serve(day, config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B"), graphs=graphs, **sizes)
+    served = warm(day, "Qwen3-0.6B", _SIZES, graphs=graphs)
     with day.phase("the core's plans"):
         plans = record_plans(served.geometry, requests)
     rates: list[float] = []
@@ -64,17 +52,14 @@ def _runner_alone(
     day.record.repeated(name, rates, "output tokens/s", note=f"{len(plans)} plans of the core, replayed")
     del served
     free_memory(day.device)
-    return sorted(rates)[len(rates) // 2]
+    return median(rates)
 
 
-def _whole_service(day: Day, requests: Requests, sizes: dict[str, int]) -> float:
-    config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
-    with day.phase("a checkpoint"):
-        folder = save_model(config, day.scratch / "model", torch.device(day.device), getattr(torch, day.dtype))
-        free_memory(day.device)
+def _whole_service(day: Day, requests: Requests) -> float:
+    folder = checkpoint(day, "Qwen3-0.6B")
     num_processes = 1 if day.tiny else 4
     rates: list[float] = []
-    with Service(day, str(folder), num_frontends=num_processes, **sizes) as service:
+    with Service(day, str(folder), num_frontends=num_processes, **(TINY_SIZES if day.tiny else _SIZES)) as service:
         with day.phase("start of a worker"):
             worker = service.start_worker()
         while not rates or (len(rates) < _REPEATS and not day.tiny and day.seconds_left() > _SECONDS_OF_THE_RUNNER):
@@ -87,8 +72,8 @@ def _whole_service(day: Day, requests: Requests, sizes: dict[str, int]) -> float
     for name, seconds in one.cpu_seconds.items():
         per_token = 1e6 * seconds / requests.num_output_tokens
         day.record.figure(f"CPU of the {name}, last run", per_token, "µs per token")
-    first = sorted(times[0] - one.completions.begun for times in one.completions.times)
-    day.record.figure("time to first token, median of the last run", first[len(first) // 2], "s")
+    first = median(times[0] - one.completions.begun for times in one.completions.times)
+    day.record.figure("time to first token, median of the last run", first, "s")
     day.record.figure("steps of the last run", one.steps, "steps")
     day.record.figure("preemptions in the last run", one.preemptions, "")
-    return sorted(rates)[len(rates) // 2]
+    return median(rates)

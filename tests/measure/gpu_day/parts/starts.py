@@ -2,25 +2,19 @@
 
 import time
 
-import torch
-
 from tests.measure.gpu_day import published
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of, save_model
+from tests.measure.gpu_day.models import TINY_SIZES
 from tests.measure.gpu_day.record import Kind
-from tests.measure.gpu_day.runners import free_memory
-from tests.measure.gpu_day.service import Service, seconds_until
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
+from tests.measure.gpu_day.runners import checkpoint
+from tests.measure.gpu_day.service import START_SECONDS, Service
 
 _LEAST_SECONDS_LEFT = 60.0
 
 
 def run(day: Day) -> None:
     """One cold start, then warm ones."""
-    with day.phase("a checkpoint"):
-        config = config_of(TINY_MODEL if day.tiny else "Qwen3-0.6B")
-        folder = save_model(config, day.scratch / "model", torch.device(day.device), getattr(torch, day.dtype))
-        free_memory(day.device)
+    folder = checkpoint(day, "Qwen3-0.6B")
     cache = day.scratch / "compile-cache"
     warm: list[float] = []
     cold = _start(day, str(folder), str(cache), "cold")
@@ -40,7 +34,8 @@ def _start(day: Day, folder: str, cache: str, name: str) -> float:
     with day.phase(name), Service(day, folder, num_frontends=1, **(TINY_SIZES if day.tiny else {})) as service:
         begun = time.perf_counter()
         worker = service.launch_worker(environment)
-        seconds = seconds_until(worker, "joined", begun)
+        worker.wait_line("joined", START_SECONDS)
+        seconds = time.perf_counter() - begun
         service.client.wait_ready(60)
         tokens = [token for delta in service.client.generate([5, 6, 7], max_new_tokens=2) for token in delta.token_ids]
         first = time.perf_counter() - begun

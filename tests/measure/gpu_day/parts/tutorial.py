@@ -4,15 +4,12 @@ Its figures are from a card with 24 GB, so the pool has the tokens that it had t
 the published figures are another card's and stand beside only to name the source of the workload.
 """
 
-import torch
-
 from tests.measure.gpu_day import published, workloads
 from tests.measure.gpu_day.day import Day
-from tests.measure.gpu_day.models import config_of, save_model
+from tests.measure.gpu_day.models import TINY_SIZES
 from tests.measure.gpu_day.record import Kind
-from tests.measure.gpu_day.runners import free_memory
+from tests.measure.gpu_day.runners import checkpoint
 from tests.measure.gpu_day.service import Service
-from tests.measure.gpu_day.sizes import TINY_MODEL, TINY_SIZES
 
 # Tokens of the pool at each share of 24 GB.
 _POOL_TOKENS = {50: 45_360, 90: 140_432}
@@ -23,10 +20,7 @@ _LEAST_SECONDS_LEFT = 100.0
 def run(day: Day) -> None:
     """Each pool has a worker of its own, after another."""
     requests = workloads.tiny() if day.tiny else workloads.flex_nano_vllm()
-    with day.phase("a checkpoint"):
-        config = config_of(TINY_MODEL if day.tiny else "Gemma-2-2b")
-        folder = save_model(config, day.scratch / "model", torch.device(day.device), getattr(torch, day.dtype))
-        free_memory(day.device)
+    folder = checkpoint(day, "Gemma-2-2b")
     for share, num_tokens in _POOL_TOKENS.items():
         sizes = {"max_rows": 256, "max_length": 1024, "token_budget": 4096, "num_pages": num_tokens // _PAGE_SIZE + 1}
         if day.seconds_left() < _LEAST_SECONDS_LEFT:
