@@ -89,7 +89,6 @@ def main() -> int:
     measurement = Measurement("against")
     measurement.flag("checkout", type=Path, metavar="DIR", help="the checkout to compare with")
     measurement.flag("--rounds", type=int, default=3)
-    measurement.flag("--least", type=float, default=0.0, metavar="SHARE", help="print figures that differ by more")
     measurement.flag("name", metavar="NAME", help="the measurement, such as core")
     measurement.flag("flags", nargs=argparse.REMAINDER, metavar="FLAG", help="its flags")
     args = measurement.begin()
@@ -100,8 +99,7 @@ def main() -> int:
         f"{'figure':<71}{'before':>12}{'after':>12}  ratio, and the control's; *: outside the control's range"
     )
     for line in compared(runs["before"], runs["after"], runs["control"]):
-        if abs(line["ratio"]["median"] - 1) >= args.least:
-            measurement.line(line, text=_text(line))
+        measurement.line(line, text=_text(line))
     return 0
 
 

@@ -7,7 +7,6 @@ values come from memory, as in a model. Owns the cases, the rounds, the bar and 
 """
 
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
-from tests.measure.harness import Bar, Measurement
+from tests.measure.harness import Bar, Measurement, in_turns, spread
 from tests.measure.limits import read_bandwidth
 from tests.rigs.padded_shapes import unpadded
 
@@ -62,7 +61,6 @@ class Case:
 
     @property
     def kind(self) -> AttentionKind:
-        """The layer."""
         own = dict(VISIBILITIES[self.visibility])
         dims = {"key_dim": own.pop("key_dim", DIM), "value_dim": own.pop("value_dim", DIM)}
         window = own.pop("window", None)
@@ -99,22 +97,6 @@ class Case:
         """Floating-point operations of both products of one layer."""
         kind = self.kind
         return 2 * self.seen * kind.num_heads * (kind.key_dim + kind.value_dim)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """A case's time per layer: median, and least and most of the rounds."""
-
-    case: Case
-    kernel: str
-    threads: int
-    microseconds: float
-    least: float
-    most: float
-    gigabytes_per_second: float
-    # The roofline's time divided by the median, and which of the two it is.
-    share: float
-    bound: str
 
 
 @cache
@@ -186,30 +168,23 @@ class Step:
 
 
 @torch.inference_mode()
-def measure(case: Case, kernels: Sequence[str], threads: int, rounds: int) -> Iterator[Figures]:
-    """The figures of each kernel; they take turns."""
-    steps = {name: Step(case, native=name == "native") for name in kernels}
-    times: dict[str, list[float]] = {name: [] for name in kernels}
-    for i in range(rounds + 1):
-        for name, step in steps.items():
-            took = step.run()
-            # The first compiles, or loads pages.
-            times[name] += [took] if i else []
+def measure(case: Case, kernels: Sequence[str], threads: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """The figures of each kernel, in turns. `share` is the roofline's time divided by the median, `bound` says which of
+    the two it is."""
+    # The first round compiles, or loads pages.
+    times = in_turns(rounds, {name: Step(case, native=name == "native").run for name in kernels}, warm=1)
     reading = case.num_bytes / read_bandwidth(threads)
     computing = case.operations / gemm_rate(getattr(torch, case.dtype))
     for name, own in times.items():
-        median = statistics.median(own)
-        yield Figures(
-            case=case,
-            kernel=name,
-            threads=threads,
-            microseconds=1e6 * median,
-            least=1e6 * min(own),
-            most=1e6 * max(own),
-            gigabytes_per_second=case.num_bytes / median / 1e9,
-            share=max(reading, computing) / median,
-            bound="reading" if reading > computing else "products",
-        )
+        took = spread(own)
+        yield {
+            **asdict(case),
+            "kernel": name,
+            "us_per_layer": {which: 1e6 * seconds for which, seconds in took.items()},
+            "GB/s": case.num_bytes / took["median"] / 1e9,
+            "share": max(reading, computing) / took["median"],
+            "bound": "reading" if reading > computing else "products",
+        }
 
 
 def all_cases(dtypes: Sequence[str], *, quick: bool) -> Iterator[tuple[Case, bool]]:
@@ -226,14 +201,6 @@ def all_cases(dtypes: Sequence[str], *, quick: bool) -> Iterator[tuple[Case, boo
                     yield replace(case, visibility=visibility), False
 
 
-def line(each: Figures) -> str:
-    """One row of the report."""
-    case = each.case
-    about = f"{case.dtype:>9}{case.context:8}{case.page_size:6}{case.group:6}  {case.visibility:<27}{each.kernel:<7}"
-    took = f"{each.microseconds:9.0f} ({each.least:.0f} to {each.most:.0f})"
-    return f"{about}{took:<26}{each.gigabytes_per_second:6.1f}{each.share:7.0%}  {each.bound}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the figures. Returns 1 if a case of the C++ kernel misses the bar."""
     measurement = Measurement("attention")
@@ -247,16 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     rates = ", ".join(f"{name} {gemm_rate(getattr(torch, name)) / 1e9:.0f}" for name in args.dtypes)
     measurement.note(f"reads {read_bandwidth(args.threads) / 1e9:.1f} GB/s; products, GFLOP/s: {rates}")
-    measurement.note(
-        "    dtype context  page group  sees                       kernel   us per layer (range)      GB/s  share"
-    )
     worst = inf
     for case, with_torch in all_cases(args.dtypes, quick=args.quick):
         compares = args.torch == "all" or (args.torch == "some" and with_torch)
         kernels = ("native", "torch") if compares else ("native",)
         for each in measure(case, kernels, args.threads, _QUICK_ROUNDS if args.quick else _ROUNDS):
-            measurement.line(asdict(each), text=line(each))
-            worst = min(worst, each.share) if each.kernel == "native" else worst
+            measurement.row(each)
+            worst = min(worst, each["share"]) if each["kernel"] == "native" else worst
     measurement.note("share: of the larger of both limits")
     measurement.bar(Bar(name="least share of the C++ kernel", value=worst, limit=BAR, is_floor=True))
     return measurement.exit_code

@@ -28,8 +28,7 @@ def one_round(rig: Rig, net: Network) -> dict[str, float]:
     keys = RemoteKeys(rig, "far")
     scheduler = rig.scheduler(*keys.scheduler_flags(net.address))
     rig.worker(*_SHAPE, *keys.worker_flags(scheduler, "far"), within=net.within)
-    caller = rig.caller(scheduler)
-    caller.wait_serving()
+    caller = rig.ready_caller(scheduler)
     asks = [Ask(prompt=(1, 2, number), max_new_tokens=4000) for number in range(_NUM_STREAMS)]
     streams = send(caller, asks, tokens=20)
     net.cut()

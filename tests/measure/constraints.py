@@ -110,7 +110,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Returns the exit code: 1 if the bar was missed."""
     measurement = Measurement("constraints")
     measurement.flag("--rows", type=int, default=32)
     measurement.flag("--constrained", type=int, default=0, help="rows with a constraint; default: all")

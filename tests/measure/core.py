@@ -10,7 +10,7 @@ import cProfile
 import os
 import pstats
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,7 @@ import numpy as np
 
 from scheduler_svc.core.messages.config import MAX_LANES
 from tests.measure import many_lanes
-from tests.measure.core_bars import judged
-from tests.measure.harness import Measurement, percentiles
+from tests.measure.harness import Bar, Measurement, percentiles
 from tests.measure.schedulers.__main__ import PEERS
 from tests.measure.schedulers.child import Child, ChildFailed, Series
 from tests.measure.schedulers.loaded_core import MOST_STEPS, NUM_WAITING, LoadedCore
@@ -34,6 +33,13 @@ _TURN, _WARM = 32, 4
 _OTHER_TURNS = {"admit": (4, 1), "pool_full_look": (8, 1)}
 # A cold and a cached admission take five steps each, which limits the turns that one core can run.
 _MOST_TURNS = MOST_STEPS // (10 * sum(_OTHER_TURNS["admit"]))
+
+# The bars.
+STEP_ROWS, STEP_US = 1024, 500.0
+PLAN_BYTES, BYTES_PER_ROW = 4096, 4
+ADMIT_COLD_US = 200.0
+WAITING_ADDS = 0.05
+GROWTH_ROWS, GROWTH = 4096, 4.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +107,7 @@ def figures(measured: Measured) -> dict[str, Any]:
     if "report_us" in step:
         values["report_us"] = step["report_us"]
     return {
+        "scheduler": f"Tandem's core, rows of about {CONTEXT} tokens",
         "rows": measured.rows,
         **{name: float(np.median(of)) for name, of in values.items()},
         "waiting_adds": adds[worst],
@@ -131,6 +138,25 @@ def peer_figures(measured: Measured) -> dict[str, Any]:
     }
 
 
+def judged(lines: Sequence[dict[str, Any]]) -> list[Bar]:
+    """Returns the bars that the lines have figures for; the worst line counts."""
+    by_rows = {line["rows"]: line for line in lines}
+    at, many = by_rows.get(STEP_ROWS), by_rows.get(GROWTH_ROWS)
+    beside = max(line["plan_bytes_most"] - BYTES_PER_ROW * line["rows"] for line in lines)
+    cold = max(line["admit_cold_us"] for line in lines)
+    adds = max(line["waiting_adds"] for line in lines)
+    bars = [] if at is None else [Bar(name=f"us per step of {STEP_ROWS} rows", value=at["step_us"], limit=STEP_US)]
+    bars += [
+        Bar(name=f"bytes of a plan beside {BYTES_PER_ROW} per row", value=beside, limit=PLAN_BYTES),
+        Bar(name="us of a cold admission", value=cold, limit=ADMIT_COLD_US),
+        Bar(name="share that 10,000 waiting requests add to a step", value=adds, limit=WAITING_ADDS),
+    ]
+    if at is not None and many is not None:
+        name = f"a step of {GROWTH_ROWS} rows, of one of {STEP_ROWS}"
+        bars.append(Bar(name=name, value=many["step_us"] / at["step_us"], limit=GROWTH))
+    return bars
+
+
 def profile(num_rows: int, num_steps: int) -> None:
     """Profiles the steps and prints the result to stderr."""
     core = LoadedCore(num_rows, CONTEXT, num_steps)
@@ -140,31 +166,6 @@ def profile(num_rows: int, num_steps: int) -> None:
         core.step()
     profiler.disable()
     pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
-
-
-def report(line: dict[str, Any]) -> Iterator[str]:
-    """Yields the figures of Tandem's core as text."""
-    yield f"{line['rows']} rows running, about {CONTEXT} tokens each:"
-    yield from _table(line)
-    for name, of in line["waiting"].items():
-        change = f"{of['without_us']:.1f} -> {of['step_us']:.1f} us, {of['adds']:+.1%}"
-        yield f"  {NUM_WAITING} waiting, {name.replace('_', ' ')}: {change}"
-    yield f"  a step that looks at the queue again, pool full: {line['step_us_look']:.1f} us"
-    yield f"  cached tokens found by the cached admission: {line['admit_cached_tokens']:.0f}"
-
-
-def peer_report(line: dict[str, Any], of_tandem: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yields the figures of a peer's scheduler as text."""
-    ours = [own["step_us"] for own in of_tandem if own["rows"] == line["rows"]]
-    times = f", {line['step_us'] / ours[0]:.1f} times Tandem's" if ours else ""
-    yield f"{line['peer']}, {line['rows']} rows: {line['step_us']:.1f} us per decode step{times} ({line['note']})"
-    yield from _table(line)
-
-
-def _table(line: dict[str, Any]) -> Iterator[str]:
-    for name, of in line["spread"].items():
-        value, unit = line[name], "bytes" if name == "plan_bytes" else "us"
-        yield f"  {name:<24}{value:9.1f} {unit:<6} p10 {of['p10']:8.1f}  p90 {of['p90']:8.1f}  mean {of['mean']:8.1f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,12 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     lines = [figures(of) for of in measured if of.name == "tandem"]
-    for line in lines:
-        measurement.line(line, text="\n".join(report(line)))
-    for of in measured:
-        if of.name != "tandem":
-            line = peer_figures(of)
-            measurement.line(line, text="\n".join(peer_report(line, lines)))
+    for line in (*lines, *(peer_figures(of) for of in measured if of.name != "tandem")):
+        measurement.line(line)
     measurement.note(f"process CPU time, the garbage collector on, {args.steps} steps of each; numpy {np.__version__}")
     measurement.bar(*judged(lines))
     return measurement.exit_code

@@ -10,11 +10,12 @@ per token, and tokens per second.
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.measure.harness import Measurement
+from tests.measure.harness import Measurement, in_turns
 from tests.measure.machine import cpu_seconds
 from tests.rigs.envoy import HOW_TO_INSTALL, Envoy, find_envoy
 from tests.rigs.processes import Rig, SchedulerProcess
@@ -53,11 +54,8 @@ def measure(envoy: Envoy, scheduler: SchedulerProcess, direct: Caller, requests:
     """The figures of both ways, and what Envoy adds."""
     through = Caller(envoy.address)
     ways, rng = {"direct": direct, "envoy": through}, random.Random(1)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_WARM_UP + requests):
-        for name, caller in ways.items():
-            times[name].append(_first_token_ms(caller, rng))
-    measured = {name: each[_WARM_UP:] for name, each in times.items()}
+    sides = {name: partial(_first_token_ms, caller, rng) for name, caller in ways.items()}
+    measured = in_turns(requests, sides, warm=_WARM_UP)
     first = {name: median(each) for name, each in measured.items()}
     first["added"] = median(b - a for a, b in zip(measured["direct"], measured["envoy"], strict=True))
     pids = {"envoy": envoy.process.pid, "front_end": scheduler.frontend_pid()}
@@ -77,8 +75,7 @@ def main() -> int:
     with Rig() as rig:
         rig.worker(*_SHAPE, late=False)
         scheduler = rig.scheduler()
-        direct = rig.caller(scheduler)
-        direct.wait_serving()
+        direct = rig.ready_caller(scheduler)
         with Envoy(program, Path(rig.runtime_dir), [scheduler.address]) as envoy:
             envoy.wait_healthy([scheduler.address])
             figures = measure(envoy, scheduler, direct, args.requests)

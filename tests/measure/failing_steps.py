@@ -132,7 +132,6 @@ def summary(costs: list[Cost]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Returns 1 if the bar is missed."""
     measurement = Measurement("failing_steps")
     measurement.flag("--requests", type=int, default=10, help="requests that make their steps fail")
     measurement.flag("--batchmates", type=int, default=31)

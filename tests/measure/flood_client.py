@@ -1,13 +1,11 @@
-"""One client of the benchmark of floods: `python -m tests.measure.flood_client probe|watches|resets|burst …`.
+"""The clients of the benchmark of floods: `probe` calls Check as a monitor does, `attack` is each of the others.
 
-`probe` calls Check as a monitor does; the others attack. Each is a process of its own and prints one JSON object.
+Each is a process of its own.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
-import sys
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -111,23 +109,9 @@ async def _ended(call: Any) -> str:
 ATTACKS: dict[str, Callable[[str, float], Any]] = {"watches": watches, "resets": resets, "burst": burst}
 
 
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="flood_client", allow_abbrev=False)
-    parser.add_argument("role", choices=("probe", *ATTACKS))
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    args = parser.parse_args()
-    if args.role == "probe":
-        print(json.dumps(asyncio.run(probe(args.address, args.seconds))), flush=True)
-    else:
-        time.sleep(LEAD_SECONDS)
-        cpu = cpu_seconds()
-        told = ATTACKS[args.role](args.address, args.seconds)
-        found = asyncio.run(told) if asyncio.iscoroutine(told) else told
-        print(json.dumps({**found, "cpu": (cpu_seconds() - cpu) / args.seconds}), flush=True)
-    sys.stdout.close()
-
-
-if __name__ == "__main__":
-    main()
+async def attack(kind: str, address: str, seconds: float) -> dict[str, Any]:
+    """Begins a second later than the probe. Returns what was done, and the share of a core that it took."""
+    await asyncio.sleep(LEAD_SECONDS)
+    cpu, told = cpu_seconds(), ATTACKS[kind](address, seconds)
+    found = await told if inspect.iscoroutine(told) else told
+    return {**found, "cpu": (cpu_seconds() - cpu) / seconds}

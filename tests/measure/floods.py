@@ -6,7 +6,6 @@ at once. Each part runs beside the part without an attack in the same round. Own
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ from typing import Any
 
 import psutil
 
+from tests.measure import call
 from tests.measure.flood_client import ATTACKS
 from tests.measure.harness import Bar, Measurement, in_ms, spread
 from tests.measure.machine import cpu_seconds
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Rig
 
 BAR_MS = 50.0
 ALONE = "no attack"
@@ -45,24 +45,22 @@ def _peak_mb(pid: int) -> Iterator[list[float]]:
 
 def run_part(rig: Rig, address: str, pid: int, attack: str, seconds: float) -> dict[str, Any]:
     """Runs one part against the front end of this process id. Returns its figures."""
-
-    def start(role: str) -> Child:
-        flags = ["--address", address, "--seconds", str(seconds)]
-        return rig.start(role, "tests.measure.flood_client", role, *flags)
-
+    asked: dict[str, Any] = {"address": address, "seconds": seconds}
     before, begun = cpu_seconds(pid), time.time()
     with _peak_mb(pid) as peak:
-        # The attacker begins a second later and ends with the probe.
-        probe = start("probe")
-        attacker = None if attack == ALONE else start(attack)
-        probed = json.loads(probe.wait_line(r'^\{"waits".*\}$', seconds + START_SECONDS).group())
-        told = {} if attacker is None else json.loads(attacker.wait_line(r"^\{.*\}$", START_SECONDS).group())
+        # The attacker ends with the probe.
+        probe = rig.start("probe", *call.words("flood_client.probe", **asked))
+        attackers = [
+            rig.start(kind, *call.words("flood_client.attack", kind=kind, **asked)) for kind in {attack} - {ALONE}
+        ]
+        probed = call.answer(probe, seconds + START_SECONDS)
+        told = [call.answer(attacker, START_SECONDS) for attacker in attackers]
     return {
         "attack": attack,
         "checks": len(probed["waits"]),
         "failed": probed["failed"],
         "health_ms": in_ms(probed["waits"]),
-        "attacker": told,
+        "attacker": told[0] if told else {},
         "front_end_cpu": (cpu_seconds(pid) - before) / (time.time() - begun),
         "peak_mb": peak[0],
     }
@@ -82,7 +80,6 @@ def summary(rounds: list[dict[str, dict[str, Any]]], attack: str) -> dict[str, A
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("floods")
     measurement.flag("--seconds", type=float, default=8.0, help="duration of each part")
     measurement.flag("--rounds", type=int, default=1)

@@ -47,7 +47,6 @@ def measure(caller: Caller, pid: int, count: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Prints the figures."""
     measurement = Measurement("front_requests")
     measurement.flag("--requests", type=int, default=480)
     args = measurement.begin()

@@ -76,6 +76,8 @@ class Measurement:
         self.flag("--json", action="store_true", help="print one JSON object per line")
         self.is_json = False
         self._missed = False
+        # Of the columns of the table that is printed, by their names.
+        self._widths: dict[str, int] = {}
 
     def begin(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Parses the flags and prints the machine. Exits with 2 at a wrong flag."""
@@ -89,6 +91,16 @@ class Measurement:
         shown = json.dumps(figures) if self.is_json else "\n".join(rows(figures)) if text is None else text
         if shown:
             print(shown, flush=True)
+
+    def row(self, figures: Mapping[str, Any]) -> None:
+        """Prints figures as a row of a table, whose columns are named where they change."""
+        cells, before = {name: words(value) for name, value in figures.items()}, self._widths
+        is_new = cells.keys() != before.keys()
+        width = {name: max(8, len(name), len(cell), 0 if is_new else before[name]) for name, cell in cells.items()}
+        if is_new:
+            self.note("\n" + "  ".join(f"{name.replace('_', ' '):>{width[name]}}" for name in cells))
+        self.line(figures, text="  ".join(f"{cell:>{width[name]}}" for name, cell in cells.items()))
+        self._widths = width
 
     def note(self, text: str) -> None:
         """Prints a sentence for people."""

@@ -1,4 +1,4 @@
-"""Measures the host's part of a worker's decode step: `python -m tests.measure.host_step [--json] [--against DIR]`.
+"""Measures the host's part of a worker's decode step: `python -m tests.measure.host_step [--json]`.
 
 Owns the rounds, the phases and the output; `host_step_load.py` has the load. A step parses the plan's frame, checks and
 applies the plan, lays it out, fills the staging buffer, and turns the tokens into the frame of a result. Figures are
@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -102,15 +102,8 @@ def measure(num_rows: int, load: Load, num_steps: int) -> dict[str, Any]:
         "rows": num_rows,
         "step_us": float(np.median(spent)),
         "spread": percentiles(spent, (10, 90)),
-        "phases": {label: float(np.median(of)) for label, of in phases.items() if of},
+        "phases_us": {label: float(np.median(of)) for label, of in phases.items() if of},
     }
-
-
-def report(line: dict[str, Any]) -> Iterator[str]:
-    """Yields the figures of one load as text."""
-    yield "{load}, {rows} rows: {step_us:.0f} us (p10 {p10:.0f}, p90 {p90:.0f})".format(**line, **line["spread"])
-    for label, micros in line["phases"].items():
-        yield f"  {label:<16}{micros:7.1f} us"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,8 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for draws in (False, True):
-        line = measure(args.rows, Load(draws=draws, mixed=args.mixed), args.steps)
-        measurement.line(line, text="\n".join(report(line)))
+        measurement.line(measure(args.rows, Load(draws=draws, mixed=args.mixed), args.steps))
     measurement.note(f"process CPU time, {args.steps} steps of each; numpy {np.__version__}, torch {torch.__version__}")
     return 0
 

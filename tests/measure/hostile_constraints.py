@@ -180,7 +180,6 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("hostile_constraints")
     measurement.flag("--rounds", type=int, default=3)
     found = measure(measurement.begin().rounds)

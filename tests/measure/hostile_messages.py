@@ -6,10 +6,8 @@ protobuf alone, which is what a service without a scan would do first. CPU time 
 is the rise of the process's peak over its value before the first run.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable
-from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 from tandem.v1 import control_pb2, inference_pb2
@@ -18,12 +16,15 @@ from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.sizes import Sizes
+from tests.measure import call
 from tests.measure.harness import Bar, Measurement
 from tests.measure.machine import peak_mb
+from tests.rigs.processes import Child
 
 NUM_BYTES = 4_000_000
 BAR_MS = 5.0
 RUNS, PEER_RUNS = 7, 3
+MOST_SECONDS = 120.0
 # A model with a long context: every limit that follows from it is larger than the message.
 SIZES = Sizes(prompt_tokens=131_071, text_chars=131_072 * 16, length=131_072)
 
@@ -91,42 +92,34 @@ def as_parsed(kind: type[Message], data: bytes) -> None:
     message.DiscardUnknownFields()
 
 
-def _measure(work: Callable[[type[Message], bytes], None], name: str, runs: int, answer: Any) -> None:
-    kind, make = MESSAGES[name]
+def measured(message: str, *, is_peer: bool) -> tuple[float, float]:
+    """The least CPU milliseconds per message of several runs, and the rise of this process's peak in megabytes."""
+    kind, make = MESSAGES[message]
+    work, runs = (as_parsed, PEER_RUNS) if is_peer else (as_served, RUNS)
     data = make()
     before, spent = peak_mb(), list[float]()
     for _ in range(runs):
         begun = time.process_time()
         work(kind, data)
         spent.append(time.process_time() - begun)
-    answer.send((1000 * min(spent), peak_mb() - before))
+    return 1000 * min(spent), peak_mb() - before
 
 
-def measure(work: Callable[[type[Message], bytes], None], name: str, runs: int) -> tuple[float, float]:
-    """Returns the CPU milliseconds per message and the rise of the memory peak in megabytes."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_measure, args=(work, name, runs, theirs))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    finally:
-        process.join()
+def measure(message: str, *, is_peer: bool) -> tuple[float, float]:
+    """Calls `measured` in a process of its own."""
+    child = Child(message, call.words("hostile_messages.measured", message=message, is_peer=is_peer))
+    return call.answer(child, MOST_SECONDS)
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("hostile_messages")
-    measurement.flag("--no-peer", action="store_true", help="do not measure the peer")
-    args = measurement.begin()
+    measurement.begin()
     measurement.note("messages of 4 MB: CPU and memory until the refusal, and of a parser alone")
     for name in MESSAGES:
-        cpu_ms, grown_mb = measure(as_served, name, RUNS)
-        line: dict[str, Any] = {"message": name, "cpu_ms": cpu_ms, "grown_mb": grown_mb}
-        if not args.no_peer:
-            line["peer_cpu_ms"], line["peer_grown_mb"] = measure(as_parsed, name, PEER_RUNS)
-        measurement.line(line)
+        cpu_ms, grown_mb = measure(name, is_peer=False)
+        peer_cpu_ms, peer_grown_mb = measure(name, is_peer=True)
+        peer = {"peer_cpu_ms": peer_cpu_ms, "peer_grown_mb": peer_grown_mb}
+        measurement.row({"message": name, "cpu_ms": cpu_ms, "grown_mb": grown_mb, **peer})
         measurement.bar(Bar(name=f"CPU ms, {name}", value=cpu_ms, limit=BAR_MS))
     return measurement.exit_code
 

@@ -129,7 +129,6 @@ def lines(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measures and prints."""
     measurement = Measurement("journal")
     measurement.flag("--rows", type=int, nargs="+", default=[32, 256], help="rows of a step")
     measurement.flag("--steps", type=int, default=1000, help="measured steps")

@@ -142,7 +142,6 @@ def steps(found: Sequence[Figures]) -> list[Figures]:
 
 
 def bars(step: Figures) -> Iterator[Bar]:
-    """The bars of a step."""
     name = f"{step.dtype}, {step.threads} threads, {step.rows} rows"
     if step.rows <= FEW_ROWS:
         yield Bar(name=f"share of the limit, {name}", value=step.share, limit=FEW_BAR, is_floor=True)
@@ -151,7 +150,6 @@ def bars(step: Figures) -> Iterator[Bar]:
 
 
 def line(each: Figures) -> str:
-    """One row of the report."""
     shape = f"{each.in_features} x {each.out_features}" if each.in_features > 1 else "all of a step"
     rates = "".join(f"{each.gflops(took):8.1f}" for took in (each.native_us, each.onednn_us, each.torch_us))
     gigabytes = each.in_features * each.out_features * (4 if each.dtype == "float32" else 2) / each.native_us / 1e3

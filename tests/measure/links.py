@@ -7,10 +7,7 @@ process that answers at once. Frames have the sizes of a decode plan of 256 rows
 links take turns; each figure is the least of the rounds: where the system places the threads changes it twofold.
 """
 
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,15 +20,14 @@ from tandem.internal.v1 import worker_pb2 as pb
 from gpu_worker.link.connection import Connection, read_keys
 from scheduler_svc.remote import WORKERS, RemoteListener, make
 from scheduler_svc.shell.links import RemoteLink, RouterLink
+from tests.measure import call
 from tests.measure.harness import Bar, Measurement
-from tests.rigs.processes import REPOSITORY, child_environment
+from tests.rigs.processes import Child
 
 # The most CPU time that CURVE may add to an exchange of a decode plan, in microseconds.
 BAR_US = 100.0
 ROWS, ROUNDS = 256, 25
 KINDS = ("ipc", "tcp", "curve")
-# The first argument of the process at the other end of a link.
-ANSWER = "answer"
 _RESULT = pb.WorkerToCore(
     result=pb.StepResult(generation=3, step=1 << 20, status=pb.STEP_STATUS_OK, tokens=bytes(4 * ROWS), compute_us=9000)
 ).SerializeToString()
@@ -49,9 +45,9 @@ def plans() -> dict[str, bytes]:
     }
 
 
-def answer(endpoint: str, keys: Path | None) -> None:
+def answer(endpoint: str, keys: str | None) -> None:
     """The worker's end: says hello, then answers each frame, until an empty one."""
-    connection = Connection(zmq.Context(), endpoint, None if keys is None else read_keys(keys, endpoint))
+    connection = Connection(zmq.Context(), endpoint, None if keys is None else read_keys(Path(keys), endpoint))
     while not connection.send(b"hello"):
         time.sleep(0.01)
     while frame := connection.socket.recv():
@@ -64,9 +60,7 @@ class Exchange:
     """One link with a worker at its other end."""
 
     def __init__(self, link: RouterLink, endpoint: str, keys: Path | None) -> None:
-        command = [sys.executable, "-m", "tests.measure.links", ANSWER, endpoint]
-        command += [] if keys is None else [str(keys)]
-        self._worker = subprocess.Popen(command, cwd=REPOSITORY, env=child_environment())
+        self._worker = Child("worker", call.words("links.answer", endpoint=endpoint, keys=keys and str(keys)))
         self.link = link
         self._peer = ""
         self._peer, _ = self._receive()
@@ -94,7 +88,6 @@ class Exchange:
 
 @contextmanager
 def exchanges(folder: Path) -> Iterator[dict[str, Exchange]]:
-    """Every kind of link."""
     make(folder / "keys", ["far"])
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # As for the remote link, so that each has an I/O thread of its own.
@@ -153,11 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [ANSWER]:
-        answer(sys.argv[2], Path(sys.argv[3]) if sys.argv[3:] else None)
-        code = 0
-    else:
-        code = main()
-    # The answering process ends with its socket.
-    sys.stdout.flush()
-    os._exit(code)
+    raise SystemExit(main())

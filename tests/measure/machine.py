@@ -30,7 +30,6 @@ def engine_cores(threads: int) -> set[int]:
 
 
 def place_engine(pid: int, threads: int) -> None:
-    """Pins an engine to its cores."""
     os.sched_setaffinity(pid, engine_cores(threads))
 
 
@@ -72,7 +71,6 @@ def waited_seconds(pid: int) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the engines and their libraries."""
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), **found}
 

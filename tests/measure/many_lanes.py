@@ -128,7 +128,6 @@ class ManyLanes:
         return self.tick()
 
     def rows_per_lane(self) -> list[int]:
-        """Returns the number of running rows of each lane."""
         return [lane.rows.num_seated for lane in self._core.lanes.values()]
 
 
@@ -173,20 +172,9 @@ def judged(line: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def table(line: dict[str, Any]) -> str:
-    """Returns one line as text."""
-    return (
-        f"{line['lanes']} lanes of {line['rows']} rows, {line['prefixes']} shared prefixes: {line['new']} new requests "
-        f"seated in {line['seating_ms']:.1f} ms ({line['seating_ms_all']}) over {line['seating_ticks']:.0f} ticks, the "
-        f"longest {line['tick_ms']:.1f} ms; the first seated {line['seated_at_once']}; decode tick "
-        f"{line['decode_ms']:.2f} ms; filling {line['fill_ms']:.0f} ms in {line['fill_ticks']} ticks; "
-        f"{line['rows_least']} to {line['rows_most']} rows per lane"
-    )
-
-
 def run(measurement: Measurement, num_lanes: int) -> None:
     """Measures without and with shared prefixes, and prints figures and bars."""
     for num_prefixes in (0, NUM_PREFIXES):
         line = measure(num_lanes, ROWS_PER_LANE, NUM_NEW, num_prefixes=num_prefixes, repeats=5)
-        measurement.line(line, text=table(line))
+        measurement.line(line)
         measurement.bar(*judged(line))

@@ -60,7 +60,6 @@ class MeasuredCore(LoadedCore):
         return effects
 
     def look_us(self) -> float:
-        """The time of a look at the core."""
         return _us_each(lambda: self.meter._look(self._core))
 
 
@@ -99,7 +98,6 @@ def measure_front() -> tuple[FrontMeter, dict[str, float]]:
 
 
 def measure(num_steps: int) -> dict[str, float]:
-    """All figures."""
     core = MeasuredCore(num_steps)
     for _ in range(num_steps):
         core.steady_step()
@@ -128,7 +126,6 @@ def _page_ms(page: Page) -> float:
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("metrics")
     measurement.flag("--steps", type=int, default=600, help="measured steps of the core")
     figures = measure(measurement.begin().steps)

@@ -7,7 +7,6 @@ with a core for each process. Owns the order, the figures and the report.
 """
 
 import csv
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from tests.measure import call
 from tests.measure.harness import Bar, Measurement, in_ms
 from tests.measure.machine import cpu_seconds, waited_seconds
 from tests.measure.overload_client import MAX_NEW_TOKENS
@@ -29,17 +29,6 @@ EDGE_SECONDS = 1.0
 TIMEOUT_SECONDS = 120.0
 
 
-def _client(rig: Rig, role: str, address: str, seconds: float, rate: float = 1.0) -> Child:
-    flags = ["--address", address, "--seconds", str(seconds), "--rate", str(rate)]
-    return rig.start(role, "tests.measure.overload_client", role, *flags)
-
-
-def _pids(scheduler: SchedulerProcess, worker: Child) -> dict[str, list[int]]:
-    children = psutil.Process(scheduler.pid).children()
-    front_ends = [child.pid for child in children if "scheduler_svc.frontend" in child.cmdline()]
-    return {"core": [scheduler.pid], "front ends": front_ends, "worker": [worker.pid]}
-
-
 def _idle_rows(steps: Path, begun: float, ended: float) -> float:
     """Returns the mean number of free rows while requests were refused, between these seconds of the steps file."""
     with steps.open() as file:
@@ -49,31 +38,32 @@ def _idle_rows(steps: Path, begun: float, ended: float) -> float:
 
 
 def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, rate: float, seconds: float) -> Any:
-    """Runs one part. Returns its figures."""
-    pids = _pids(scheduler, worker)
-    probe = _client(rig, "probe", scheduler.address, seconds)
-    caller = _client(rig, "load", scheduler.address, seconds, rate)
+    front_ends = [each.pid for each in scheduler.frontends()]
+    pids = {"core": [scheduler.pid], "front ends": front_ends, "worker": [worker.pid]}
+    asked: dict[str, Any] = {"address": scheduler.address, "seconds": seconds}
+    probe = rig.start("probe", *call.words("overload_client.probe", **asked))
+    caller = rig.start("load", *call.words("overload_client.load", rate=rate, **asked))
     # The steps file's clock starts with the service.
     origin = psutil.Process(scheduler.pid).create_time()
     before, begun = {name: sum(map(cpu_seconds, ids)) for name, ids in pids.items()}, time.time()
-    waited = sum(map(waited_seconds, pids["front ends"]))
-    answers = json.loads(caller.wait_line(r'^\{"ended_at".*\}$', seconds + TIMEOUT_SECONDS).group())
+    waited = sum(map(waited_seconds, front_ends))
+    answers = call.answer(caller, seconds + TIMEOUT_SECONDS)
     wall = time.time() - begun
     used = {name: sum(map(cpu_seconds, ids)) - before[name] for name, ids in pids.items()}
-    waited = sum(map(waited_seconds, pids["front ends"])) - waited
-    probed = json.loads(probe.wait_line(r'^\{"health_seconds".*\}$', TIMEOUT_SECONDS).group())
+    waited = sum(map(waited_seconds, front_ends)) - waited
+    health_seconds = call.answer(probe, TIMEOUT_SECONDS)
     in_time = [at for at in answers["ended_at"] if EDGE_SECONDS <= at <= seconds]
     goodput = len(in_time) / (seconds - EDGE_SECONDS)
     window = (begun - origin + 2 * EDGE_SECONDS, begun - origin + seconds - EDGE_SECONDS)
     return {
         "rate": rate,
-        "front_ends": len(pids["front ends"]),
+        "front_ends": len(front_ends),
         "requests": len(answers["lateness"]),
         "completed_per_second": goodput,
         "tokens_per_second": goodput * MAX_NEW_TOKENS,
         "refused": len(answers["refusals"]),
         "refusal_ms": in_ms(answers["refusals"]),
-        "health_ms": in_ms(probed["health_seconds"]),
+        "health_ms": in_ms(health_seconds),
         "first_token_ms": in_ms(answers["first_tokens"]),
         "idle_rows": _idle_rows(steps, *window),
         "client_late_ms": in_ms(answers["lateness"]),
@@ -101,7 +91,6 @@ def run(num_front_ends: int, seconds: float, quick_seconds: float) -> list[Any]:
 
 
 def bars(alone: Any, overload: Any) -> list[Bar]:
-    """Returns the bars of both parts."""
     share = overload["completed_per_second"] / alone["completed_per_second"]
     return [
         Bar(name="p99 of refusals in ms", value=overload["refusal_ms"].get("p99", float("nan")), limit=BAR_REFUSAL_MS),
@@ -112,7 +101,6 @@ def bars(alone: Any, overload: Any) -> list[Bar]:
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("overload")
     measurement.flag("--seconds", type=float, default=60.0, help="duration of the overload; part one takes half")
     measurement.flag("--front-ends", type=int, nargs="+", default=[1, 2])

@@ -1,17 +1,13 @@
-"""One client of the overload benchmark: `python -m tests.measure.overload_client load|probe --address A …`.
+"""The clients of the overload benchmark; they return raw times.
 
 `load` starts requests at given times, whether or not earlier ones have been answered; `probe` polls the service's
-health and load. Each is a process of its own, so that neither waits for the other or for the service. Prints one JSON
-object of raw times at the end, and exits when its input ends.
+health and load. Each is a process of its own, so that neither waits for the other or for the service.
 """
 
-import argparse
 import asyncio
-import json
 import random
-import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -75,7 +71,7 @@ async def _generate(stub: Any, request: inference_pb2.GenerateRequest, answers: 
     answers.others[what] = answers.others.get(what, 0) + 1
 
 
-async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
+async def load(address: str, rate: float, seconds: float) -> Answers:
     """Sends exactly `rate` requests per second, each at a random time within its interval."""
     rng, answers, tasks = random.Random(1), Answers(), set[asyncio.Task[None]]()
     options = [("grpc.use_local_subchannel_pool", 1)]
@@ -100,19 +96,19 @@ async def load(address: str, rate: float, seconds: float) -> dict[str, Any]:
         await asyncio.wait(tasks, timeout=TIMEOUT_SECONDS)
     for channel in channels:
         await channel.close()
-    return asdict(answers)
+    return answers
 
 
-async def probe(address: str, seconds: float) -> dict[str, Any]:
-    """Polls the latency of health checks and the number of running requests."""
-    health_seconds, running, end = list[float](), list[int](), time.perf_counter() + seconds
+async def probe(address: str, seconds: float) -> list[float]:
+    """Polls health and load. Returns the seconds of each health check."""
+    health_seconds, end = list[float](), time.perf_counter() + seconds
     async with grpc.aio.insecure_channel(address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         control: Any = control_pb2_grpc.ControlServiceStub(channel)
 
         async def ask_load() -> None:
             while time.perf_counter() < end:
-                running.append((await control.GetLoad(control_pb2.GetLoadRequest())).running)
+                await control.GetLoad(control_pb2.GetLoadRequest())
                 await asyncio.sleep(LOAD_EVERY_SECONDS)
 
         asking = asyncio.create_task(ask_load())
@@ -123,21 +119,4 @@ async def probe(address: str, seconds: float) -> dict[str, Any]:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             await asyncio.sleep(HEALTH_EVERY_SECONDS)
         await asking
-    return {"health_seconds": health_seconds, "running": running}
-
-
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="overload_client", allow_abbrev=False)
-    parser.add_argument("role", choices=("load", "probe"))
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--rate", type=float, default=1.0)
-    args = parser.parse_args()
-    run = load(args.address, args.rate, args.seconds) if args.role == "load" else probe(args.address, args.seconds)
-    print(json.dumps(asyncio.run(run)), flush=True)
-    sys.stdout.close()
-
-
-if __name__ == "__main__":
-    main()
+    return health_seconds

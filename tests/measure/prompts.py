@@ -8,14 +8,13 @@ for one request. Owns the rounds, the bound and the report.
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -36,24 +35,6 @@ BAR = 0.85
 LENGTHS, QUICK_LENGTHS = (128, 512, 1024, 4096), (128, 512)
 # Rounds of each length; fewer of long prompts, which take a second.
 ROUNDS, QUICK_ROUNDS, LONG = 15, 3, 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The medians of one length, over rounds in which the products and the prompt take turns."""
-
-    tokens: int
-    dtype: str
-    threads: int
-    prompt_ms: float
-    # The products of a prompt's tokens, and those of its last token alone (logits).
-    linears_ms: float
-    logits_ms: float
-    gemm_gflops: float
-    attention_bound_ms: float
-    # (linears + logits + attention's bound) / prompt, and its 10th and 90th percentile.
-    share: float
-    spread: dict[str, float]
 
 
 def visible_pairs(kind: AttentionKind, length: int) -> int:
@@ -137,8 +118,9 @@ def _num_tokens(x: Tensor) -> int:
     return x.numel() // x.shape[-1]
 
 
-def measure(runner: Runner, length: int, rounds: int) -> Figures:
-    """The figures of prompts of `length` tokens, on a warm runner."""
+def measure(runner: Runner, length: int, rounds: int) -> dict[str, Any]:
+    """The medians of prompts of `length` tokens, on a warm runner, over rounds in which the products and the prompt
+    take turns. Linears are the products of a prompt's tokens, logits those of its last token alone."""
     model = runner.on_device.model
     plans, linears = prompt_plans(runner, length), Linears(model)
     with linears.recorded():
@@ -152,29 +134,17 @@ def measure(runner: Runner, length: int, rounds: int) -> Figures:
         attention = flops * products / linears.flops
         times.append((prompt, products, logits, attention))
     shares = [(products + logits + attention) / prompt for prompt, products, logits, attention in times]
-    prompt, products, logits, attention = (statistics.median(each) for each in zip(*times, strict=True))
-    return Figures(
-        tokens=length,
-        dtype=str(next(iter(runner.on_device.cache.keys)).dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        prompt_ms=prompt * 1e3,
-        linears_ms=products * 1e3,
-        logits_ms=logits * 1e3,
-        gemm_gflops=linears.flops / products / 1e9,
-        attention_bound_ms=attention * 1e3,
-        share=statistics.median(shares),
-        spread=percentiles(shares, (10, 90)),
-    )
-
-
-HEADER = f"{'tokens':>7}{'prompt':>11}{'linears':>11}{'logits':>9}{'attention':>11}{'GEMM':>15}{'share of bound':>16}"
-
-
-def report(one: Figures) -> str:
-    """A row below the header."""
-    line = f"{one.tokens:>7}{one.prompt_ms:>8.1f} ms{one.linears_ms:>8.1f} ms{one.logits_ms:>6.1f} ms"
-    line += f"{one.attention_bound_ms:>8.1f} ms{one.gemm_gflops:>8.0f} GFLOP/s{one.share:>10.1%} "
-    return line + "({p10:.1%} to {p90:.1%})".format(**one.spread)
+    prompt, products, logits, attention = (median(each) for each in zip(*times, strict=True))
+    return {
+        "tokens": length,
+        "prompt_ms": prompt * 1e3,
+        "linears_ms": products * 1e3,
+        "logits_ms": logits * 1e3,
+        "attention_bound_ms": attention * 1e3,
+        "gemm_gflops": linears.flops / products / 1e9,
+        "share": median(shares),
+        "spread": percentiles(shares, (10, 90)),
+    }
 
 
 def profile(runner: Runner, length: int) -> str:
@@ -218,16 +188,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         measurement.parser.error(f"--tokens must be 1 to {max(LENGTHS)}")
     if args.threads == 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    measurement.note(f"{args.dtype}, threads: {args.threads}\n{HEADER}")
     with long_model() as folder:
         runner, *_ = start(settings_of(folder, args), folder)
         for length in args.tokens:
             rounds = QUICK_ROUNDS if args.quick else ROUNDS
             found = measure(runner, length, rounds if length < LONG else max(3, rounds // 3))
-            measurement.line(asdict(found), text=report(found))
-            measurement.bar(
-                Bar(name=f"share of the bound, {length} tokens", value=found.share, limit=BAR, is_floor=True)
-            )
+            measurement.row({"dtype": args.dtype, "threads": args.threads, **found})
+            name = f"share of the bound, {length} tokens"
+            measurement.bar(Bar(name=name, value=found["share"], limit=BAR, is_floor=True))
             if args.profile:
                 print(profile(runner, length), file=sys.stderr)
     return measurement.exit_code

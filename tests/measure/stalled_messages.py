@@ -83,7 +83,6 @@ async def measure(folder: Path, num_calls: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Prints the figures."""
     measurement = Measurement("stalled_messages")
     measurement.flag("--calls", type=int, nargs="+", default=[0, 100, 400, 1000])
     for num_calls in measurement.begin().calls:

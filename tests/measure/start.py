@@ -4,7 +4,6 @@ Starts `tandem serve` with the bundled model in a fresh runtime folder and sends
 times. The first start is not measured: it fills the caches. Owns the order of the starts, the bar and the report.
 """
 
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,7 +14,6 @@ from tests.measure.harness import Bar, Measurement, spread
 from tests.measure.start_run import Start, measure
 
 BAR_SECONDS = 5.0
-_DEVICE = "--device cpu"
 
 
 def summary(starts: list[Start]) -> dict[str, Any]:
@@ -38,23 +36,20 @@ def summary(starts: list[Start]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Returns 1 if the warm median misses the bar."""
     measurement = Measurement("start")
     measurement.flag("--repeats", type=int, default=5, help="measured warm starts")
     measurement.flag("--cold", action="store_true", help="before them, measure one start with empty caches")
     measurement.flag("--kill", action="store_true", help="kill the worker of each start, and measure the pause")
-    measurement.flag("--worker", default="", help='more flags of the worker, such as "--model DIR"')
     args = measurement.begin()
-    flags = shlex.join([*shlex.split(_DEVICE), *shlex.split(args.worker)])
     with tempfile.TemporaryDirectory(prefix="tandem-cold-") as folder:
         # The start that fills the caches is the cold one.
-        first = measure(caches=Path(folder) if args.cold else None, worker_flags=flags, kill=args.cold and args.kill)
+        caches = Path(folder) if args.cold else None
+        first = measure(caches, kill=args.cold and args.kill)
         if args.cold:
             measurement.line({"caches": "cold, seconds", **summary([first])})
         else:
             print(f"not measured: a first start, {first.first_token:.2f} s", file=sys.stderr)
-        caches = Path(folder) if args.cold else None
-        warm = [measure(caches=caches, worker_flags=flags, kill=args.kill) for _ in range(args.repeats)]
+        warm = [measure(caches, kill=args.kill) for _ in range(args.repeats)]
     found = summary(warm)
     measurement.line({"caches": "warm, seconds", **found})
     first_token = found["first_token"]["median"]

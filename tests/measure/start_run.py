@@ -5,13 +5,9 @@ Owns the process, the reading of its log, and the first request. Every time is i
 
 import json
 import re
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,16 +15,18 @@ from pathlib import Path
 import psutil
 
 from tandem_client import Client
-from tests.rigs.processes import REPOSITORY, child_environment
+from tests.measure.served import serving
+from tests.rigs.processes import Child
 
 PROMPT = "Return the"
 # Longer than any cold start.
 _MOST_SECONDS = 300.0
 # The worker's timed phases: "model files      0.02 s".
 _PHASE = re.compile(r"(.+?)\s+(\d+\.\d\d) s$")
+_LISTENS = r"frontend listening on ([\d.:]+)"
 _MILESTONES = {
     "the worker's first line": ("worker", re.compile(r"worker \d+ starts")),
-    "the front end listens": ("core", re.compile(r"frontend listening on (\S+)")),
+    "the front end listens": ("core", re.compile(_LISTENS)),
     "the worker has joined": ("core", re.compile(r"worker \S+ joined")),
     "the front end serves": ("frontend", re.compile(r"^serving ")),
 }
@@ -47,6 +45,16 @@ class Start:
     # From the end of the first worker to the first token that the next one computes.
     after_kill: float | None = None
 
+    def read(self, lines: Sequence[str], begun: float) -> None:
+        """Takes the milestones and phases of the first worker from JSON lines of the log; `begun` is a Unix time."""
+        for record in [json.loads(line) for line in lines if line.startswith("{")]:
+            at, message = datetime.fromisoformat(record["time"]).timestamp() - begun, record["message"]
+            for name, (process, pattern) in _MILESTONES.items():
+                if record["process"] == process and pattern.search(message):
+                    self.milestones.setdefault(name, at)
+            if record["process"] == "worker" and (phase := phase_of(message)) is not None:
+                self.phases.setdefault(*phase)
+
 
 def phase_of(message: str) -> tuple[str, float] | None:
     """The name and the seconds of a phase, if the message of the worker's log states one."""
@@ -54,92 +62,34 @@ def phase_of(message: str) -> tuple[str, float] | None:
     return None if found is None else (found[1], float(found[2]))
 
 
-class _Log:
-    """The JSON lines of `tandem serve`, read by a thread; times count from `begun`, a Unix time."""
-
-    def __init__(self, process: subprocess.Popen[str], begun: float) -> None:
-        self.start = Start()
-        self.address = ""
-        self.lines: list[str] = []
-        self._begun = begun
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._thread.start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append(line)
-            if line.startswith("{"):
-                self._note(json.loads(line))
-        self._listening.set()
-
-    def _note(self, record: dict[str, str]) -> None:
-        message = record["message"]
-        at = datetime.fromisoformat(record["time"]).timestamp() - self._begun
-        for name, (process, pattern) in _MILESTONES.items():
-            if record["process"] != process or name in self.start.milestones:
-                continue
-            if (found := pattern.search(message)) is not None:
-                self.start.milestones[name] = at
-                if found.groups():
-                    self.address = found[1]
-                    self._listening.set()
-        if record["process"] == "worker" and (phase := phase_of(message)) is not None:
-            # A worker that starts after a kill logs the same phases.
-            self.start.phases.setdefault(*phase)
-
-    def wait_address(self) -> str:
-        """Waits until the front end listens. Raises AssertionError with the log if it does not."""
-        self._listening.wait(_MOST_SECONDS)
-        assert self.address, "the service did not start:\n" + "".join(self.lines)
-        return self.address
-
-
-@contextmanager
-def _service(runtime_dir: str, caches: Path | None, worker_flags: str) -> Iterator[tuple[subprocess.Popen[str], _Log]]:
-    environment = child_environment()
-    if caches is not None:
-        environment |= {"XDG_CACHE_HOME": str(caches)}
-        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    flags = ["--listen", "127.0.0.1:0", "--runtime-dir", runtime_dir, "--log-format", "json"]
-    begun = time.time()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tandem_client.cli", "serve", *flags, f"--worker={worker_flags}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=REPOSITORY,
-        env=environment,
-        text=True,
-    )
-    try:
-        yield process, _Log(process, begun)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def measure(*, caches: Path | None = None, worker_flags: str = "--device cpu", kill: bool = False) -> Start:
+def measure(caches: Path | None, *, kill: bool) -> Start:
     """Starts the service in a fresh runtime folder, and sends one request as soon as it is ready.
 
     caches: a folder for the worker's caches, instead of the user's. kill: also kills the worker, and waits for the
     next.
     """
+    flags = ["--listen", "127.0.0.1:0", "--log-format", "json", "--worker=--device cpu"]
+    own = {} if caches is None else {"XDG_CACHE_HOME": str(caches), "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
+    start = Start()
     with tempfile.TemporaryDirectory(prefix="tandem-start-") as runtime_dir:
-        begun = time.perf_counter()
-        with _service(runtime_dir, caches, worker_flags) as (process, log), Client(log.wait_address()) as client:
+        begun, begun_at = time.perf_counter(), time.time()
+        with serving(Path(runtime_dir), *flags, environment=own) as serve, Client(_address(serve)) as client:
             client.wait_ready(_MOST_SECONDS)
             _first_token(client)
-            start = log.start
             start.first_token = time.perf_counter() - begun
-            start.cpu_seconds = _cpu_seconds(process.pid)
+            start.cpu_seconds = _cpu_seconds(serve.pid)
             if kill:
-                _worker_of(process.pid).kill()
+                _worker_of(serve.pid).kill()
                 killed = time.perf_counter()
                 _first_token(client)
                 start.after_kill = time.perf_counter() - killed
-        return start
+        serve.join_output()
+        start.read(serve.lines, begun_at)
+    return start
+
+
+def _address(serve: Child) -> str:
+    return serve.wait_line(_LISTENS, _MOST_SECONDS).group(1)
 
 
 def _first_token(client: Client) -> None:

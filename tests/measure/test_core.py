@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.measure import core
-from tests.measure.core_bars import judged
+from tests.measure.core import judged
 from tests.measure.schedulers.loaded_core import ADMITTED_TOKENS, PAGE_SIZE, LoadedCore
 
 PROMISED = {

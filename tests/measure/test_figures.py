@@ -56,9 +56,9 @@ def test_a_worker_that_was_given_up_beside_busy_loops_misses_the_bar(counts: lis
     runs = [
         dataclasses.replace(result("tandem", 1.0, TWO, TIMES), details={"workers_given_up": count}) for count in counts
     ]
-    [line] = bars.healthy_workers(runs, 4)
-    assert (line["bar"], line["value"]) == ("workers given up beside 4 busy loops", sum(counts))
-    assert line["met"] == (sum(counts) == 0)
+    bar = bars.healthy_workers(runs, 4)
+    assert (bar.name, bar.value) == ("workers given up beside 4 busy loops", sum(counts))
+    assert bar.is_met == (sum(counts) == 0)
 
 
 def test_different_tokens_are_reported_by_request_and_position() -> None:
@@ -70,35 +70,30 @@ def test_different_tokens_are_reported_by_request_and_position() -> None:
     [found] = bars.differences(load, runs)
     assert str(found) == "request 1: tandem and static differ from token 1 of 2"
     assert bars.cases([found, found]) == [([8, 9, 4], 5, 6)]
-    equal, ties = bars.token_lines(runs, [found], [{"margin": 2e-3, "below_best": 0.0}])
-    assert (equal["value"], equal["of"], ties["met"]) == (1, 2, False)
+    [equal] = bars.equal_tokens(runs, [found])
+    assert (equal["equal"], equal["of"], equal["differences"]) == (1, 2, [str(found)])
+    assert not bars.near_ties([{"margin": 2e-3, "below_best": 0.0}]).is_met
+    assert bars.near_ties([{"margin": 9e-4, "below_best": 0.0}]).is_met
 
 
 def test_limits_are_compared_with_wall_time() -> None:
-    runs = {"tandem": [result("tandem", 1.0, TWO, TIMES)], "static": [result("static", 3.19, TWO, TIMES)]}
-    rooflines = [{"tokens_per_second": 10.0}]
-    lines = {line["bar"]: line for line in bars.comparisons(1, 1, runs, rooflines)}
-    assert not lines["output tokens/s, tandem / static"]["met"]
-    assert lines["share of the roofline"] == {
-        "bar": "share of the roofline",
-        "value": 0.5,
-        "aim": 0.7,
-        "aim_met": False,
-    }
-    assert lines["scheduler and front end together, MB, under 300"]["met"]
-    runs["static"] = [result("static", 3.21, TWO, TIMES)]
-    assert bars.comparisons(1, 1, runs, rooflines)[0]["met"]
-    assert not bars.comparisons(1, 1, runs, rooflines)[0]["aim_met"]
+    runs = {"tandem": [result("tandem", 1.0, TWO, TIMES)]}
+    names = ["output tokens/s, tandem / static", "scheduler and front end together, MB"]
+    for seconds, is_met in ((3.19, False), (3.21, True)):
+        runs["static"] = [result("static", seconds, TWO, TIMES)]
+        found = list(bars.comparisons(1, 1, runs))
+        assert [(bar.name, bar.is_met) for bar in found] == list(zip(names, (is_met, True), strict=True))
+        speed, roofline = bars.aims(1, 1, runs, [{"tokens_per_second": 10.0}])
+        assert speed["aim"] == "output tokens/s, tandem / static: 4" and not speed["reached"]
+        assert roofline == {"aim": "share of the roofline: 0.7", "value": 0.5, "reached": False}
 
 
 def test_the_worker_alone_takes_the_time_of_the_replayed_steps() -> None:
     recorded = [(0.0, 0.1), (1.1, 2.0), (2.5, 3.0)]
-    replays = [[(10.0, 10.1), (10.1, 11.0), (11.0, 11.6)], [(20.0, 20.1), (20.1, 21.0), (21.0, 21.5)]]
-    found = tandem_engine.alone(recorded, replays, 1.0, 2.0)
-    # The median of two replays; the first step is the short round's.
+    found = tandem_engine.alone(recorded, [(10.0, 10.1), (10.1, 11.0), (11.0, 11.55)], 1.0, 2.0)
+    # The first step is the short round's.
     assert found["worker_alone_seconds"] == pytest.approx(1.45)
     assert found["service_per_worker_alone"] == pytest.approx(0.725)
-    assert tandem_engine.alone(recorded, [], 1.0, 2.0) == {}
     pauses = tandem_engine.pauses(recorded, 1.0, 2.0)
     assert pauses["in_steps_seconds"] == pytest.approx(1.4)
     assert pauses["between_steps_us"] == pytest.approx(0.5e6)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.measure import against
+from tests.measure import against, call
 from tests.measure.harness import Bar, Measurement, in_ms, in_turns, rows, spread
+from tests.rigs.processes import Child
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 def test_sides_take_turns_in_both_orders_and_warm_rounds_do_not_count() -> None:
@@ -63,6 +65,25 @@ def test_figures_are_printed_for_people_and_for_programs(capsys: pytest.CaptureF
         ["times:"],
         ["a:", "median", "1"],
     ]
+
+
+def test_a_table_names_its_columns_where_they_change(capsys: pytest.CaptureFixture[str]) -> None:
+    measurement = Measurement("any")
+    measurement.begin([])
+    table = [{"rows": 1, "step_us": 2.5}, {"rows": 20, "step_us": 3.5}, {"dtype": "float32"}]
+    for line in table:
+        measurement.row(line)
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split() for line in shown if line] == [
+        ["rows", "step", "us"], ["1", "2.5"], ["20", "3.5"], ["dtype"], ["float32"],
+    ]  # fmt: skip
+    assert len({len(line) for line in shown[1:4]}) == 1
+
+
+def test_a_function_is_called_in_a_process_of_its_own() -> None:
+    child = Child("in_ms", call.words("harness.in_ms", seconds=[0.001, 0.003], which=[50, 100]))
+    assert call.answer(child, TIMEOUT_SECONDS) == {"p50": 2.0, "p100": 3.0}
+    assert child.wait() == 0
 
 
 def test_figures_of_two_checkouts_are_compared_beside_a_control() -> None:

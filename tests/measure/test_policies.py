@@ -10,7 +10,7 @@ from tests.measure.policies import __main__ as command
 from tests.measure.policies.constants import SWEEPS, sweep
 from tests.measure.policies.experiments import EXPERIMENTS
 from tests.measure.policies.fairness import jain_index, max_min_shares
-from tests.measure.policies.placement import Placement, placed
+from tests.measure.policies.rivals import Placement, placed
 from tests.measure.policies.scenario import Experiment, Judged, Scenario, Variant
 from tests.measure.policies.summary import gain, verdict
 from tests.measure.policies.trial import constants, run
@@ -96,7 +96,7 @@ def test_the_command_prints_tables_and_lines(
     assert "tiny: one thing beats another" in out
     assert "one against other" in out
     assert command.main(["--only", "tiny", "--json", "--seeds", "2", "--requests", "30"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    _, *lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line.get("variant") for line in lines] == ["one", "other", None]
     assert len(lines[0]["seeds"]) == 2
     ratio = lines[0]["seeds"][0]["itl_p99"] / lines[1]["seeds"][0]["itl_p99"]

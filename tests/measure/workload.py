@@ -1,7 +1,6 @@
 """The workloads of every engine: prompts, output lengths, and a model of random weights.
 
-Owns the workloads' definitions and the model's files. Making the model needs torch, so it runs in a process of its own:
-`python -m tests.measure.workload FOLDER`.
+Owns the workloads' definitions and the model's files. Making the model needs torch, so it runs in a process of its own.
 """
 
 import json
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_contract.files import cache_dir
+from tests.measure import call
 from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
 
 # Small enough for a CPU core, shaped like real models.
@@ -127,7 +127,7 @@ def model_folder() -> Path:
     cache = cache_dir("benchmarks")
     folder = cache / "qwen3-512x8-2048-seed0"
     if not (folder / "complete").exists():
-        subprocess.run([sys.executable, "-m", "tests.measure.workload", str(folder)], check=True)
+        subprocess.run([sys.executable, "-m", *call.words("workload.make_model", folder=str(folder))], check=True)
     return folder
 
 
@@ -139,17 +139,13 @@ def tokenizer_json() -> bytes:
     return byte_level_json({piece: token for token, piece in enumerate(pieces)}, [])
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: str) -> None:
     """Writes weights, config and tokenizer, as `save_pretrained` does."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(MODEL_SEED)
     Qwen3ForCausalLM(Qwen3Config(**MODEL)).float().save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(tokenizer_json())
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    (folder / "complete").touch()
-
-
-if __name__ == "__main__":
-    make_model(Path(sys.argv[1]))
+    (Path(folder) / "tokenizer.json").write_bytes(tokenizer_json())
+    (Path(folder) / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (Path(folder) / "complete").touch()

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.measure.divergence.compare import Answer, Difference, compare, report
-from tests.measure.divergence.greedy import greedy_report, measure_greedy
+from tests.measure.divergence.compare import Answer, compare
+from tests.measure.divergence.greedy import measure_greedy
 from tests.measure.divergence.rounds import BUNDLED, KERNELS, SAMPLED, Requests, WorkerKind, measure
 from tests.measure.harness import Measurement
 from tests.measure.workload import model_folder
@@ -46,7 +46,7 @@ def main() -> int:
     if "greedy" in args.parts:
         for model in [args.model] if args.model else [BUNDLED / "model", model_folder()]:
             error = measure_greedy(model, texts, args.new_tokens, device=args.device, kernel=kernels[-1])
-            measurement.line(dataclasses.asdict(error), text=greedy_report([error]))
+            measurement.line({"greedy": "bfloat16 against float32", **dataclasses.asdict(error)})
     if missed:
         print(f"no stream met {', '.join(missed)}; increase --prompts or --new-tokens", file=sys.stderr)
     return 1 if missed else 0
@@ -57,7 +57,7 @@ def _sampled(
 ) -> list[str]:
     """Prints the rounds of each dtype and kernel. Returns those that did not meet their condition."""
     requests = Requests(texts=texts, new_tokens=args.new_tokens, options=SAMPLED)
-    found: list[Difference] = []
+    missed: list[str] = []
     for dtype in args.dtypes:
         answers: dict[str, list[Answer]] = {}
         for kernel in kernels:
@@ -66,18 +66,12 @@ def _sampled(
             alone, differences = measure(requests, worker)
             differences += [compare(f"as {other}", then, alone) for other, then in answers.items()]
             answers[kernel] = alone
-            own = [dataclasses.replace(each, dtype=dtype, kernel=kernel) for each in differences]
-            header, *lines = report(own).splitlines()
-            if not found:
-                measurement.note(header)
-            for one, text in zip(own, lines, strict=True):
-                measurement.line(dataclasses.asdict(one), text=text)
-            found += own
-    return [
-        f"{one.dtype} {one.kernel}: {one.name}"
-        for one in found
-        if (one.name == "worker killed" and not one.interrupted) or (one.name == "preempted" and not one.preempted)
-    ]
+            for one in differences:
+                rate = one.diverged / one.streams
+                measurement.row({"dtype": dtype, "kernel": kernel, **dataclasses.asdict(one), "rate": rate})
+                if {"worker killed": one.interrupted, "preempted": one.preempted}.get(one.name) == 0:
+                    missed.append(f"{dtype} {kernel}: {one.name}")
+    return missed
 
 
 if __name__ == "__main__":

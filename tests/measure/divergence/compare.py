@@ -22,8 +22,6 @@ class Difference:
     """One round compared with the round alone."""
 
     name: str
-    dtype: str = ""
-    kernel: str = ""
     streams: int
     diverged: int
     # Output tokens, the tokens from the first difference on, and the first such position in any stream.
@@ -57,7 +55,6 @@ def logprob_difference(one: Sequence[TokenLogprob], other: Sequence[TokenLogprob
 
 
 def compare(name: str, alone: Sequence[Answer], answers: Sequence[Answer]) -> Difference:
-    """Compares two rounds of the same requests."""
     pairs = list(zip(alone, answers, strict=True))
     places = [first_difference(one.tokens, other.tokens) for one, other in pairs]
     same = [
@@ -80,18 +77,3 @@ def compare(name: str, alone: Sequence[Answer], answers: Sequence[Answer]) -> Di
         preempted=sum(other.preemptions > 0 for _, other in pairs),
         interrupted=sum(other.worker_changes > 0 for _, other in pairs),
     )
-
-
-def report(found: Sequence[Difference]) -> str:
-    """Returns a line per round."""
-    head = f"{'dtype':<10}{'kernels':<8}{'round':<14}{'streams':>8}{'diverged':>9}{'rate':>8}"
-    head += f"{'tokens beyond':>16}{'earliest':>9}"
-    lines = [head + f"{'logprobs':>10}{'prompt':>10}{'preempted':>10}{'killed':>7}"]
-    for one in found:
-        beyond = f"{one.tokens_beyond} of {one.tokens}"
-        line = f"{one.dtype:<10}{one.kernel:<8}{one.name:<14}{one.streams:>8}{one.diverged:>9}"
-        line += f"{one.diverged / one.streams:>8.1%}{beyond:>16}"
-        line += f"{'-' if one.earliest is None else one.earliest:>9}{one.max_logprob_difference:>10.1e}"
-        line += f"{one.max_prompt_logprob_difference:>10.1e}{one.preempted:>10}{one.interrupted:>7}"
-        lines.append(line)
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The greedy text of bfloat16 compared with that of float32: how long they are equal, and how near the tie was then.
 
 At the first difference both have read the same tokens, so the gap between the logprobs that float32 gives to its own
-token and to the other one is the gap of their logits. Owns the comparison and its report.
+token and to the other one is the gap of their logits. Owns the comparison.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ class GreedyError:
     model: str
     streams: int
     # By output position p: the share of streams with equal first p tokens.
-    equal: dict[int, float]
+    equal_until: dict[int, float]
     # Equal tokens before the first difference, of all tokens up to it, the differing one included.
     equal_tokens: int
     compared_tokens: int
     # Gaps of logits in float32: where the texts first differ, and of its best two tokens at every compared position.
-    gaps: dict[str, float]
-    usual_gaps: dict[str, float]
+    gaps_at_first_difference: dict[str, float]
+    gaps_of_best_two: dict[str, float]
     # Differences with a token that is not among float32's best ones.
-    far: int
+    farther_than_best_20: int
     # The largest difference of a logprob of the same token after the same text.
     max_logprob_difference: float
 
@@ -66,12 +66,12 @@ def greedy_error(model: str, exact: Sequence[Answer], rounded: Sequence[Answer])
     return GreedyError(
         model=model,
         streams=len(pairs),
-        equal={p: sum(end >= p for end in ends) / len(ends) for p in POSITIONS if p <= longest},
+        equal_until={p: sum(end >= p for end in ends) / len(ends) for p in POSITIONS if p <= longest},
         equal_tokens=equal_tokens,
         compared_tokens=equal_tokens + sum(place is not None for place in places),
-        gaps=percentiles(gaps, _PERCENTILES),
-        usual_gaps=percentiles(usual, _PERCENTILES),
-        far=far,
+        gaps_at_first_difference=percentiles(gaps, _PERCENTILES),
+        gaps_of_best_two=percentiles(usual, _PERCENTILES),
+        farther_than_best_20=far,
         max_logprob_difference=largest,
     )
 
@@ -86,24 +86,3 @@ def measure_greedy(model: Path, texts: tuple[str, ...], new_tokens: int, *, devi
             found.append(together(client, requests, lambda _: None))
             client.close()
     return greedy_error(model.name, *found)
-
-
-def greedy_report(found: Sequence[GreedyError]) -> str:
-    """A paragraph per model."""
-    lines: list[str] = []
-    for one in found:
-        shares = ", ".join(f"{p}: {share:.0%}" for p, share in one.equal.items())
-        rate = one.equal_tokens / one.compared_tokens
-        lines += [
-            f"greedy, bfloat16 against float32, {one.model}: {one.streams} streams",
-            f"  texts still equal after so many tokens: {shares}",
-            f"  equal tokens up to the first difference: {one.equal_tokens} of {one.compared_tokens} ({rate:.1%})",
-            f"  gap of logits at the first difference: {_listed(one.gaps)}; farther than the best 20: {one.far}",
-            f"  gap between the best two at every position: {_listed(one.usual_gaps)}",
-            f"  largest difference of a logprob before: {one.max_logprob_difference:.1e}",
-        ]
-    return "\n".join(lines)
-
-
-def _listed(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2g}" for name, value in values.items()) or "none"

@@ -51,7 +51,6 @@ class Requests:
 
 
 def read(stream: GenerateStream) -> Answer:
-    """Reads the stream to its end."""
     for _ in stream:
         pass
     [sample] = stream.samples

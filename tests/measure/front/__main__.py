@@ -12,24 +12,25 @@ and the report.
 
 import argparse
 import contextlib
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from tests.measure import call
 from tests.measure.front import memory
 from tests.measure.front.figures import delivery_ms, stream_figures, wait_figures
 from tests.measure.front.probed_service import waits
 from tests.measure.harness import Bar, Measurement, in_turns, spread
 from tests.rigs.door import Door
-from tests.rigs.processes import Child, Rig, SchedulerProcess
+from tests.rigs.processes import Rig
 
 NUM_CORES = 2
 WAIT_BAR_MS = 20.0
@@ -79,11 +80,6 @@ def thread_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def _processes(scheduler: SchedulerProcess, worker: Child, client: Child) -> dict[str, list[int]]:
-    children = [child.pid for child in psutil.Process(scheduler.pid).children()]
-    return {"front_end": children, "core": [scheduler.pid], "client": [client.pid], "worker": [worker.pid]}
-
-
 def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]:
     """Flags of an instant worker that runs all streams at once."""
     page_size = 128
@@ -112,15 +108,20 @@ def run(
         scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), *more_flags, program=program)
         if door is None:
             rig.caller(scheduler).wait_serving()
-        notes = [f"--file={folder}/client.npy", f"--seconds={load.seconds}", *(door.client_flags if door else ())]
-        client = _client(rig, "stream", scheduler, load, notes)
+        door_keys = {"token": door and door.token, "tls_ca": door and str(door.authority)}
+        words = call.words(
+            "front.client.stream", address=scheduler.address, streams=load.num_streams, tokens=load.num_tokens,
+            seconds=load.seconds, file=f"{folder}/client.npy", **door_keys,
+        )  # fmt: skip
+        client = rig.start("client", *words)
         client.wait_line("^streaming$", TIMEOUT_SECONDS)
-        pids = _processes(scheduler, worker, client)
+        front_ends = [child.pid for child in psutil.Process(scheduler.pid).children()]
+        pids = {"front_end": front_ends, "core": [scheduler.pid], "client": [client.pid], "worker": [worker.pid]}
         before, begun = {who: sum(map(thread_seconds, ids)) for who, ids in pids.items()}, time.monotonic()
         client.wait_line("^over$", TIMEOUT_SECONDS)
         seconds = time.monotonic() - begun
         used = {who: sum(map(thread_seconds, ids)) - before[who] for who, ids in pids.items()}
-        checked = json.loads(client.wait_line(r'^\{"wrong".*\}$', TIMEOUT_SECONDS).group())
+        checked = call.answer(client, TIMEOUT_SECONDS)
         rows = np.load(folder / "client.npy")
         for child in (worker, scheduler):
             child.terminate()
@@ -139,77 +140,58 @@ def run(
         }
 
 
-def _client(rig: Rig, role: str, scheduler: SchedulerProcess, load: Load, more: list[str]) -> Child:
-    flags = ["--address", scheduler.address, f"--streams={load.num_streams}", f"--tokens={load.num_tokens}", *more]
-    return rig.start("client", "tests.measure.front.client", role, *flags)
+def with_and_without(
+    load: Load, num_runs: int, figure: Callable[[dict[str, Any]], float], **options: Any
+) -> tuple[dict[str, dict[str, float]], Bar]:
+    """Runs a load with these options and without, in turn. Returns the figure of both, and the bar of wrong tokens."""
+    sides = {"without": {}, "with": options}
+    runs = in_turns(
+        num_runs, {side: partial(run, load, 1, is_probed=False, **each) for side, each in sides.items()}
+    )  # fmt: skip
+    num_wrong = sum(each["wrong_streams"] for of in runs.values() for each in of)
+    found = {side: spread(list(map(figure, of))) for side, of in runs.items()}
+    return found, Bar(name="streams with wrong tokens", value=num_wrong, limit=0)
 
 
 def measure_door(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
-    """Runs a load with and without TLS and tokens, in turn. Returns the service's CPU per token of each run."""
+    """The service's CPU per token, with TLS and tokens and without."""
     with tempfile.TemporaryDirectory() as name:
-        door = Door(Path(name))
-        runs = in_turns(
-            num_runs,
-            {
-                "plain": lambda: run(load, 1, is_probed=False),
-                "door": lambda: run(load, 1, is_probed=False, door=door),
-            },
-        )
-    num_wrong = _num_wrong(runs)
-    cpu = {kind: [each["cpu_us_per_token"] for each in of] for kind, of in runs.items()}
-    found = {kind: spread([each["front_end"] + each["core"] for each in of]) for kind, of in cpu.items()}
-    ratio = found["door"]["median"] / found["plain"]["median"]
+        found, wrong = with_and_without(load, num_runs, service_us, door=Door(Path(name)))
+    bar = f"CPU per token with TLS and tokens, of that without, {load.name}"
+    ratio = found["with"]["median"] / found["without"]["median"]
     line = {"part": f"door, {load.name}", "cpu_us_per_token": found}
-    return line, [
-        Bar(name=f"CPU per token with TLS and tokens, of that without, {load.name}", value=ratio, limit=DOOR_BAR),
-        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
-    ]
+    return line, [Bar(name=bar, value=ratio, limit=DOOR_BAR), wrong]
 
 
-def _num_wrong(runs: dict[str, list[dict[str, Any]]]) -> int:
-    return sum(each["wrong_streams"] for of in runs.values() for each in of)
+def service_us(figures: dict[str, Any]) -> float:
+    """CPU us per token of front end and core."""
+    return figures["cpu_us_per_token"]["front_end"] + figures["cpu_us_per_token"]["core"]
 
 
 def measure_metrics(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
-    """Runs a load with and without a metrics page, in turn. Returns the front end's CPU per delta of each run."""
-    runs = in_turns(
-        num_runs,
-        {
-            "off": lambda: run(load, 1, is_probed=False),
-            "on": lambda: run(load, 1, is_probed=False, more_flags=METRICS_FLAGS),
-        },
-    )
-    num_wrong = _num_wrong(runs)
-    found = {
-        kind: spread([each["cpu_us_per_token"]["front_end"] * each["tokens_per_message"] for each in of])
-        for kind, of in runs.items()
-    }
-    added = found["on"]["median"] - found["off"]["median"]
+    """The front end's CPU per delta, with a metrics page and without."""
+
+    def per_delta(figures: dict[str, Any]) -> float:
+        return figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"]
+
+    found, wrong = with_and_without(load, num_runs, per_delta, more_flags=METRICS_FLAGS)
+    bar = f"CPU us per delta that metrics add to the front end, {load.name}"
+    added = found["with"]["median"] - found["without"]["median"]
     line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": found}
-    return line, [
-        Bar(name=f"CPU us per delta that metrics add to the front end, {load.name}", value=added, limit=METRICS_BAR_US),
-        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
-    ]
+    return line, [Bar(name=bar, value=added, limit=METRICS_BAR_US), wrong]
 
 
 def bars(load: Load, plain: dict[str, Any], probed: dict[str, Any]) -> list[Bar]:
-    """The bars of a load."""
-    cpu = plain["cpu_us_per_token"]
-    found = [
-        Bar(name="CPU us per token of front end and core", value=cpu["front_end"] + cpu["core"], limit=load.cpu_bar),
-        Bar(
-            name="longest wait of a token in the front end, ms", value=probed["front_end_ms"]["p100"], limit=WAIT_BAR_MS
-        ),
-        Bar(name="streams with wrong tokens", value=plain["wrong_streams"] + probed["wrong_streams"], limit=0),
-    ]
-    if load.speed_bar:
-        speed = Bar(name="tokens per second", value=plain["tokens_per_second"], limit=load.speed_bar, is_floor=True)
-        found.insert(0, speed)
-    return found
+    longest, num_wrong = probed["front_end_ms"]["p100"], plain["wrong_streams"] + probed["wrong_streams"]
+    return [
+        Bar(name="tokens per second", value=plain["tokens_per_second"], limit=load.speed_bar, is_floor=True),
+        Bar(name="CPU us per token of front end and core", value=service_us(plain), limit=load.cpu_bar),
+        Bar(name="longest wait of a token in the front end, ms", value=longest, limit=WAIT_BAR_MS),
+        Bar(name="streams with wrong tokens", value=num_wrong, limit=0),
+    ][load.speed_bar == 0 :]
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar]]]:
-    """Yields each part's figures and bars."""
     for load in (FAST, STEADY, PACED):
         if load.name in args.parts:
             of_part = replace(load, seconds=1.0) if args.quick else load
@@ -227,7 +209,6 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("front")
     measurement.flag("--quick", action="store_true", help="a smoke test with meaningless figures")
     measurement.flag("--parts", nargs="+", choices=_PARTS, default=_PARTS)

@@ -1,17 +1,15 @@
-"""The benchmark's callers as a process of their own: `python -m tests.measure.front.client ROLE --address A …`.
+"""The benchmark's callers as a process of their own.
 
 `stream` reads completions with the AsyncClient, all at once, and writes one row per message to a .npy file: stream,
 time (CLOCK_MONOTONIC), first token, number of tokens. Token -1 stands for the request. It prints `streaming` when every
-stream has its first token, and `over` --seconds later; then it closes the streams and checks every token that it read.
-`hold` opens calls, reads from each what --until says, prints `holding`, and keeps them open without reading on.
+stream has its first token, and `over` some seconds later; then it closes the streams and checks every token that it
+read. `hold` opens calls, reads from each up to its metadata or its first delta, prints `holding`, and keeps them open
+without reading on.
 """
 
-import argparse
 import asyncio
 import gc
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -72,38 +70,38 @@ class Streams:
             self.streaming.set()
 
 
-async def stream(args: argparse.Namespace) -> None:
-    """Reads all completions for a time."""
+async def stream(
+    address: str, streams: int, tokens: int, seconds: float, file: str, token: str | None, tls_ca: str | None
+) -> dict[str, float]:
+    """Reads all completions for a time. Returns the number of wrong streams, and when the time began and was over."""
     # The rows are kept, so the collector would go through them again and again.
     gc.freeze()
-    token = args.token_file.read_text() if args.token_file else None
-    tls = TlsSettings(ca=args.tls_ca) if args.tls_ca else None
-    async with AsyncClient(args.address, token=token, tls=tls) as client:
+    async with AsyncClient(address, token=token, tls=TlsSettings(ca=tls_ca) if tls_ca else None) as client:
         await client.wait_ready(30)
-        streams = Streams(client, args.streams, args.tokens)
-        tasks = [asyncio.create_task(streams.read(number)) for number in range(args.streams)]
-        await asyncio.wait([*tasks, asyncio.create_task(streams.streaming.wait())], return_when=asyncio.FIRST_COMPLETED)
+        every = Streams(client, streams, tokens)
+        tasks = [asyncio.create_task(every.read(number)) for number in range(streams)]
+        await asyncio.wait([*tasks, asyncio.create_task(every.streaming.wait())], return_when=asyncio.FIRST_COMPLETED)
         begun = time.monotonic()
         print("streaming", flush=True)
-        await asyncio.sleep(args.seconds)
+        await asyncio.sleep(seconds)
         over = time.monotonic()
         print("over", flush=True)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks)
-    np.save(args.file, np.array(streams.rows))
-    print(json.dumps({"wrong": streams.num_wrong, "begun": begun, "over": over}), flush=True)
+    np.save(file, np.array(every.rows))
+    return {"wrong": every.num_wrong, "begun": begun, "over": over}
 
 
-async def hold(args: argparse.Namespace) -> None:
-    """Opens the calls and keeps them open."""
+async def hold(address: str, streams: int, tokens: int, until: str) -> None:
+    """Opens the calls and keeps them open. `until`: metadata or delta."""
     opening = asyncio.Semaphore(_OPENING)
-    async with grpc.aio.insecure_channel(args.address, options=channel_options(args.address)) as channel:
+    async with grpc.aio.insecure_channel(address, options=channel_options(address, proxy=False)) as channel:
         generate: Any = inference_pb2_grpc.InferenceServiceStub(channel).Generate
 
         async def open_call(number: int) -> Any:
             request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt(number % 4096)))
-            request.stop.max_new_tokens, request.stop.ignore_eos = args.tokens, True
+            request.stop.max_new_tokens, request.stop.ignore_eos = tokens, True
             async with opening:
                 call = generate(request)
                 await call.initial_metadata()
@@ -113,28 +111,8 @@ async def hold(args: argparse.Namespace) -> None:
             while (await call.read()).WhichOneof("event") != "delta":
                 pass
 
-        calls = await asyncio.gather(*(open_call(number) for number in range(args.streams)))
-        if args.until == "delta":
+        calls = await asyncio.gather(*(open_call(number) for number in range(streams)))
+        if until == "delta":
             await asyncio.gather(*(read_delta(call) for call in calls))
         print("holding", flush=True)
         await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Runs one role."""
-    parser = argparse.ArgumentParser(prog="front.client", allow_abbrev=False)
-    parser.add_argument("role", choices=("stream", "hold"))
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of `stream`: the time with all streams")
-    parser.add_argument("--file", type=Path, help="of `stream`: where the rows go")
-    parser.add_argument("--token-file", type=Path, help="of `stream`")
-    parser.add_argument("--tls-ca", type=Path, help="of `stream`")
-    parser.add_argument("--until", choices=("metadata", "delta"), default="metadata")
-    args = parser.parse_args()
-    asyncio.run(stream(args) if args.role == "stream" else hold(args))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,11 +3,10 @@
 A stream is a Generate call; its caller has read the first token; the worker makes a step every 2 s. An empty call
 is one of the same client to a grpc.aio server with the same options; its handler has read the request, has sent the
 initial metadata and waits. Figures are resident memory (RssAnon) after all calls are open, less that before the first.
-Owns both servers' start and the figures; `python -m tests.measure.front.memory` is the empty server.
+Owns both servers' start and the figures.
 """
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ import psutil
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.rpc.options import server_options
+from tests.measure import call
 from tests.measure.harness import Bar
 from tests.rigs.processes import Child, Rig
 
@@ -36,8 +36,8 @@ def resident_kb(pid: int) -> float:
 
 
 def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
-    flags = ["--address", address, f"--streams={num_streams}", f"--tokens={_NUM_TOKENS}", f"--until={until}"]
-    client = rig.start("hold", "tests.measure.front.client", "hold", *flags)
+    asked = {"address": address, "streams": num_streams, "tokens": _NUM_TOKENS, "until": until}
+    client = rig.start("hold", *call.words("front.client.hold", **asked))
     client.wait_line("^holding$", TIMEOUT_SECONDS)
     return client
 
@@ -51,9 +51,8 @@ def _held_kb(rig: Rig, pids: dict[str, int], address: str, num_streams: int, unt
 
 
 def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:
-    """Returns the figures and the bar."""
     with Rig() as rig:
-        empty = rig.start("empty server", "tests.measure.front.memory")
+        empty = rig.start("empty server", *call.words("front.memory.serve_empty"))
         address = empty.wait_line(r"^listening on (\S+)$").group(1)
         of_empty = _held_kb(rig, {"server": empty.pid}, address, num_streams, "metadata")["server"]
         for child in rig.children:
@@ -93,7 +92,3 @@ async def serve_empty() -> None:
     await server.start()
     print(f"listening on 127.0.0.1:{port}", flush=True)
     await server.wait_for_termination()
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(serve_empty()))

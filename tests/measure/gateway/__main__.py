@@ -10,7 +10,6 @@ from tests.measure.harness import Measurement
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("gateway")
     measurement.flag("what", nargs="*", default=["cpu", "ttft", "attack"])
     measurement.flag("--rounds", type=int, default=5)

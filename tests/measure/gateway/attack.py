@@ -7,14 +7,16 @@ without and with the attack take turns.
 import asyncio
 import json
 import ssl
-import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from tests.measure import call
 from tests.measure.gateway.attacker import ADDRESSES, BODIES, HANDSHAKES, SLOW_BODIES
-from tests.measure.harness import Bar, Measurement, in_ms
+from tests.measure.gateway.cpu import started
+from tests.measure.harness import Bar, Measurement, in_ms, in_turns
 from tests.measure.machine import cpu_seconds
 from tests.rigs.authorities import Authority
 from tests.rigs.processes import Child
@@ -68,7 +70,6 @@ class _Caller:
             await asyncio.sleep(1 / CALLS_PER_SECOND)
 
     async def run(self) -> None:
-        """Calls for some seconds."""
         works = [asyncio.create_task(self.stream()) for _ in range(NUM_STREAMS)]
         works.append(asyncio.create_task(self.call()))
         await asyncio.sleep(SECONDS)
@@ -81,8 +82,7 @@ class _Caller:
 def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> dict[str, float]:
     caller, attacker, before = _Caller(port, certificate), None, cpu_seconds(gateway.pid)
     if attacked:
-        arguments = ["tests.measure.gateway.attacker", f"127.0.0.1:{port}", "--seconds", str(SECONDS + 2)]
-        attacker = Child("attacker", arguments)
+        attacker = Child("attacker", call.words("gateway.attacker.attack", port=port, seconds=SECONDS + 2))
         attacker.wait_line("attack begins")
         # The slow bodies are there.
         time.sleep(1.0)
@@ -91,10 +91,7 @@ def _round(port: int, certificate: Path, gateway: Child, *, attacked: bool) -> d
     found = {"gap_p50": gaps["p50"], "gap_p99": gaps["p99"], "call_p50": calls["p50"], "call_p99": calls["p99"]}
     found["gateway_cpu"] = (cpu_seconds(gateway.pid) - before) / SECONDS
     if attacker is not None:
-        assert attacker.wait() == 0, attacker.output()
-        said = attacker.wait_line(r"^\{.*\}$").group()
-        sent = json.loads(said)
-        found["attacker_cpu"] = sent["cpu"] / sent["seconds"]
+        found["attacker_cpu"] = call.answer(attacker, 60.0)
     return found
 
 
@@ -103,25 +100,15 @@ def measure(measurement: Measurement, *, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pair = Authority(Path(folder)).issue("gateway", "IP:127.0.0.1")
         certificate = Path(folder) / "authority.pem"
-        service = Child("service", ["tests.measure.gateway.service", "--rate", str(RATE), "--token", TOKEN])
-        address = service.wait_line(r"listening on (\S+)").group(1)
         flags = ["--listen", "0.0.0.0:0", "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
-        gateway = Child("gateway", ["tandem_client.gateway", "--address", address, *flags])
-        port = int(gateway.wait_line(r"gateway listening on \S+:(\d+)").group(1))
-        try:
-            _round(port, certificate, gateway, attacked=False)
-            quiet, loud = list[dict[str, float]](), list[dict[str, float]]()
-            for _ in range(rounds):
-                quiet.append(_round(port, certificate, gateway, attacked=False))
-                loud.append(_round(port, certificate, gateway, attacked=True))
-        except (AssertionError, OSError, EOFError, subprocess.SubprocessError):
-            print(gateway.output(), flush=True)
-            raise
-        finally:
-            gateway.kill()
-            service.kill()
-    alone = {name: median(each[name] for each in quiet) for name in quiet[0]}
-    beside = {name: median(each[name] for each in loud) for name in loud[0]}
+        with started(RATE, *flags, token=TOKEN) as (_, url, gateway):
+            one_round = partial(_round, int(url.rpartition(":")[2]), certificate, gateway)
+            one_round(attacked=False)
+            found = in_turns(
+                rounds, {"quiet": partial(one_round, attacked=False), "loud": partial(one_round, attacked=True)}
+            )
+    loud = found["loud"]
+    alone, beside = ({name: median(each[name] for each in of) for name in of[0]} for of in (found["quiet"], loud))
     measurement.line(
         {
             "attack": f"{BODIES:g} bodies of 4 MiB/s, {HANDSHAKES:g} half-open handshakes/s, "

@@ -1,13 +1,11 @@
-"""Callers without a token: `python -m tests.measure.gateway.attacker HOST:PORT [--seconds S]`. Only for 127.0.0.1.
+"""Callers without a token, as a process of their own. Only for 127.0.0.1.
 
 From each of several addresses of this machine, over TLS: bodies of 4 MiB, handshakes that stop after their first
-message, and bodies of which a byte comes each second. It prints what it sent, and its CPU time, as one JSON object.
+message, and bodies of which a byte comes each second.
 """
 
-import argparse
 import asyncio
 import contextlib
-import json
 import socket
 import ssl
 import time
@@ -40,16 +38,12 @@ def first_message() -> bytes:
 
 
 class Attacker:
-    """All of its connections."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        assert target[0] == "127.0.0.1", "an attack on this machine alone"
-        self._target, self._context, self._hello = target, _context(), first_message()
+    def __init__(self, port: int) -> None:
+        self._target, self._context, self._hello = ("127.0.0.1", port), _context(), first_message()
         self.counts = Counter[str]()
         self._number = 0
 
     async def run(self, seconds: float) -> None:
-        """Attacks for so long."""
         works = [
             self._often(BODIES, self._body),
             self._often(HANDSHAKES, self._half_open),
@@ -131,23 +125,11 @@ class Attacker:
                 pass
 
 
-async def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.gateway.attacker", allow_abbrev=False)
-    parser.add_argument("target")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    args = parser.parse_args()
-    host, _, port = args.target.rpartition(":")
-    attacker = Attacker((host, int(port)))
+async def attack(port: int, seconds: float) -> float:
+    """Attacks for so long. Returns the share of a core that it took."""
+    attacker = Attacker(port)
     began, cpu = time.monotonic(), time.process_time()
     print("attack begins", flush=True)
-    await attacker.run(args.seconds)
-    took = time.monotonic() - began
-    print(
-        json.dumps({**attacker.counts, "seconds": round(took, 1), "cpu": round(time.process_time() - cpu, 2)}),
-        flush=True,
-    )
-
-
-if __name__ == "__main__":
-    asyncio.run(main())
+    await attacker.run(seconds)
+    print(dict(attacker.counts), flush=True)
+    return (time.process_time() - cpu) / (time.monotonic() - began)

@@ -1,13 +1,8 @@
-"""A fake service: `python -m tests.measure.gateway.service [--rate PER_SECOND] [--apart] [--token TOKEN]`.
-
-It prints its address. With `--token` it knows the callers that have this one.
+"""A fake service as a process of its own; it prints its address.
 
 Every Generate call gets Accepted, then deltas of one token each, as many as max_new_tokens, then Finished and Summary.
-All streams get a token at once, as those of a step do: `--rate` times per second, or as fast as they are read. With
-`--apart` each has its own clock, and its first token at once.
 """
 
-import argparse
 import asyncio
 from typing import Any
 
@@ -95,22 +90,16 @@ class _Service(grpc.GenericRpcHandler):
             await context.write(message)
 
 
-async def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.gateway.service", allow_abbrev=False)
-    parser.add_argument("--rate", type=float, default=0.0)
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--token")
-    args = parser.parse_args()
-    server, service = grpc.aio.server(), _Service(args.rate, is_apart=args.apart, token=args.token)
+async def serve(rate: float, *, is_apart: bool = False, token: str | None = None) -> None:
+    """All streams get a token at once, as those of a step do: `rate` times per second, or as fast as they are read (0).
+
+    If `is_apart` each has its own clock, and its first token at once. With a token it knows the callers that have it.
+    """
+    server, service = grpc.aio.server(), _Service(rate, is_apart=is_apart, token=token)
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(f"listening on 127.0.0.1:{port}", flush=True)
-    if args.rate and not args.apart:
+    if rate and not is_apart:
         await service.tick()
     await server.wait_for_termination()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

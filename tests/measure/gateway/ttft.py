@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 
-from tests.measure.gateway.cpu import start
+from tests.measure.gateway.cpu import started
 from tests.measure.gateway.http_stream import first_event, read_stream
 from tests.measure.harness import Bar, Measurement, in_ms
 
@@ -57,13 +57,8 @@ async def _measure(address: str, url: str) -> tuple[list[float], list[float]]:
 
 def measure(measurement: Measurement) -> None:
     """Prints percentiles in milliseconds and the bar."""
-    service, gateway, url = start(RATE, "--apart")
-    address = service.wait_line(r"listening on (\S+)").group(1)
-    try:
+    with started(RATE, is_apart=True) as (address, url, _):
         direct, through = map(in_ms, asyncio.run(_measure(address, url)))
-    finally:
-        gateway.kill()
-        service.kill()
     more = through["p50"] - direct["p50"]
     measurement.line({"streams": NUM_STREAMS, "tokens_per_second": RATE, "grpc_ms": direct, "gateway_ms": through})
     measurement.bar(Bar(name="ms that the gateway adds to the median first token", value=more, limit=BAR_MS))

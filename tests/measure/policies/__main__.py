@@ -5,7 +5,6 @@ figures on any machine.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,9 +12,9 @@ from dataclasses import asdict
 from itertools import starmap
 from statistics import median
 
+from tests.measure.harness import Measurement
 from tests.measure.policies.constants import SWEEPS, sweep
 from tests.measure.policies.experiments import EXPERIMENTS
-from tests.measure.policies.scenario import Experiment, Scenario, Variant
 from tests.measure.policies.summary import gains, table, verdict
 from tests.measure.policies.trial import Figures, run
 
@@ -24,7 +23,8 @@ SEEDS, QUICK_SEEDS, QUICK_REQUESTS = 3, 1, 300
 
 def main(argv: Sequence[str]) -> int:
     """Returns exit code 0, independent of the results."""
-    args = _arguments(argv)
+    measurement = Measurement("policies")
+    args = _arguments(measurement, argv)
     seeds = args.seeds or (QUICK_SEEDS if args.quick else SEEDS)
     requests = args.requests or (QUICK_REQUESTS if args.quick else 0)
     chosen = [sweep(name) for name in args.constant] if args.constant else [EXPERIMENTS[name] for name in args.only]
@@ -38,32 +38,32 @@ def main(argv: Sequence[str]) -> int:
     results = _results(work, args.jobs)
     for experiment in chosen:
         runs: dict[tuple[str, str], list[Figures]] = {}
-        _show(args.json, "", f"{experiment.name}: {experiment.claim}")
+        measurement.note(f"\n{experiment.name}: {experiment.claim}")
         for scenario in experiment.scenarios:
             for variant in experiment.variants:
                 runs[scenario.name, variant.name] = [next(results) for _ in range(seeds)]
-                if args.json:
-                    _print_json(experiment, scenario, variant, runs[scenario.name, variant.name])
-            _show(args.json, "", table(experiment, scenario, runs))
-        _show(args.json, "", verdict(experiment, runs))
-        if args.json:
-            found = [asdict(each) for each in gains(experiment, runs)]
-            print(json.dumps({"experiment": experiment.name, "gains": found}), flush=True)
+                of_seeds = runs[scenario.name, variant.name]
+                middle = {name: median(each[name] for each in of_seeds) for name in of_seeds[0]}
+                line = {"experiment": experiment.name, "scenario": scenario.name, "variant": variant.name}
+                measurement.line({**line, "median": middle, "seeds": of_seeds}, text="")
+            measurement.note(f"\n{table(experiment, scenario, runs)}")
+        found = [asdict(each) for each in gains(experiment, runs)]
+        text = f"\n{verdict(experiment, runs)}"
+        measurement.line({"experiment": experiment.name, "gains": found}, text=text)
     return 0
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.policies", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME",
-                        help=f"experiments: {', '.join(EXPERIMENTS)} (all)")  # fmt: skip
-    parser.add_argument("--constant", nargs="+", choices=list(SWEEPS), metavar="NAME",
-                        help=f"compare values of a constant in place of experiments: {', '.join(SWEEPS)}")  # fmt: skip
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"seeds per run ({SEEDS})")
-    parser.add_argument("--requests", type=int, metavar="N", help="most requests per run")
-    parser.add_argument("--quick", action="store_true", help=f"one seed, {QUICK_REQUESTS} requests: a minute")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--json", action="store_true", help="one object per line")
-    return parser.parse_args(argv)
+def _arguments(measurement: Measurement, argv: Sequence[str]) -> argparse.Namespace:
+    flag = measurement.flag
+    flag("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), metavar="NAME",
+         help=f"experiments: {', '.join(EXPERIMENTS)} (all)")  # fmt: skip
+    flag("--constant", nargs="+", choices=list(SWEEPS), metavar="NAME",
+         help=f"compare values of a constant in place of experiments: {', '.join(SWEEPS)}")  # fmt: skip
+    flag("--seeds", type=int, metavar="N", help=f"seeds per run ({SEEDS})")
+    flag("--requests", type=int, metavar="N", help="most requests per run")
+    flag("--quick", action="store_true", help=f"one seed, {QUICK_REQUESTS} requests: a minute")
+    flag("--jobs", type=int, default=1, metavar="N", help="processes (1)")
+    return measurement.begin(argv)
 
 
 # The experiment, whether it is a sweep, the indexes of scenario and variant, the seed, the most requests.
@@ -82,17 +82,6 @@ def _results(work: Sequence[_Job], jobs: int) -> Iterator[Figures]:
 def _one(experiment: str, is_sweep: bool, scenario: int, variant: int, seed: int, requests: int) -> Figures:
     found = sweep(experiment) if is_sweep else EXPERIMENTS[experiment]
     return run(found.scenarios[scenario], found.variants[variant], seed, requests=requests)
-
-
-def _print_json(experiment: Experiment, scenario: Scenario, variant: Variant, of_seeds: Sequence[Figures]) -> None:
-    middle = {name: median(each[name] for each in of_seeds) for name in of_seeds[0]}
-    line = {"experiment": experiment.name, "scenario": scenario.name, "variant": variant.name, "median": middle}
-    print(json.dumps({**line, "seeds": list(of_seeds)}), flush=True)
-
-
-def _show(is_json: bool, *lines: str) -> None:
-    if not is_json:
-        print(*lines, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

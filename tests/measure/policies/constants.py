@@ -11,7 +11,7 @@ from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
 from scheduler_svc.core.state import lane_schedule
 from tests.measure.policies.experiments import ADMISSION, CACHE, FAIR, MIXED, ROUTING
-from tests.measure.policies.priorities import small_tenants_first
+from tests.measure.policies.rivals import small_tenants_first
 from tests.measure.policies.scenario import Change, Experiment, Judged, Scenario, Variant
 
 

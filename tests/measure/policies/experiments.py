@@ -6,7 +6,7 @@ Owns what is compared. Lengths are heavy-tailed: lognormal of sigma 1, so that o
 from collections.abc import Sequence
 from functools import partial
 
-from tests.measure.policies.placement import Placement, placed
+from tests.measure.policies.rivals import Placement, placed
 from tests.measure.policies.scenario import Experiment, Judged, Scenario, Variant
 
 # Prompts of 512 tokens and answers of 256. Callers limit answers to 2,048.

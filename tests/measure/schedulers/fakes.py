@@ -1,11 +1,11 @@
-"""Stand-ins for modules that a peer's scheduler imports and does not need.
+"""Stand-ins for modules that a peer's scheduler imports and does not need, and the measuring loop of every peer.
 
 Owns nothing. A fake module has every attribute: a class that accepts any arguments.
 """
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,3 +56,17 @@ def package(name: str, folder: Path) -> None:
     module = ModuleType(name)
     module.__path__ = [str(folder)]
     sys.modules[name] = module
+
+
+def steady_steps(step: Callable[[], tuple[dict[str, float], int]], num_rows: int, times: int) -> dict[str, list[float]]:
+    """Runs `times` steps. Returns the series of each figure.
+
+    Raises AssertionError if a step did not decode all rows.
+    """
+    series: dict[str, list[float]] = {}
+    for _ in range(times):
+        figures, num_decoding = step()
+        assert num_decoding == num_rows
+        for key, value in figures.items():
+            series.setdefault(key, []).append(value)
+    return series

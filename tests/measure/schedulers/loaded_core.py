@@ -128,7 +128,6 @@ class LoadedCore:
         return value
 
     def load(self) -> Load:
-        """Returns the core's own load figures."""
         [reply] = self._handle(ev.LoadQuery(frontend=_FRONTEND, query=0))
         assert isinstance(reply, fx.LoadReply)
         return reply.load

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.measure.schedulers.fakes import fake, fake_missing, package
-from tests.measure.schedulers.steady import steady_steps
+from tests.measure.schedulers.fakes import fake, fake_missing, package, steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # mini-sglang's default.

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.measure.schedulers.fakes import fake, package
-from tests.measure.schedulers.steady import steady_steps
+from tests.measure.schedulers.fakes import fake, package, steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 _BLOCK = 256

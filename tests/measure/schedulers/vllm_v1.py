@@ -16,8 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tests.measure.schedulers.fakes import fake_missing
-from tests.measure.schedulers.steady import steady_steps
+from tests.measure.schedulers.fakes import fake_missing, steady_steps
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # vLLM's default on CUDA.

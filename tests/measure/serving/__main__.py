@@ -6,10 +6,13 @@ Owns the command line and the exit code.
 """
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from tests.measure import machine, workload
 from tests.measure.harness import Measurement
-from tests.measure.serving import bars, measure, report
+from tests.measure.result import EngineResult
+from tests.measure.serving import bars, measure
 from tests.measure.serving.tandem_engine import Options
 
 # By workload; those without an interpreter are left out.
@@ -30,7 +33,6 @@ def parsed(measurement: Measurement) -> tuple[argparse.Namespace, dict[str, meas
     flag("--vllm", metavar="PYTHON", help="interpreter with vLLM's CPU build")
     flag("--llama", metavar="PYTHON", help="interpreter with llama-cpp-python and gguf")
     flag("--engines", help="some of tandem, static, continuous, vllm, llama, separated by commas")
-    flag("--replays", type=int, default=1, help="replays of each run by its worker alone")
     flag("--profile", action="store_true", help="print where the time of a worker's step goes")
     flag(
         "--busy", type=int, default=0, metavar="N", help="beside N busy loops: no worker may be given up; no other bars"
@@ -41,8 +43,6 @@ def parsed(measurement: Measurement) -> tuple[argparse.Namespace, dict[str, meas
         parser.error(f"--repeats is {args.repeats}; it must be at least 1")
     if args.busy and "tandem" not in (args.engines or "tandem").split(","):
         parser.error("--busy needs the engine tandem")
-    if args.replays < args.profile:
-        parser.error(f"--replays is {args.replays}; --profile needs one")
     most = len(workload.WORKLOADS[args.workload]().prompts)
     if args.requests is not None and not 1 <= args.requests <= most:
         parser.error(f"--requests is {args.requests}; workload {args.workload} has 1 to {most}")
@@ -61,38 +61,49 @@ def parsed(measurement: Measurement) -> tuple[argparse.Namespace, dict[str, meas
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("serving")
     args, known = parsed(measurement)
     load = workload.quick() if args.quick else workload.WORKLOADS[args.workload]()
     if args.requests is not None:
         load = load.first_requests(args.requests)
     model = workload.model_folder()
-    options = Options(threads=args.threads, replays=args.replays, profiled=args.profile, busy=args.busy)
+    options = Options(threads=args.threads, profiled=args.profile, busy=args.busy)
     measured = measure.measure(args.engines, known, args.repeats, load, model, options)
     results = measured.results
-    if args.busy:
-        lines = bars.healthy_workers(results["tandem"], args.busy)
-    else:
-        found = bars.differences(load, results)
-        lines = bars.comparisons(args.workload, args.threads, results, measured.rooflines)
-        lines += bars.token_lines(results, found, measure.near_ties(model, bars.cases(found)))
-    about = {
-        "workload": f"workload {args.workload}: {load.description()}; {args.threads} threads",
-        "model": workload.MODEL_LINE,
-        "versions": machine.versions(),
-        "quick": args.quick,
-    }
-    summaries = [report.summary(results[engine]) for engine in args.engines]
-    measurement.line(about)
-    for figures in summaries:
-        measurement.line(figures, text="\n".join(report.engine(figures)))
+    measurement.line(
+        {
+            "workload": f"workload {args.workload}: {load.description()}; {args.threads} threads",
+            "model": workload.MODEL_LINE,
+            "versions": machine.versions(),
+            "quick": args.quick,
+        }
+    )
+    for engine in args.engines:
+        measurement.line(summary(results[engine]))
     for roofline in measured.rooflines:
-        measurement.line({"roofline": roofline}, text=report.roofline(roofline))
-    for line in lines:
-        measurement.line(line, text="\n".join(report.bar(line)))
-    measurement.line({"profile": measured.profile}, text="\n".join(report.profile(measured.profile)))
-    return 0 if (args.quick and not args.busy) or all(line.get("met", True) for line in lines) else 1
+        measurement.line({"roofline": roofline})
+    if args.profile:
+        measurement.line({"profile": measured.profile})
+    if args.busy:
+        measurement.bar(bars.healthy_workers(results["tandem"], args.busy))
+        return measurement.exit_code
+    found = bars.differences(load, results)
+    for line in (
+        *bars.equal_tokens(results, found),
+        *bars.aims(args.workload, args.threads, results, measured.rooflines),
+    ):
+        measurement.line(line)
+    measurement.bar(*bars.comparisons(args.workload, args.threads, results))
+    measurement.bar(bars.near_ties(measure.near_ties(model, bars.cases(found))))
+    return 0 if args.quick else measurement.exit_code
+
+
+def summary(runs: Sequence[EngineResult]) -> dict[str, Any]:
+    """Returns the figures of the run with the median throughput, and the spread of the others."""
+    by_speed = sorted(runs, key=lambda run: run.seconds)
+    rates = [run.num_tokens / run.seconds for run in runs]
+    figures = by_speed[len(runs) // 2].figures()
+    return {**figures, "repeats": len(runs), "spread_tokens_per_second": [min(rates), max(rates)]}
 
 
 if __name__ == "__main__":

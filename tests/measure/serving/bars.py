@@ -4,15 +4,15 @@ Owns the bars, which decide the exit code, and the aims, which do not. Knows not
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.measure.harness import Bar
 from tests.measure.result import EngineResult
 from tests.measure.workload import Workload
 
 Results = dict[str, list[EngineResult]]
-Line = dict[str, Any]
 
 BAR_MEMORY_MB = 300.0
 # Share of the speed of the worker alone, by threads of the worker.
@@ -23,39 +23,16 @@ NEAR_TIE = 1e-3
 _MOST_CASES = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """How many times as fast as a peer Tandem must be, and should be. `figure`: rate or ttft."""
-
-    peer: str
-    at_least: float
-    aim: float | None = None
-    figure: str = "rate"
-
-
-_AHEAD = [Bar(peer=peer, at_least=1.0) for peer in ("vllm", "llama")]
-_SOONER = [Bar(peer=peer, at_least=1.0, figure="ttft") for peer in ("vllm", "llama")]
-BARS: dict[tuple[int, int], list[Bar]] = {
-    (1, 1): [
-        Bar(peer="vllm", at_least=1.0, aim=1.2),
-        Bar(peer="static", at_least=3.2, aim=4.0),
-        Bar(peer="continuous", at_least=2.0),
-    ],
-    (1, 2): [Bar(peer="vllm", at_least=1.0)],
-    (2, 1): [*_AHEAD, *_SOONER],
-    (2, 2): [*_AHEAD, *_SOONER],
-    (3, 1): _AHEAD,
-    (3, 2): _AHEAD,
+# How many times as fast as a peer Tandem must be, by workload and threads.
+_SPEED: dict[tuple[int, int], dict[str, float]] = {
+    (1, 1): {"vllm": 1.0, "static": 3.2, "continuous": 2.0},
+    (1, 2): {"vllm": 1.0},
 }
-
-
-def _line(name: str, value: float, at_least: float | None, aim: float | None = None) -> Line:
-    line: Line = {"bar": name, "value": value}
-    if at_least is not None:
-        line |= {"at_least": at_least, "met": value >= at_least}
-    if aim is not None:
-        line |= {"aim": aim, "aim_met": value >= aim}
-    return line
+_AHEAD = {"vllm": 1.0, "llama": 1.0}
+# In these workloads the median time to the first token must not be longer than a peer's, either.
+_SOONER = (2,)
+# How many times as fast it should be.
+AIMS = {(1, 1, "vllm"): 1.2, (1, 1, "static"): 4.0}
 
 
 def _median(runs: Sequence[EngineResult], figure: Callable[[EngineResult], float]) -> float:
@@ -70,37 +47,51 @@ def _ttft_ms(run: EngineResult) -> float:
     return run.figures()["ttft_ms"]["p50"]
 
 
-def healthy_workers(runs: Sequence[EngineResult], busy: int) -> list[Line]:
-    """Returns the line for Tandem's runs beside `busy` busy loops: no worker was given up, so none was reset."""
+def _per_worker_alone(run: EngineResult) -> float:
+    return run.details["service_per_worker_alone"]
+
+
+def healthy_workers(runs: Sequence[EngineResult], busy: int) -> Bar:
+    """Returns the bar for Tandem's runs beside `busy` busy loops: no worker was given up, so none was reset."""
     count = sum(run.details["workers_given_up"] for run in runs)
-    return [{"bar": f"workers given up beside {busy} busy loops", "value": count, "met": not count}]
+    return Bar(name=f"workers given up beside {busy} busy loops", value=count, limit=0)
 
 
-def comparisons(number: int, threads: int, results: Results, rooflines: Sequence[dict[str, float]]) -> list[Line]:
-    """Returns a line for each bar and aim of workload `number` that the runs allow to judge."""
-    runs = results.get("tandem")
-    if not runs:
-        return []
-    lines: list[Line] = []
-    for bar in BARS[number, threads]:
-        if not (theirs := results.get(bar.peer)):
-            continue
-        if bar.figure == "rate":
-            value = _median(runs, _rate) / _median(theirs, _rate)
-            lines.append(_line(f"output tokens/s, tandem / {bar.peer}", value, bar.at_least, bar.aim))
-        else:
-            value = _median(theirs, _ttft_ms) / _median(runs, _ttft_ms)
-            lines.append(_line(f"median time to first token, {bar.peer} / tandem", value, bar.at_least, bar.aim))
+def comparisons(number: int, threads: int, results: Results) -> Iterator[Bar]:
+    """Yields each bar of workload `number` that the runs allow to judge."""
+    if not (runs := results.get("tandem")):
+        return
+    limits = _SPEED.get((number, threads), _AHEAD)
+    peers = {peer: results[peer] for peer in limits if results.get(peer)}
+    for peer, theirs in peers.items():
+        value, name = _median(runs, _rate) / _median(theirs, _rate), f"output tokens/s, tandem / {peer}"
+        yield Bar(name=name, value=value, limit=limits[peer], is_floor=True)
+    for peer, theirs in peers.items() if number in _SOONER else ():
+        value = _median(theirs, _ttft_ms) / _median(runs, _ttft_ms)
+        yield Bar(name=f"median time to first token, {peer} / tandem", value=value, limit=1.0, is_floor=True)
     if all("service_per_worker_alone" in run.details for run in runs):
-        value = _median(runs, lambda run: run.details["service_per_worker_alone"])
-        lines.append(_line("speed of the service / of its worker alone", value, BAR_SERVICE[threads]))
+        value, name = _median(runs, _per_worker_alone), "speed of the service / of its worker alone"
+        yield Bar(name=name, value=value, limit=BAR_SERVICE[threads], is_floor=True)
+    peak = max(run.peak_mb["scheduler"] + run.peak_mb["front end"] for run in runs)
+    yield Bar(name="scheduler and front end together, MB", value=peak, limit=BAR_MEMORY_MB)
+
+
+def aims(
+    number: int, threads: int, results: Results, rooflines: Sequence[dict[str, float]]
+) -> Iterator[dict[str, Any]]:
+    """Yields a line for each aim, and whether it is reached. It does not decide the exit code."""
+    if not (runs := results.get("tandem")):
+        return
+    found = {
+        f"output tokens/s, tandem / {peer}": (_median(runs, _rate) / _median(results[peer], _rate), aim)
+        for (*of, peer), aim in AIMS.items()
+        if of == [number, threads] and results.get(peer)
+    }
     if rooflines:
         limit = max(roofline["tokens_per_second"] for roofline in rooflines)
-        lines.append(_line("share of the roofline", _median(runs, _rate) / limit, None, AIM_ROOFLINE))
-    peak = max(run.peak_mb["scheduler"] + run.peak_mb["front end"] for run in runs)
-    name = f"scheduler and front end together, MB, under {BAR_MEMORY_MB:.0f}"
-    lines.append({"bar": name, "value": peak, "met": peak < BAR_MEMORY_MB})
-    return lines
+        found["share of the roofline"] = _median(runs, _rate) / limit, AIM_ROOFLINE
+    for name, (value, aim) in found.items():
+        yield {"aim": f"{name}: {aim:g}", "value": value, "reached": value >= aim}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,25 +139,18 @@ def cases(found: Sequence[Difference]) -> list[tuple[list[int], int, int]]:
     return [(list(one.text), *one.tokens) for one in unique.values()][:_MOST_CASES]
 
 
-def token_lines(results: Results, found: Sequence[Difference], margins: Sequence[dict[str, float]]) -> list[Line]:
-    """Returns a line for each engine with its equal requests, and one for the differences' margins."""
-    lines: list[Line] = []
+def equal_tokens(results: Results, found: Sequence[Difference]) -> Iterator[dict[str, Any]]:
+    """Yields a line for each engine with its equal requests."""
     first = next(iter(results.values()))[0]
     for engine, runs in results.items():
-        num_runs = len(runs) - (engine == first.engine)
-        if num_runs:
+        if num_runs := len(runs) - (engine == first.engine):
             total = num_runs * len(first.tokens)
             different = [one for one in found if one.engines[1] == engine]
             name = f"requests with {first.engine}'s tokens, {engine}"
-            lines.append(
-                {
-                    "bar": name,
-                    "value": total - len(different),
-                    "of": total,
-                    "differences": [str(one) for one in different[:4]],
-                }
-            )
+            examples = [str(one) for one in different[:4]]
+            yield {"tokens": name, "equal": total - len(different), "of": total, "differences": examples}
+
+
+def near_ties(margins: Sequence[dict[str, float]]) -> Bar:
     largest = max((max(one.values()) for one in margins), default=0.0)
-    name = f"differences are near ties: largest margin of {len(margins)} in float64, under {NEAR_TIE:g}"
-    lines.append({"bar": name, "value": largest, "met": largest < NEAR_TIE})
-    return lines
+    return Bar(name=f"largest margin of {len(margins)} differences in float64", value=largest, limit=NEAR_TIE)

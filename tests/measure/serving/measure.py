@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.measure import machine
+from tests.measure import call, machine
 from tests.measure.result import EngineResult
 from tests.measure.serving import tandem_engine
 from tests.measure.workload import Workload
@@ -20,9 +20,10 @@ _RUN_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another engine: its program, its interpreter, libraries to load before all others, and environment variables."""
+    """Another engine: its function, its interpreter, libraries to load before all others, and environment variables."""
 
-    program: list[str]
+    function: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     python: str = sys.executable
     preloaded: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -41,8 +42,11 @@ class Measured:
 
 def peers(vllm: str | None, llama: str | None, threads: int) -> dict[str, Peer]:
     """Returns the engines besides Tandem. vllm, llama: their interpreters; None: such an engine is left out."""
-    folder = "tests.measure.serving.peers."
-    known = {name: Peer(program=[f"{folder}hugging_face", name]) for name in ("static", "continuous")}
+    folder = "serving.peers"
+    known = {
+        name: Peer(function=f"{folder}.hugging_face.run", arguments={"engine": name})
+        for name in ("static", "continuous")
+    }
     if vllm is not None:
         # intel-openmp puts its library beside the interpreter's folder.
         openmp = Path(vllm).parent.parent / "lib" / "libiomp5.so"
@@ -55,23 +59,11 @@ def peers(vllm: str | None, llama: str | None, threads: int) -> dict[str, Peer]:
             "KMP_TPAUSE": "0",
         }
         known["vllm"] = Peer(
-            program=[f"{folder}vllm_engine"], python=vllm, preloaded=preloaded, environment=openmp_settings
+            function=f"{folder}.vllm_engine.run", python=vllm, preloaded=preloaded, environment=openmp_settings
         )
     if llama is not None:
-        known["llama"] = Peer(program=[f"{folder}llama_engine"], python=llama)
+        known["llama"] = Peer(function=f"{folder}.llama_engine.run", python=llama)
     return known
-
-
-def run_peer(peer: Peer, model: Path, workload_file: Path, threads: int) -> EngineResult:
-    """Runs one peer in a process of its own."""
-    arguments = [*peer.program, "--model", str(model), "--workload", str(workload_file), "--threads", str(threads)]
-    return EngineResult(**_answer(arguments, threads, r'^\{"engine".*\}$', peer))
-
-
-def run_roofline(workload_file: Path, threads: int) -> dict[str, float]:
-    """Measures the machine in a process of its own, placed as an engine."""
-    arguments = ["tests.measure.serving.roofline", "--workload", str(workload_file), "--threads", str(threads)]
-    return _answer(arguments, threads, r'^\{"roofline".*\}$')["roofline"]
 
 
 def near_ties(model: Path, cases: Sequence[tuple[list[int], int, int]]) -> list[dict[str, float]]:
@@ -81,18 +73,17 @@ def near_ties(model: Path, cases: Sequence[tuple[list[int], int, int]]) -> list[
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cases.json"
         file.write_text(json.dumps(list(cases)))
-        arguments = ["tests.measure.serving.near_ties", "--model", str(model), "--cases", str(file)]
-        return _answer(arguments, 1, r'^\{"near_ties".*\}$')["near_ties"]
+        return called(Peer(function="serving.near_ties.margins"), 1, model=str(model), cases=str(file))
 
 
-def _answer(arguments: list[str], threads: int, pattern: str, peer: Peer | None = None) -> dict[str, Any]:
-    """Runs a program to its end and returns the JSON object that it prints."""
-    peer = peer or Peer(program=arguments)
+def called(peer: Peer, threads: int, /, **arguments: Any) -> Any:
+    """Calls the function in a process of its own, placed as an engine. Returns what it returns."""
     environment = {"OMP_NUM_THREADS": str(threads), **machine.preload(*peer.preloaded), **peer.environment}
-    child = Child(arguments[0], arguments, environment=environment, python=peer.python)
+    words = call.words(peer.function, **arguments, **peer.arguments)
+    child = Child(peer.function, words, environment=environment, python=peer.python)
     try:
         machine.place_engine(child.pid, threads)
-        answer = json.loads(child.wait_line(pattern, _RUN_SECONDS).group())
+        answer = call.answer(child, _RUN_SECONDS)
         child.wait()
         return answer
     finally:
@@ -114,14 +105,16 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "workload.json"
         load.save(file)
+        asked = {"workload": str(file), "threads": options.threads}
         for i in range(repeats):
             for engine in engines:
                 _say(f"run {i + 1} of {repeats}: {engine}")
                 if engine == "tandem":
-                    measured.rooflines.append(run_roofline(file, options.threads))
+                    roofline = Peer(function="serving.roofline.report")
+                    measured.rooflines.append(called(roofline, options.threads, **asked))
                     run, measured.profile = tandem_engine.run(model, load, file, options)
                 else:
-                    run = run_peer(known[engine], model, file, options.threads)
+                    run = EngineResult(**called(known[engine], options.threads, model=str(model), **asked))
                 assert [len(tokens) for tokens in run.tokens] == load.output_lengths, f"{engine}: lengths differ"
                 measured.results[engine].append(run)
                 _say(f"  {run.num_tokens / run.seconds:.1f} output tokens/s in {run.seconds:.2f} s")

@@ -1,11 +1,10 @@
 """A worker that keeps its plans, and replays them once it gets the signal to stop.
 
-`python -m tests.measure.serving.recording_worker --replays N [--profile] -- FLAGS` is `gpu_worker FLAGS`. After
+`python -m tests.measure.serving.recording_worker [--profile] -- FLAGS` is `gpu_worker FLAGS`. After
 SIGTERM the same warm runner executes the same frames again without sockets: what the worker alone would take, in the
 same process and memory, on the same core. Owns the recording; prints one JSON object.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -61,24 +60,20 @@ class RecordedRunner:
         return outcome
 
 
-def report(recorded: RecordedRunner, replays: int, profiled: bool) -> dict[str, Any]:
+def report(recorded: RecordedRunner, profiled: bool) -> dict[str, Any]:
     """Replays the plans. Returns the times of every step: (begin, end) in seconds of the monotonic clock."""
     recording = replay.Recording.of(recorded.plans, recorded.outcomes)
-    spans = [replay.run(recorded.runner, recording) for _ in range(replays)]
-    found: dict[str, Any] = {"recorded_worker": True, "recorded": recorded.spans, "replays": spans}
+    spans = replay.run(recorded.runner, recording)
+    found: dict[str, Any] = {"recorded_worker": True, "recorded": recorded.spans, "replayed": spans}
     if profiled:
-        found["profile"] = step_profile.measure(recorded.runner, recording, spans[-1])
+        found["profile"] = step_profile.measure(recorded.runner, recording, spans)
     return found
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the worker's exit code."""
     at = arguments.index("--")
-    parser = argparse.ArgumentParser(prog="recording_worker", allow_abbrev=False)
-    parser.add_argument("--replays", type=int, default=1)
-    parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args(arguments[:at])
-    if args.profile:
+    profiled = "--profile" in arguments[:at]
+    if profiled:
         step_profile.trace_kernels()
 
     class RecordingLink(link_module.Link):
@@ -88,7 +83,7 @@ def main(arguments: list[str]) -> int:
 
         def serve(self) -> None:
             super().serve()
-            print(json.dumps(report(self._recorded, args.replays, args.profile)), flush=True)
+            print(json.dumps(report(self._recorded, profiled)), flush=True)
 
     link_module.Link = RecordingLink
     return run_worker(arguments[at + 1 :])

@@ -1,13 +1,10 @@
-"""The limit of a workload on this machine: `python -m tests.measure.serving.roofline --workload FILE --threads N`.
+"""The limit of a workload on this machine.
 
-Measures how fast N threads read memory and multiply matrices of the model's shapes, and computes from both the least
-time of the workload in float32. Runs in a process of its own, placed and threaded as an engine; prints one JSON object.
-Source of the bound: prefill is FLOP / rate, a decode step max(bytes / bandwidth, FLOP / rate), and nothing else takes
-time. No engine reaches it.
+Measures how fast threads read memory and multiply matrices of the model's shapes, and computes from both the least time
+of the workload in float32. Runs in a process of its own, placed and threaded as an engine. Source of the bound: prefill
+is FLOP / rate, a decode step max(bytes / bandwidth, FLOP / rate), and nothing else takes time. No engine reaches it.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -45,7 +42,6 @@ def linear_shapes() -> list[tuple[int, int]]:
 
 
 def num_layer_weights() -> int:
-    """Returns the weights of all layers' matrices."""
     return MODEL["num_hidden_layers"] * sum(k * n for k, n in linear_shapes())
 
 
@@ -87,7 +83,6 @@ def limit_seconds(workload: Workload, rates: Rates) -> tuple[float, float]:
 
 
 def measure(threads: int, concurrent: int) -> Rates:
-    """Measures the rates of this process."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
         return Rates(bandwidth=_bandwidth(), prefill=_gemm_rate(_PREFILL_ROWS), decode=_gemm_rate(max(1, concurrent)))
@@ -132,26 +127,14 @@ def _ways(x: Tensor, weight: Tensor) -> list[Callable[[], Tensor]]:
     return ways
 
 
-def report(workload: Workload, rates: Rates) -> dict[str, float]:
-    """Returns the figures of the limit."""
-    prefill, decode = limit_seconds(workload, rates)
+def report(workload: str, threads: int) -> dict[str, float]:
+    """Returns the figures of the limit of a workload's file."""
+    load = Workload.load(Path(workload))
+    rates = measure(threads, load.concurrent)
+    prefill, decode = limit_seconds(load, rates)
     return {
         **asdict(rates),
         "prefill_seconds": prefill,
         "decode_seconds": decode,
-        "tokens_per_second": workload.num_output_tokens / (prefill + decode),
+        "tokens_per_second": load.num_output_tokens / (prefill + decode),
     }
-
-
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="roofline", allow_abbrev=False)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
-    workload = Workload.load(args.workload)
-    print(json.dumps({"roofline": report(workload, measure(args.threads, workload.concurrent))}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -140,5 +140,5 @@ def _shares(steps: Iterable[_Profiled], seconds: float) -> dict[str, Any]:
         operators.update(step.operators)
     shares = {name: micros * 1e-6 / seconds for name, micros in groups.items()}
     shares[_HOST] = 1 - sum(shares.values())
-    largest = [(name, micros * 1e-6 / seconds) for name, micros in operators.most_common(_NUM_LARGEST)]
+    largest = {name: micros * 1e-6 / seconds for name, micros in operators.most_common(_NUM_LARGEST)}
     return {"shares": shares, "largest": largest}

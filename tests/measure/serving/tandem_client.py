@@ -1,11 +1,6 @@
-"""The client of a benchmarked service: `python -m tests.measure.serving.tandem_client --address A --workload FILE`.
+"""The client of a benchmarked service: a process that sends all requests and records the time of each token."""
 
-Owns one process that sends all requests at once and records the time of each token; prints one JSON object.
-"""
-
-import argparse
 import asyncio
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +23,6 @@ class _Callers:
         self.begun = time.perf_counter()
 
     async def run(self) -> None:
-        """Completes every request."""
         numbers = iter(range(len(self._workload.prompts)))
         if self._workload.is_closed:
             await asyncio.gather(*(self._one_after_another(numbers) for _ in range(self._workload.concurrent)))
@@ -48,8 +42,9 @@ class _Callers:
             self.tokens[number] += delta.token_ids
 
 
-async def measure(address: str, workload: Workload) -> dict[str, Any]:
-    """Runs a short round, so that no connection, import or first call is measured."""
+async def measure(address: str, file: str) -> dict[str, Any]:
+    """Runs a short round, so that no connection, import or first call is measured, and the workload of the file."""
+    workload = Workload.load(Path(file))
     async with AsyncClient(address) as client:
         await client.wait_ready(60)
         short = workload.short_prompts
@@ -76,16 +71,3 @@ async def measure(address: str, workload: Workload) -> dict[str, Any]:
         "lane_resets": after.lane_resets - before.lane_resets,
         "cached_prompt_tokens": after.cached_prompt_tokens - before.cached_prompt_tokens,
     }
-
-
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    parser = argparse.ArgumentParser(prog="tandem_client", allow_abbrev=False)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--workload", type=Path, required=True)
-    args = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(args.address, Workload.load(args.workload)))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

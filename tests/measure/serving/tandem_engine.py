@@ -8,18 +8,17 @@ import itertools
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.measure import machine
+from tests.measure import call, machine
 from tests.measure.machine import cpu_seconds, peak_mb, waited_seconds
 from tests.measure.result import EngineResult
 from tests.measure.workload import PAGE_SIZE, Workload
 from tests.rigs.busy_loops import busy_loops
-from tests.rigs.processes import Child, SchedulerProcess
+from tests.rigs.processes import Rig
 
 _START_SECONDS = 180.0
 _RUN_SECONDS = 1800.0
@@ -35,55 +34,31 @@ class Options:
     """How the service is run. `profiled`: the worker profiles its plans at the end. `busy`: loops beside the client."""
 
     threads: int = 1
-    replays: int = 1
     profiled: bool = False
     busy: int = 0
 
 
-def run(
-    model: Path, workload: Workload, workload_file: Path, options: Options | None = None, *, record: Path | None = None
-) -> tuple[EngineResult, dict[str, Any]]:
+def run(model: Path, workload: Workload, workload_file: Path, options: Options) -> tuple[EngineResult, dict[str, Any]]:
     """Runs the workload once on processes of its own. Returns the result and the profile."""
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as runtime_dir:
-        children: list[Child] = []
-        try:
-            service = _Service(children, runtime_dir, model, workload, options or Options(), record)
-            return service.measure(workload_file)
-        except AssertionError:
-            print("\n".join(child.output() for child in children))
-            raise
-        finally:
-            for child in children:
-                child.terminate(_RUN_SECONDS)
+    with Rig() as rig:
+        return _Service(rig, model, workload, options).measure(workload_file)
 
 
 class _Service:
     """The processes of one run."""
 
-    def __init__(
-        self,
-        children: list[Child],
-        runtime_dir: str,
-        model: Path,
-        workload: Workload,
-        options: Options,
-        record: Path | None,
-    ) -> None:
-        self._children, self._options = children, options
-        common = ["--runtime-dir", runtime_dir]
-        recording = ["--record", str(record)] if record else []
-        flags = ["scheduler_svc", *common, "--listen", "127.0.0.1:0", *recording]
-        self.scheduler = SchedulerProcess("scheduler", flags)
-        children.append(self.scheduler)
+    def __init__(self, rig: Rig, model: Path, workload: Workload, options: Options) -> None:
+        self._rig, self._options = rig, options
+        self.scheduler = rig.scheduler()
         machine.place_rest(self.scheduler.pid, options.threads)
         sizes = f"--max-rows {workload.concurrent} --max-length {workload.max_length} --page-size {PAGE_SIZE}"
-        flags = f"--device cpu --dtype float32 --threads {options.threads} {sizes}".split()
-        own = ["--replays", str(options.replays), *(["--profile"] if options.profiled else [])]
-        program = ["tests.measure.serving.recording_worker", *own, "--", "--model", str(model)]
+        flags = f"--device cpu --dtype float32 --threads {options.threads} {sizes} --exit-with-parent".split()
+        own = ["--profile"] if options.profiled else []
+        where = ["--model", str(model), "--runtime-dir", str(rig.runtime_dir)]
         self.preloaded = machine.tcmalloc()
         environment = {"OMP_NUM_THREADS": str(options.threads), **machine.preload(self.preloaded)}
-        self.worker = Child("worker", [*program, *common, *flags, "--exit-with-parent"], environment=environment)
-        children.insert(0, self.worker)
+        program = ("tests.measure.serving.recording_worker", *own, "--", *where, *flags)
+        self.worker = rig.start("worker", *program, environment=environment)
         machine.place_engine(self.worker.pid, options.threads)
         self.worker.wait_line("joined", _START_SECONDS)
         self.pids = {
@@ -96,12 +71,11 @@ class _Service:
         # The client's short round of 16 tokens counts in these clocks, too.
         before = {name: cpu_seconds(pid) for name, pid in self.pids.items()}
         waited = waited_seconds(self.worker.pid)
-        arguments = ["--address", self.scheduler.address, "--workload", str(workload_file)]
-        client = Child("client", ["tests.measure.serving.tandem_client", *arguments])
-        self._children.insert(0, client)
+        asked = {"address": self.scheduler.address, "file": str(workload_file)}
+        client = self._rig.start("client", *call.words("serving.tandem_client.measure", **asked))
         machine.place_rest(client.pid, self._options.threads)
         with busy_loops(self._options.busy):
-            answer = json.loads(client.wait_line(r"^\{.*\}$", _RUN_SECONDS).group())
+            answer = call.answer(client, _RUN_SECONDS)
         waited = waited_seconds(self.worker.pid) - waited
         used = {name: cpu_seconds(pid) - before[name] for name, pid in self.pids.items()}
         if self._options.threads == 1:
@@ -132,7 +106,7 @@ class _Service:
                 "lane_resets": answer["lane_resets"],
                 "workers_given_up": answer["workers_given_up"],
                 **pauses(replayed["recorded"], answer["begun"], answer["seconds"]),
-                **alone(replayed["recorded"], replayed["replays"], answer["begun"], answer["seconds"]),
+                **alone(replayed["recorded"], replayed["replayed"], answer["begun"], answer["seconds"]),
             },
         )
         return result, replayed.get("profile", {})
@@ -155,19 +129,10 @@ def pauses(recorded: Spans, begun: float, seconds: float) -> dict[str, float]:
     }
 
 
-def alone(recorded: Spans, replays: Sequence[Spans], begun: float, seconds: float) -> dict[str, float]:
-    """Compares the service with its worker alone: the seconds of the client's steps in a replay of them.
-
-    replays: (begin, end) of each step, by replay; the median counts. Returns nothing without replays.
-    """
-    first = _first(recorded, begun)
-    taken = [spans[-1][1] - spans[first][0] for spans in replays]
-    if not taken:
-        return {}
-    return {
-        "worker_alone_seconds": statistics.median(taken),
-        "service_per_worker_alone": statistics.median(taken) / seconds,
-    }
+def alone(recorded: Spans, replayed: Spans, begun: float, seconds: float) -> dict[str, float]:
+    """Compares the service with its worker alone: the seconds of the client's steps in the replay of them."""
+    taken = replayed[-1][1] - replayed[_first(recorded, begun)][0]
+    return {"worker_alone_seconds": taken, "service_per_worker_alone": taken / seconds}
 
 
 def _first(recorded: Spans, begun: float) -> int:

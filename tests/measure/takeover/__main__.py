@@ -3,6 +3,7 @@
 Kills the serving worker of one service N times. Owns the order of the rounds, the bars and the report.
 """
 
+import argparse
 import asyncio
 import sys
 from typing import Any
@@ -14,20 +15,14 @@ from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, Takeover, s
 BAR_FIRST, BAR_LAST = 0.3, 1.0
 
 
-async def planned(drains: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[float]:
-    """The longest pause of a stream in each of `drains` planned hand-overs of one service."""
-    async with service(standbys, worker_flags, has_door=has_door) as client:
-        return [(await takeover(client, standbys, is_planned=True)).pause for _ in range(drains)]
-
-
-async def measured(kills: int, standbys: int, worker_flags: str, *, has_door: bool) -> list[Takeover]:
+async def measured(args: argparse.Namespace, count: int, *, is_planned: bool = False) -> list[Takeover]:
     """The takeovers of one service, one after the other."""
-    async with service(standbys, worker_flags, has_door=has_door) as client:
+    async with service(args.standbys, args.worker, has_door=args.door) as client:
         found: list[Takeover] = []
-        for number in range(kills):
-            found.append(await takeover(client, standbys))
-            one = found[-1]
-            line = f"kill {number + 1}: first {one.first:.3f} s, last {one.last:.3f} s, "
+        for number in range(count):
+            found.append(await takeover(client, args.standbys, is_planned=is_planned))
+            one, kind = found[-1], "hand-over" if is_planned else "kill"
+            line = f"{kind} {number + 1}: first {one.first:.3f} s, last {one.last:.3f} s, "
             line += f"{one.recomputed_tokens} of {one.known_tokens} tokens recomputed"
             print(f"{line}, on standby again after {one.standby_again:.1f} s", file=sys.stderr)
         return found
@@ -51,7 +46,6 @@ def summary(found: list[Takeover]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("takeover")
     measurement.flag("--kills", type=int, default=50)
     measurement.flag("--drains", type=int, default=10, help="planned hand-overs that are measured beside the kills")
@@ -59,12 +53,12 @@ def main() -> int:
     measurement.flag("--door", action="store_true", help="callers use TLS and a token")
     measurement.flag("--worker", default="", help='more flags of the workers, such as "--threads 1"')
     args = measurement.begin()
-    found = asyncio.run(measured(args.kills, args.standbys, args.worker, has_door=args.door))
+    found = asyncio.run(measured(args, args.kills))
     result = summary(found)
     measurement.line(result)
     if args.drains:
-        pauses = asyncio.run(planned(args.drains, args.standbys, args.worker, has_door=args.door))
-        measurement.line({"planned_hand_overs": args.drains, "longest_pause_seconds": spread(pauses)})
+        pauses = spread([one.pause for one in asyncio.run(measured(args, args.drains, is_planned=True))])
+        measurement.line({"planned_hand_overs": args.drains, "longest_pause_seconds": pauses})
     first, last = result["first_seconds"]["median"], result["last_seconds"]["median"]
     measurement.bar(
         Bar(name="seconds from the kill to the first token of any stream", value=first, limit=BAR_FIRST),

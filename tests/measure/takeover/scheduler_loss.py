@@ -11,8 +11,6 @@ import signal
 import sys
 import time
 
-import psutil
-
 from tandem_client import AsyncClient
 from tests.measure.harness import Measurement, spread
 from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
@@ -43,9 +41,7 @@ class Service:
 
     def restart(self) -> None:
         """Kills the scheduler, and starts another one when the port is free."""
-        frontends = psutil.Process(self.scheduler.pid).children()
-        self.scheduler.kill()
-        psutil.wait_procs(frontends, timeout=10)
+        self.scheduler.kill_with_frontends()
         self.scheduler = self._start()
 
 
@@ -88,7 +84,6 @@ async def _measured(kills: int, kind: str, *, forgets_pages: bool) -> list[dict[
 
 
 def main() -> int:
-    """Prints the figures."""
     measurement = Measurement("takeover.scheduler_loss")
     measurement.flag("--kills", type=int, default=10)
     measurement.flag("--worker", choices=sorted(_WORKERS), default="bundled")

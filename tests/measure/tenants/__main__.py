@@ -7,16 +7,16 @@ order and the report.
 """
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tandem_client import AsyncClient
+from tests.measure import call
 from tests.measure.harness import Bar, Measurement, in_ms, in_turns, spread
 from tests.measure.served import served
 from tests.rigs.door import token_file
@@ -29,17 +29,17 @@ MOST_SECONDS = 600.0
 # of the polite tenant wait.
 FILL_SECONDS = 3.0
 SHARE = "its share"
-# The greedy tenant's flags by what it does.
-WAYS = {
-    SHARE: ["--live", str(NUM_ROWS // 2)],
-    "a salt per request": ["--live", "64", "--new-salts"],
-    "priority 1000": ["--live", "64", "--priority", "1000"],
-    "a full queue": ["--live", str(2 * MAX_WAITING)],
+# The greedy tenant's arguments by what it does.
+WAYS: dict[str, dict[str, Any]] = {
+    SHARE: {"live": NUM_ROWS // 2},
+    "a salt per request": {"live": 64, "new_salts": True},
+    "priority 1000": {"live": 64, "priority": 1000},
+    "a full queue": {"live": 2 * MAX_WAITING},
     # Refused at once, and sent again at once, 64 at a time.
-    "a priority that it may not have": ["--live", "64", "--refused", "priority"],
-    "another model": ["--live", "64", "--refused", "model"],
-    "a wrong token": ["--live", "64", "--refused", "token"],
-    "calls without the right": ["--live", "64", "--refused", "right"],
+    "a priority that it may not have": {"live": 64, "why": "priority"},
+    "another model": {"live": 64, "why": "model"},
+    "a wrong token": {"live": 64, "why": "token"},
+    "calls without the right": {"live": 64, "why": "right"},
 }
 TOKENS = {"polite": "tandem_benchmark_polite", "greedy": "tandem_benchmark_greedy"}
 
@@ -60,22 +60,19 @@ async def _wait(address: str) -> None:
         await client.wait_ready(timeout=MOST_SECONDS)
 
 
-def waits_beside(address: str, flags: list[str], requests: int) -> dict[str, Any]:
-    """Returns the polite tenant's waits and refusals while the greedy one runs with these flags."""
+def waits_beside(address: str, way: dict[str, Any], requests: int) -> dict[str, Any]:
+    """Returns the polite tenant's waits and refusals beside the greedy one."""
 
-    def start(role: str, *more: str) -> Child:
-        return Child(role, ["tests.measure.tenants.caller", role, "--address", address, "--token", TOKENS[role], *more])
+    def start(tenant: str, function: str, **own: Any) -> Child:
+        words = call.words(f"tenants.caller.{function}", address=address, token=TOKENS[tenant], **own)
+        child = Child(tenant, words)
+        children.callback(child.kill)
+        return child
 
-    greedy = start("greedy", *flags)
-    time.sleep(FILL_SECONDS)
-    try:
-        polite = start("polite", "--requests", str(requests))
-        try:
-            return json.loads(polite.wait_line(r"^\{.*\}$", MOST_SECONDS).group())
-        finally:
-            polite.kill()
-    finally:
-        greedy.kill()
+    with ExitStack() as children:
+        start("greedy", "refused" if "why" in way else "greedy", **way)
+        time.sleep(FILL_SECONDS)
+        return call.answer(start("polite", "polite", count=requests), MOST_SECONDS)
 
 
 def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -95,13 +92,12 @@ def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Returns 1 if a bar is missed."""
     measurement = Measurement("tenants")
     measurement.flag("--rounds", type=int, default=3)
     measurement.flag("--requests", type=int, default=100, help="of the polite tenant, in each round and way")
     args = measurement.begin()
     with service() as address:
-        ways = {way: partial(waits_beside, address, flags, args.requests) for way, flags in WAYS.items()}
+        ways = {name: partial(waits_beside, address, way, args.requests) for name, way in WAYS.items()}
         rounds = in_turns(args.rounds, ways)
     for line in summary(rounds):
         measurement.line(line)

@@ -1,14 +1,10 @@
-"""One tenant's client: `python -m tests.measure.tenants.caller polite|greedy --address A --token T …`.
+"""One tenant's client, in a process of its own.
 
-`polite` sends one request after the other, with a pause between them, and prints one JSON object: the seconds from the
-first try of each request to its first token, and the number of refusals. `greedy` keeps a number of requests live until
-its process is ended; a refused one is sent again after a pause, or with
-`--refused` all are refused and sent again at once.
+`polite` sends one request after the other, with a pause between them. `greedy` keeps a number of requests live until
+its process is ended; a refused one is sent again after a pause. All of `refused` are refused and sent again at once.
 """
 
-import argparse
 import asyncio
-import json
 import random
 import time
 from typing import Any
@@ -30,7 +26,14 @@ def _prompt(rng: random.Random) -> list[int]:
     return [rng.randrange(3, 200) for _ in range(PROMPT_TOKENS)]
 
 
-async def polite(client: AsyncClient, count: int) -> dict[str, Any]:
+async def polite(address: str, token: str, count: int) -> dict[str, Any]:
+    """Returns the seconds from the first try of each request to its first token, and the number of refusals."""
+    async with AsyncClient(address, token=token, max_retries=0) as client:
+        await _ask(client, 3)  # the first calls are not measured
+        return await _ask(client, count)
+
+
+async def _ask(client: AsyncClient, count: int) -> dict[str, Any]:
     """Sends `count` requests. A refused one is sent again, and its time goes on."""
     rng, waits, refusals = random.Random(1), list[float](), 0
     for _ in range(count):
@@ -51,11 +54,11 @@ async def polite(client: AsyncClient, count: int) -> dict[str, Any]:
     return {"waits": waits, "refusals": refusals}
 
 
-async def greedy(client: AsyncClient, live: int, priority: int, *, new_salts: bool) -> None:
+async def greedy(address: str, token: str, live: int, *, priority: int = 0, new_salts: bool = False) -> None:
     """Keeps `live` requests at the service, for ever. `new_salts`: each has a salt of its own."""
     rng = random.Random(2)
 
-    async def send() -> None:
+    async def send(client: AsyncClient) -> None:
         while True:
             salt = str(rng.random()) if new_salts else ""
             try:
@@ -67,7 +70,8 @@ async def greedy(client: AsyncClient, live: int, priority: int, *, new_salts: bo
             except (QueueFull, Unavailable):
                 await asyncio.sleep(0.2 + 0.2 * rng.random())
 
-    await asyncio.gather(*(send() for _ in range(live)))
+    async with AsyncClient(address, token=token, max_retries=0) as client:
+        await asyncio.gather(*(send(client) for _ in range(live)))
 
 
 async def refused(address: str, token: str, live: int, why: str) -> None:
@@ -92,32 +96,3 @@ async def refused(address: str, token: str, live: int, why: str) -> None:
                 assert code is not grpc.StatusCode.OK
 
         await asyncio.gather(*(send() for _ in range(live)))
-
-
-async def _run(args: argparse.Namespace) -> None:
-    if args.refused:
-        await refused(args.address, args.token, args.live, args.refused)
-    async with AsyncClient(args.address, token=args.token, max_retries=0) as client:
-        if args.role == "polite":
-            await polite(client, 3)  # the first calls are not measured
-            print(json.dumps(await polite(client, args.requests)), flush=True)
-        else:
-            await greedy(client, args.live, args.priority, new_salts=args.new_salts)
-
-
-def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.tenants.caller", allow_abbrev=False)
-    parser.add_argument("role", choices=["polite", "greedy"])
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--token", required=True)
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--live", type=int, default=1)
-    parser.add_argument("--priority", type=int, default=0)
-    parser.add_argument("--new-salts", action="store_true")
-    parser.add_argument("--refused", choices=["priority", "model", "token", "right"])
-    asyncio.run(_run(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
-"""Transformers as an engine: `python -m tests.measure.serving.peers.hugging_face static|continuous --model DIR …`.
+"""Transformers as an engine.
 
-Owns one process per engine and run, placed by the parent; prints one JSON object. Each peer tries both
-attention implementations for CPUs in a short round, and the faster one is measured.
+Owns one process per engine and run, placed by the parent. Each peer tries both attention implementations for CPUs in a
+short round, and the faster one is measured.
 """
 
-import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,49 +105,38 @@ NOTES = {
 }
 
 
-def main() -> None:
-    """Loads the model, tries both attention implementations, and measures the faster."""
-    parser = argparse.ArgumentParser(prog="hugging_face", allow_abbrev=False)
-    parser.add_argument("engine", choices=list(ENGINES))
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+def run(model: str, workload: str, threads: int, *, engine: str) -> EngineResult:
+    """Loads the model, tries both attention implementations, and measures the workload of a file with the faster."""
+    torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
-    workload = Workload.load(args.workload)
-    run, attentions = ENGINES[args.engine]
-    probe = workload.first_round(_PROBE_TOKENS)
+    load = Workload.load(Path(workload))
+    run_all, attentions = ENGINES[engine]
+    probe = load.first_round(_PROBE_TOKENS)
     probed: dict[str, float] = {}
     for attention in attentions:
-        model = _load(args.model, attention)
-        run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
+        loaded = _load(model, attention)
+        run_all(loaded, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
         # CPU time, so that other load on the machine does not decide.
         begun = time.process_time()
-        run(model, probe)
+        run_all(loaded, probe)
         probed[attention] = time.process_time() - begun
     attention = min(probed, key=probed.__getitem__)
-    model = _load(args.model, attention)
-    run(model, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
+    loaded = _load(model, attention)
+    run_all(loaded, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
     cpu = time.process_time()
-    tokens, times = run(model, workload)
+    tokens, times = run_all(loaded, load)
     cpu = time.process_time() - cpu
-    note = f"{workload.concurrent} at once, {attention}, the faster of {' and '.join(attentions)}"
-    result = EngineResult(
-        engine=args.engine,
-        note=f"{NOTES[args.engine]}, {note}",
+    note = f"{load.concurrent} at once, {attention}, the faster of {' and '.join(attentions)}"
+    return EngineResult(
+        engine=engine,
+        note=f"{NOTES[engine]}, {note}",
         seconds=max(stamps[-1] for stamps in times),
         tokens=tokens,
         times=times,
         engine_cpu_seconds=cpu,
         peak_mb={"engine": peak_mb()},
     )
-    print(json.dumps(dataclasses.asdict(result)), flush=True)
 
 
-def _load(folder: Path, attention: str) -> PreTrainedModel:
+def _load(folder: str, attention: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
-
-
-if __name__ == "__main__":
-    main()

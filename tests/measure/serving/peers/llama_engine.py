@@ -1,9 +1,9 @@
-"""llama.cpp, in its own environment: `PYTHON -m tests.measure.serving.peers.llama_engine --model DIR …`.
+"""llama.cpp, in its own environment.
 
 Owns one process that drives llama.cpp's library as its server does: every step is a batch of one token per running
 sequence, then prompt tokens up to the batch size; greedy. Weights, K and V are float32. Flash attention is off, because
 on a CPU it is less exact than float32: it chose a token with a logit 0.01 below the largest. The unified cache is
-tried on and off in a short round, and the faster is measured. Prints one JSON object.
+tried on and off in a short round, and the faster is measured.
 """
 
 import ctypes
@@ -11,13 +11,15 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
+from tests.measure.result import EngineResult
 from tests.measure.serving.peers.gguf_model import gguf_file
-from tests.measure.serving.peers.stream import Callers, arguments, print_result
+from tests.measure.serving.peers.stream import Callers
 from tests.measure.workload import Workload
 
 # The server's default micro-batch. Its default batch of 2,048 tokens takes as long for all requests, but the prompts in
@@ -61,7 +63,6 @@ class Context:
         llama_cpp.llama_free(self._context)
 
     def run(self, workload: Workload) -> Callers:
-        """Runs the workload to its end."""
         callers = Callers(workload)
         waiting: deque[int] = deque()
         rows: list[_Row | None] = [None] * self._rows
@@ -138,25 +139,19 @@ def _warm_up(workload: Workload) -> Workload:
     return workload.first_round(2).first_requests(1)
 
 
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    args = arguments("llama_engine")
-    workload = Workload.load(args.workload)
+def run(model: str, workload: str, threads: int) -> EngineResult:
+    load = Workload.load(Path(workload))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(gguf_file(args.model)), params)
-    unified = is_unified_faster(model, workload, args.threads)
-    context = Context(model, workload, args.threads, unified=unified)
-    context.run(_warm_up(workload))
+    loaded = llama_cpp.llama_model_load_from_file(os.fsencode(gguf_file(Path(model))), params)
+    unified = is_unified_faster(loaded, load, threads)
+    context = Context(loaded, load, threads, unified=unified)
+    context.run(_warm_up(load))
     cpu = time.process_time()
-    callers = context.run(workload)
+    callers = context.run(load)
     cpu = time.process_time() - cpu
     note = (
-        f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), float32, {workload.concurrent} sequences, "
-        f"{args.threads} threads, no flash attention, {'one cache' if unified else 'a cache per sequence'}, the faster"
+        f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), float32, {load.concurrent} sequences, "
+        f"{threads} threads, no flash attention, {'one cache' if unified else 'a cache per sequence'}, the faster"
     )
-    print_result("llama", note, callers, cpu)
-
-
-if __name__ == "__main__":
-    main()
+    return callers.result("llama", note, cpu)

@@ -1,15 +1,10 @@
 """The callers of a workload, for engines that run step by step in this process.
 
-Owns when each request is submitted, the times of its tokens, and the command line and result that engines share.
-Knows nothing of an engine.
+Owns when each request is submitted, the times of its tokens, and the result. Knows nothing of an engine.
 """
 
-import argparse
-import dataclasses
-import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from tests.measure.machine import peak_mb
 from tests.measure.result import EngineResult
@@ -50,30 +45,14 @@ class Callers:
     def are_done(self) -> bool:
         return self._num_ended == len(self.tokens)
 
-    @property
-    def seconds(self) -> float:
-        return max(times[-1] for times in self.times)
-
-
-def arguments(prog: str) -> argparse.Namespace:
-    """The command line of an engine's process: model and workload as paths, and threads."""
-    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    return parser.parse_args()
-
-
-def print_result(engine: str, note: str, callers: Callers, cpu_seconds: float) -> None:
-    """Prints one line of JSON to stdout, the run's EngineResult."""
-    result = EngineResult(
-        engine=engine,
-        note=note,
-        seconds=callers.seconds,
-        tokens=callers.tokens,
-        times=callers.times,
-        submitted=callers.submitted,
-        engine_cpu_seconds=cpu_seconds,
-        peak_mb={"engine": peak_mb()},
-    )
-    print(json.dumps(dataclasses.asdict(result)), flush=True)
+    def result(self, engine: str, note: str, cpu_seconds: float) -> EngineResult:
+        return EngineResult(
+            engine=engine,
+            note=note,
+            seconds=max(times[-1] for times in self.times),
+            tokens=self.tokens,
+            times=self.times,
+            submitted=self.submitted,
+            engine_cpu_seconds=cpu_seconds,
+            peak_mb={"engine": peak_mb()},
+        )

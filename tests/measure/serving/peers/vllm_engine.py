@@ -1,8 +1,8 @@
-"""vLLM's CPU build, in its own environment: `PYTHON -m tests.measure.serving.peers.vllm_engine --model DIR …`.
+"""vLLM's CPU build, in its own environment.
 
-Owns one process that runs vLLM's engine step by step, its scheduler included; prints one JSON object. Compiled, prefix
-caching off, token ids in and out, so that vLLM neither tokenizes nor decodes text. The parent sets the affinity, the
-threads, and the libraries that vLLM's documentation for CPUs asks to load first (tcmalloc, libiomp5).
+Owns one process that runs vLLM's engine step by step, its scheduler included. Compiled, prefix caching off, token ids
+in and out, so that vLLM neither tokenizes nor decodes text. The parent sets the affinity, the threads, and the
+libraries that vLLM's documentation for CPUs asks to load first (tcmalloc, libiomp5).
 """
 
 import os
@@ -22,14 +22,14 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from tests.measure.serving.peers.stream import Callers, arguments, print_result
+from tests.measure.result import EngineResult
+from tests.measure.serving.peers.stream import Callers
 from tests.measure.workload import PAGE_SIZE, Workload
 
 _POOL_BYTES = 1 << 30
 
 
-def run(engine: LLMEngine, workload: Workload) -> Callers:
-    """Runs the workload to its end."""
+def _run(engine: LLMEngine, workload: Workload) -> Callers:
     callers = Callers(workload)
     while not callers.are_done:
         for i in callers.due():
@@ -46,34 +46,28 @@ def run(engine: LLMEngine, workload: Workload) -> Callers:
     return callers
 
 
-def main() -> None:
-    """Prints one line of JSON to stdout."""
-    args = arguments("vllm_engine")
-    workload = Workload.load(args.workload)
+def run(model: str, workload: str, threads: int) -> EngineResult:
+    load = Workload.load(Path(workload))
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(args.model),
+            model=model,
             skip_tokenizer_init=True,
             dtype="float32",
-            max_model_len=workload.max_length,
-            max_num_seqs=workload.concurrent,
+            max_model_len=load.max_length,
+            max_num_seqs=load.concurrent,
             block_size=PAGE_SIZE,
             kv_cache_memory_bytes=_POOL_BYTES,
             enable_prefix_caching=False,
             seed=0,
         )
     )
-    run(engine, workload.first_round(4))
+    _run(engine, load.first_round(4))
     cpu = time.process_time()
-    callers = run(engine, workload)
+    callers = _run(engine, load)
     cpu = time.process_time() - cpu
     preloaded = " and ".join(Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name)
     note = (
-        f"vLLM {__version__}, compiled, its engine alone in one process, {workload.concurrent} sequences at most, "
-        f"prefix caching off, {args.threads} threads, {preloaded or 'nothing'} preloaded"
+        f"vLLM {__version__}, compiled, its engine alone in one process, {load.concurrent} sequences at most, "
+        f"prefix caching off, {threads} threads, {preloaded or 'nothing'} preloaded"
     )
-    print_result("vllm", note, callers, cpu)
-
-
-if __name__ == "__main__":
-    main()
+    return callers.result("vllm", note, cpu)
