@@ -31,6 +31,8 @@ from tests.rigs.worker_session import Phase, WorkerSession
 
 _MAX_MESSAGE_BYTES = 64 << 20
 _HIGH_WATER_MARK = 1000
+# More plans at once are a violation.
+_MAX_IN_FLIGHT = 2
 _SHAPE_FLAGS = (
     "page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "spare_logit_rows",
     "host_pages", "window", "sink_tokens", "page_copy_us", "token_us",
@@ -40,8 +42,8 @@ _JOINED = (
     "vocab_size", "page_size", "num_pages", "max_rows", "max_length", "token_budget", "chunk_align", "logit_rows",
     "window", "sink_tokens", "host_pages", "page_copy_us", "token_us", "eos_token_ids",
 )  # fmt: skip
-# Those that flags of the same name order.
-_FAULTS = {each.name for each in dataclasses.fields(Faults)} - {"oom_token"}
+# Flags of the same names order them.
+_FAULTS = [each.name for each in dataclasses.fields(Faults)]
 
 
 def _steps(text: str) -> frozenset[int]:
@@ -74,19 +76,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fast-file", type=Path, help="once it exists, steps take no time (`linked_worker.py`)")
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--retry-seconds", type=float, default=0.05, help="after a refusal that allows it")
-    parser.add_argument("--max-in-flight", type=int, default=2, help="more plans at once are a violation")
     parser.add_argument("--in-flight-file", type=Path, help="tell there how many plans are in flight")
-    parser.add_argument("--fail-steps", type=_steps, default=frozenset())
-    parser.add_argument("--oom-steps", type=_steps, default=frozenset())
-    parser.add_argument("--out-of-sync-steps", type=_steps, default=frozenset())
-    parser.add_argument("--fail-token", type=int)
-    parser.add_argument("--kill-token", type=int, help="a step that computes this token ends the process with SIGKILL")
-    parser.add_argument("--hang-token", type=int, help="after a step that computes this token nothing is answered")
-    parser.add_argument("--nonfinite-token", type=int)
-    parser.add_argument("--memory-tokens", type=int, metavar="N", help="steps of more positions run out of memory")
-    parser.add_argument("--memory-rows", type=int, metavar="N", help="steps of more rows run out of memory")
-    parser.add_argument("--hang-step", type=int)
-    parser.add_argument("--exit-step", type=int)
+    for name in _FAULTS:
+        kind = {"type": _steps, "default": frozenset()} if name.endswith("_steps") else {"type": int}
+        parser.add_argument(f"--{name.replace('_', '-')}", **kind, help="see `faults.py`")
     return parser.parse_args(arguments)
 
 
@@ -144,7 +137,7 @@ def _session(args: argparse.Namespace) -> WorkerSession:
         faults=faults,
         heartbeat_seconds=args.heartbeat_seconds,
         retry_seconds=args.retry_seconds,
-        max_in_flight=args.max_in_flight,
+        max_in_flight=_MAX_IN_FLIGHT,
         on_violation=notice,
         on_phase=_say,
     )

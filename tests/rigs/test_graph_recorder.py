@@ -1,5 +1,6 @@
 """The recorder of graphs plays operators back, and shows every error that a CUDA graph would hide or crash on."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -228,48 +229,36 @@ def test_memory_that_the_graph_does_not_write_holds_garbage() -> None:
     assert out.isnan().all()
 
 
-def test_work_on_a_tensors_memory_by_numpy_is_left_out() -> None:
-    toy = Toy.made()
+def _by_numpy(toy: Toy) -> Callable[[], object]:
     memory = toy.weight.numpy()
-
-    def run() -> Tensor:
-        memory[:] *= 1.01
-        return toy.run()
-
-    assert replay_differs(toy, run)
+    return lambda: memory.__imul__(1.01)
 
 
-def test_work_of_another_thread_is_left_out() -> None:
-    toy = Toy.made()
-
-    def run() -> Tensor:
+def _in_a_thread(toy: Toy) -> Callable[[], object]:
+    def work() -> None:
         thread = threading.Thread(target=lambda: toy.weight.mul_(1.01))
         thread.start()
         thread.join()
+
+    return work
+
+
+@pytest.mark.parametrize("work", [_by_numpy, _in_a_thread])
+def test_work_without_an_operator_of_this_thread_is_left_out(work: Callable[[Toy], Callable[[], object]]) -> None:
+    toy = Toy.made()
+    before = work(toy)
+
+    def run() -> Tensor:
+        before()
         return toy.run()
 
     assert replay_differs(toy, run)
 
 
-def test_python_numbers_are_constants() -> None:
-    toy, step = Toy.made(), [0]
-
-    def run() -> Tensor:
-        step[0] += 1
-        return toy.run() + step[0]
-
-    assert replay_differs(toy, run)
-
-
-def test_a_choice_of_rows_by_python_is_a_constant() -> None:
-    toy = Toy.made()
-    places = {"first": 0}
-
-    def run() -> Tensor:
-        places["first"] = (places["first"] + 1) % SIZE
-        return toy.run()[places["first"] :][:1]
-
-    assert replay_differs(toy, run)
+@pytest.mark.parametrize("use", [lambda out, step: out + step, lambda out, step: out[step % SIZE :][:1]])
+def test_python_numbers_and_choices_of_rows_are_constants(use: Callable[[Tensor, int], Tensor]) -> None:
+    toy, steps = Toy.made(), itertools.count(1)
+    assert replay_differs(toy, lambda: use(toy.run(), next(steps)))
 
 
 def test_a_transparent_operator_is_recorded_by_what_it_calls() -> None:
