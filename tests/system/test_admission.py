@@ -14,6 +14,7 @@ from tests.rigs.processes import Rig
 from tests.rigs.streams import code_of, details_of
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.asks import Ask, answer, send
+from tests.system.test_resume import LINGER
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ASK = Ask(prompt=tuple(b"wait here"), max_new_tokens=20)
@@ -124,15 +125,13 @@ def test_sigterm_ends_a_service_whose_front_end_dies_meanwhile(rig: Rig) -> None
     assert scheduler.wait() == 0
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_sigterm_ends_streams_after_the_grace_time_or_a_second_signal(rig: Rig, signals: int) -> None:
-    grace = "0.5" if signals == 1 else "3600"
-    scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", grace))
+def test_sigterm_ends_streams_after_the_grace_time_also_those_that_lost_their_caller(rig: Rig) -> None:
+    scheduler, _, caller = rig.serve("--step-ms", "10", scheduler_flags=("--grace-seconds", "0.5"))
     streams = send(caller, [Ask(prompt=(1, 2), max_new_tokens=250)] * 3, tokens=2)
+    lost = caller.generate(Ask(prompt=(1, 2), max_new_tokens=250, extra=LINGER).request())
+    lost.wait_tokens(3)
+    lost.cancel()
     scheduler.signal(signal.SIGTERM)
-    if signals == 2:
-        caller.wait_health(NOT_SERVING)
-        scheduler.signal(signal.SIGTERM)
     streams.check_lost()
     assert scheduler.wait() == 0
 

@@ -157,16 +157,6 @@ def test_a_lost_request_is_freed_when_its_linger_time_is_over(rig: Rig) -> None:
     assert caller.wait_idle().output_tokens < ask.max_new_tokens
 
 
-def test_sigterm_ends_detached_requests_with_the_grace_period(rig: Rig) -> None:
-    scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--grace-seconds", "0.3"))
-    [ask] = random_asks(1, seed=10, prompts=(5, 30), outputs=(500, 560))
-    lost = caller.generate(replace(ask, extra=LINGER).request())
-    lost.wait_tokens(3)
-    lost.cancel()
-    scheduler.signal(signal.SIGTERM)
-    assert scheduler.wait() == 0
-
-
 def test_another_process_continues_the_stream_of_a_dead_one(rig: Rig) -> None:
     scheduler, _, caller = rig.serve(*SHAPE, scheduler_flags=("--frontends", "2"))
     [ask] = random_asks(1, seed=41, prompts=(5, 30), outputs=(120, 130))
