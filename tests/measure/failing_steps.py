@@ -9,13 +9,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from tandem_client import AsyncClient
 from tandem_client.errors import Internal, Quarantined
-from tests.measure.harness import Bar, Measurement, rows, spread
+from tests.measure.harness import Bar, Measurement, rows, spread, words
 from tests.rigs.processes import Rig
 
 # Milliseconds by which the longest gap between two tokens of any batchmate may exceed the longest one undisturbed.
@@ -43,28 +43,12 @@ class Batchmate:
         return (after - before for before, after in pairwise(self.times) if after >= begin and before <= end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """One request that makes its steps fail. Gaps are the longest of any batchmate, in milliseconds."""
-
-    failed_steps: int
-    undisturbed_ms: float
-    disturbed_ms: float
-    # The same request once more, which is refused.
-    again_ms: float
-    seconds: float
-
-    @property
-    def beyond_ms(self) -> float:
-        return self.disturbed_ms - self.undisturbed_ms
-
-
 def _longest_ms(batchmates: list[Batchmate], begin: float, end: float) -> float:
     return 1e3 * max(gap for batchmate in batchmates for gap in batchmate.gaps(begin, end))
 
 
-async def _cost(client: AsyncClient, batchmates: list[Batchmate], number: int) -> Cost:
-    """Sends one culprit twice and returns its cost."""
+async def _cost(client: AsyncClient, batchmates: list[Batchmate], number: int) -> dict[str, float]:
+    """Sends one culprit twice, the second time to be refused. Returns its cost: the longest gaps of any batchmate."""
 
     async def ends(error: type[Exception]) -> tuple[float, float]:
         begin = time.perf_counter()
@@ -84,16 +68,19 @@ async def _cost(client: AsyncClient, batchmates: list[Batchmate], number: int) -
     failed_steps = (await client.load()).lane_resets - resets
     again = await ends(Quarantined)
     await asyncio.sleep(_PAUSE_SECONDS / 4)
-    return Cost(
-        failed_steps=failed_steps,
-        undisturbed_ms=_longest_ms(batchmates, quiet, begin - 0.1),
-        disturbed_ms=_longest_ms(batchmates, begin, end),
-        again_ms=_longest_ms(batchmates, *again),
-        seconds=end - begin,
-    )
+    undisturbed_ms, disturbed_ms = (_longest_ms(batchmates, *span) for span in ((quiet, begin - 0.1), (begin, end)))
+    again_ms = _longest_ms(batchmates, *again)
+    return {
+        "failed_steps": failed_steps,
+        "undisturbed_ms": undisturbed_ms,
+        "disturbed_ms": disturbed_ms,
+        "beyond_ms": disturbed_ms - undisturbed_ms,
+        "refused_beyond_ms": again_ms - undisturbed_ms,
+        "seconds": end - begin,
+    }
 
 
-async def measured(address: str, num_batchmates: int, num_culprits: int) -> list[Cost]:
+async def measured(address: str, num_batchmates: int, num_culprits: int) -> list[dict[str, float]]:
     """The costs of culprits, one after the other. Raises if a batchmate ends."""
     async with AsyncClient(address) as client:
         await client.wait_ready(60.0)
@@ -104,13 +91,10 @@ async def measured(address: str, num_batchmates: int, num_culprits: int) -> list
         ]
         while not all(len(batchmate.times) > 20 for batchmate in batchmates):
             await asyncio.sleep(0.05)
-        costs: list[Cost] = []
+        costs: list[dict[str, float]] = []
         for number in range(num_culprits):
             costs.append(await _cost(client, batchmates, number))
-            one = costs[-1]
-            line = f"request {number + 1}: {one.failed_steps} failed steps in {one.seconds:.2f} s, longest gap "
-            line += f"{one.disturbed_ms:.0f} ms, undisturbed {one.undisturbed_ms:.0f} ms, refused {one.again_ms:.0f} ms"
-            print(line, file=sys.stderr)
+            print(f"request {number + 1}: {words(costs[-1])}", file=sys.stderr)
         ended = [task for task in tasks if task.done()]
         assert not ended, f"{len(ended)} batchmates ended: {ended[0]}"
         for task in tasks:
@@ -119,15 +103,13 @@ async def measured(address: str, num_batchmates: int, num_culprits: int) -> list
         return costs
 
 
-def summary(costs: list[Cost]) -> dict[str, Any]:
+def summary(costs: list[dict[str, float]]) -> dict[str, Any]:
     """The spread of each figure, in milliseconds."""
+    gaps = ("undisturbed_ms", "disturbed_ms", "beyond_ms", "refused_beyond_ms")
     return {
         "requests": len(costs),
-        "failed_steps": sum(one.failed_steps for one in costs),
-        "undisturbed_ms": spread([one.undisturbed_ms for one in costs]),
-        "disturbed_ms": spread([one.disturbed_ms for one in costs]),
-        "beyond_ms": spread([one.beyond_ms for one in costs]),
-        "refused_beyond_ms": spread([one.again_ms - one.undisturbed_ms for one in costs]),
+        "failed_steps": sum(one["failed_steps"] for one in costs),
+        **{name: spread([one[name] for one in costs]) for name in gaps},
     }
 
 
@@ -145,9 +127,7 @@ def main() -> int:
         costs = asyncio.run(measured(scheduler.address, args.batchmates, args.requests))
     found = summary(costs)
     measurement.note("the longest gap between two tokens of any stream:")
-    measurement.line(
-        {**found, "batchmates": args.batchmates, "rounds": [asdict(one) for one in costs]}, text="\n".join(rows(found))
-    )
+    measurement.line({**found, "batchmates": args.batchmates, "rounds": costs}, text="\n".join(rows(found)))
     beyond = found["beyond_ms"]["median"]
     measurement.bar(Bar(name="ms beyond the undisturbed gap", value=beyond, limit=BAR_MS))
     return measurement.exit_code

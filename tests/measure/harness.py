@@ -127,7 +127,7 @@ def words(value: object) -> str:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
     if isinstance(value, list):
         return ", ".join(map(words, value))
-    return str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def rows(figures: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:

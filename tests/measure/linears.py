@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -149,11 +150,11 @@ def bars(step: Figures) -> Iterator[Bar]:
     yield Bar(name=f"share of oneDNN's rate, {name}", value=rate, limit=ONEDNN_BAR, is_floor=True)
 
 
-def line(each: Figures) -> str:
-    shape = f"{each.in_features} x {each.out_features}" if each.in_features > 1 else "all of a step"
-    rates = "".join(f"{each.gflops(took):8.1f}" for took in (each.native_us, each.onednn_us, each.torch_us))
-    gigabytes = each.in_features * each.out_features * (4 if each.dtype == "float32" else 2) / each.native_us / 1e3
-    return f"{each.dtype:>9}{each.threads:4}{shape:>15}{each.rows:6}{rates}{gigabytes:9.1f}{each.share:9.0%}"
+def row(each: Figures) -> dict[str, Any]:
+    """With rates: 10^9 operations per second of each engine, 10^9 bytes of W per second, and the share of the limit."""
+    found, num_bytes = asdict(each), each.in_features * each.out_features * getattr(torch, each.dtype).itemsize
+    found |= {f"{name}_gflops": each.gflops(found[f"{name}_us"]) for name in ("native", "onednn", "torch")}
+    return found | {"gb_per_s": num_bytes / each.native_us / 1e3, "share": each.share}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,22 +171,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if min(*row_counts, *args.threads, args.rounds, 1) < 1 or max(args.threads) > (os.cpu_count() or 1):
         most = os.cpu_count()
         measurement.parser.error(f"--rows, --rounds and --threads must be at least 1, and --threads at most {most}")
-    measurement.note(
-        f"{'dtype':>9}{'thr':>4}{'layer':>15}{'rows':>6}{'native':>8}{'oneDNN':>8}{'torch':>8}{'GB/s':>9}{'limit':>9}"
-    )
     found: list[Figures] = []
     for threads in args.threads:
         for dtype in args.dtypes:
             own: list[Figures] = []
             for each in measure(getattr(torch, dtype), threads, shapes, row_counts, args.rounds):
                 own.append(each)
-                measurement.line(asdict(each), text=line(each))
+                measurement.row(row(each))
             for step in steps(own):
-                measurement.line(asdict(step), text=line(step))
+                measurement.row(row(step))
             found += own
             rate, bandwidth = multiply_rate(getattr(torch, dtype), threads), read_bandwidth(threads)
             measurement.note(f"{dtype}, {threads} threads: {rate / 1e9:.0f} GFLOP/s, reads {bandwidth / 1e9:.1f} GB/s")
-    measurement.note("GFLOP/s; GB/s of W read; share of the limit")
     measurement.bar(*(bar for step in steps(found) for bar in bars(step)))
     return measurement.exit_code
 

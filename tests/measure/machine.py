@@ -19,11 +19,6 @@ def check_cores() -> None:
         raise SystemExit("the benchmark needs two cores: one for the engine, one for everything else")
 
 
-def pin(pid: int, core: int) -> None:
-    """Pins a process, and the processes that it starts later, to the core of that number."""
-    os.sched_setaffinity(pid, {core})
-
-
 def engine_cores(threads: int) -> set[int]:
     """Returns the cores of an engine: one of two threads may use both."""
     return {ENGINE_CORE} if threads == 1 else {ENGINE_CORE, REST_CORE}

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -29,49 +29,20 @@ class Kind(StrEnum):
     PUBLISHED = "published"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number with its unit. low and high: the spread of its repeats."""
-
-    name: str
-    value: float
-    unit: str
-    kind: Kind
-    low: float | None = None
-    high: float | None = None
-    repeats: int = 1
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A statement about correctness. One that is not ok fails the part; figures never do."""
-
-    name: str
-    ok: bool
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of cells for a figure that varies; `kind` holds for all of its numbers."""
-
-    title: str
-    kind: Kind
-    columns: list[str]
-    rows: list[list[Any]]
-
-
 @dataclass(kw_only=True)
 class Record:
-    """The results of one part. Each method adds an entry, prints it and saves the file."""
+    """The results of one part. Each method adds an entry, prints it and saves the file.
+
+    A figure has the spread of its repeats as low and high. A check is about correctness: one that is not ok fails the
+    part, figures never do. A table's kind holds for all of its numbers.
+    """
 
     part: str
     path: Path
     phases: list[tuple[str, float]] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -85,36 +56,29 @@ class Record:
         self._added(f"{name}: {seconds:.1f} s")
 
     def figure(self, name: str, value: float, unit: str, kind: Kind = Kind.MEASURED, *, note: str = "") -> None:
-        self.figures.append(Figure(name=name, value=value, unit=unit, kind=kind, note=note))
+        self._figure(name, [value], unit, kind, note)
         self._added(f"{name}: {value:.6g} {unit} ({kind})")
 
     def repeated(self, name: str, values: Sequence[float], unit: str, *, note: str = "") -> None:
         """Adds the median of repeated measurements, with their spread."""
         middle, low, high = spread(values).values()
-        self.figures.append(
-            Figure(
-                name=name,
-                value=middle,
-                unit=unit,
-                kind=Kind.MEASURED,
-                low=low,
-                high=high,
-                repeats=len(values),
-                note=note,
-            )
-        )
+        self._figure(name, [middle, low, high], unit, Kind.MEASURED, note, repeats=len(values))
         self._added(f"{name}: {middle:.6g} {unit} ({low:.6g} to {high:.6g} in {len(values)} runs)")
 
+    def _figure(self, name: str, values: list[float], unit: str, kind: Kind, note: str, repeats: int = 1) -> None:
+        value, low, high = [*values, None, None][:3]
+        figure = {"name": name, "value": value, "unit": unit, "kind": kind, "low": low, "high": high}
+        self.figures.append({**figure, "repeats": repeats, "note": note})
+
     def check(self, name: str, ok: bool, detail: str = "") -> None:
-        self.checks.append(Check(name=name, ok=ok, detail=detail))
+        self.checks.append({"name": name, "ok": ok, "detail": detail})
         self._added(f"{'ok' if ok else 'NOT OK'}: {name}{': ' if detail else ''}{detail}")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], kind: Kind) -> None:
         """Adds a table; a table of the same title is replaced, so that a sweep can report as it goes."""
-        self.tables = [table for table in self.tables if table.title != title]
-        self.tables.append(
-            Table(title=title, kind=kind, columns=list(columns), rows=[list(row) for row in rows]),
-        )
+        self.tables = [table for table in self.tables if table["title"] != title]
+        cells = [list(row) for row in rows]
+        self.tables.append({"title": title, "kind": kind, "columns": list(columns), "rows": cells})
         self._save()
 
     def note(self, text: str) -> None:
@@ -127,8 +91,7 @@ class Record:
         self._save()
 
     def _save(self) -> None:
-        entries = {name: getattr(self, name) for name in ("phases", "figures", "checks", "tables", "notes")}
-        content = {name: [e if isinstance(e, tuple | str) else asdict(e) for e in es] for name, es in entries.items()}
+        content = {name: getattr(self, name) for name in ("phases", "figures", "checks", "tables", "notes")}
         # Another process reads the file at any time.
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps(content))

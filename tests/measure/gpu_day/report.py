@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.measure.harness import words
+
 RESULTS, SUMMARY = "results.json", "summary.md"
 _PASSED = "passed"
 
@@ -56,7 +58,7 @@ def _section(part: dict[str, Any]) -> list[str]:
     for table in part.get("tables", []):
         lines += ["", f"{table['title']} ({table['kind']})", ""]
         lines += [_row(table["columns"]), _row(["---"] * len(table["columns"]))]
-        lines += [_row([_number(cell) for cell in row]) for row in table["rows"]]
+        lines += [_row([words(cell) for cell in row]) for row in table["rows"]]
     lines += [line for note in part.get("notes", []) for line in ("", note)]
     if part.get("phases"):
         lines += ["", "Seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in part["phases"])]
@@ -66,19 +68,12 @@ def _section(part: dict[str, Any]) -> list[str]:
 def _figure_line(figure: dict[str, Any]) -> str:
     spread = ""
     if figure["low"] is not None:
-        spread = f"{_number(figure['low'])} to {_number(figure['high'])} in {figure['repeats']} runs"
-    return _row([figure["name"], _number(figure["value"]), figure["unit"], figure["kind"], spread, figure["note"]])
+        spread = f"{words(figure['low'])} to {words(figure['high'])} in {figure['repeats']} runs"
+    return _row([figure["name"], words(figure["value"]), figure["unit"], figure["kind"], spread, figure["note"]])
 
 
 def _row(cells: list[Any]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def _number(value: Any) -> str:
-    """Four digits, and whole numbers whole."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -5,7 +5,7 @@ Owns nothing. A fake module has every attribute: a class that accepts any argume
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,15 +58,24 @@ def package(name: str, folder: Path) -> None:
     sys.modules[name] = module
 
 
-def steady_steps(step: Callable[[], tuple[dict[str, float], int]], num_rows: int, times: int) -> dict[str, list[float]]:
-    """Runs `times` steps. Returns the series of each figure.
+class SteadyPeer:
+    """A peer's scheduler. `_step` returns the figures of a step, and the number of rows that it decoded."""
 
-    Raises AssertionError if a step did not decode all rows.
-    """
-    series: dict[str, list[float]] = {}
-    for _ in range(times):
-        figures, num_decoding = step()
-        assert num_decoding == num_rows
-        for key, value in figures.items():
-            series.setdefault(key, []).append(value)
-    return series
+    variants = ("step",)
+    _num_rows: int
+
+    def _step(self) -> tuple[dict[str, float], int]:
+        raise NotImplementedError
+
+    def run(self, variant: str, times: int) -> dict[str, list[float]]:
+        """Runs `times` decode steps. Returns their microseconds of process CPU time.
+
+        Raises AssertionError if a step did not decode all rows.
+        """
+        series: dict[str, list[float]] = {}
+        for _ in range(times):
+            figures, num_decoding = self._step()
+            assert num_decoding == self._num_rows
+            for key, value in figures.items():
+                series.setdefault(key, []).append(value)
+        return series

@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 
-from tests.measure.schedulers.fakes import fake, fake_missing, package, steady_steps
+from tests.measure.schedulers.fakes import SteadyPeer, fake, fake_missing, package
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # mini-sglang's default.
 _PAGE_SIZE = 1
 
 
-class Peer:
+class Peer(SteadyPeer):
     """`without_inputs_us` excludes making the model's input tensors, which is the worker's task in Tandem."""
 
-    variants = ("step",)
     note = "_schedule_next_batch, _forward around a faked engine, _process_last_data; greedy, page size 1, no message"
 
     def __init__(self, folder: Path, num_rows: int, context: int, num_steps: int) -> None:
@@ -117,9 +116,8 @@ class Peer:
         return figures, batch.size if batch.is_decode else 0
 
     def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
         with torch.inference_mode():
-            return steady_steps(self._step, self._num_rows, times)
+            return super().run(variant, times)
 
 
 class _Output(tuple[Any, ...]):

@@ -8,16 +8,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.measure.schedulers.fakes import fake, package, steady_steps
+from tests.measure.schedulers.fakes import SteadyPeer, fake, package
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 _BLOCK = 256
 
 
-class Peer:
+class Peer(SteadyPeer):
     """The blocks have 256 tokens, nano-vllm's minimum."""
 
-    variants = ("step",)
     note = "schedule() and postprocess() on lists of ids; no message, no plan for another process"
 
     def __init__(self, folder: Path, num_rows: int, context: int, num_steps: int) -> None:
@@ -56,7 +55,3 @@ class Peer:
         self._scheduler.postprocess(sequences, tokens, is_prefill)
         us = (time.process_time_ns() - begun) / 1e3
         return {"step_us": us}, 0 if is_prefill else len(sequences)
-
-    def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
-        return steady_steps(self._step, self._num_rows, times)

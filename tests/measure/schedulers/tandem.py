@@ -3,7 +3,7 @@
 Owns the variants and their conditions, which it asserts; `core.py` runs and judges them.
 """
 
-from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -25,23 +25,11 @@ class Tandem:
     def __init__(
         self, num_rows: int, context: int, num_steps: int, *, num_logprobs: int = 0, report_steps: bool = False
     ) -> None:
-        def loaded(spare_rows: int = 0, steps: int = num_steps) -> LoadedCore:
-            return LoadedCore(
-                num_rows,
-                context,
-                steps,
-                spare_rows=spare_rows,
-                num_logprobs=num_logprobs,
-                report_steps=report_steps,
-            )
-
+        loaded = partial(LoadedCore, num_rows, context, num_logprobs=num_logprobs, report_steps=report_steps)
+        spare = {"step": 0, "rows_taken_waiting": 0, "admit": 1}
         self._cores = {
-            "step": loaded(),
-            "rows_free": loaded(_SPARE_ROWS),
-            "rows_taken_waiting": loaded(),
-            "pool_full_waiting": loaded(_SPARE_ROWS),
-            "pool_full_look": loaded(_SPARE_ROWS),
-            "admit": loaded(1, MOST_STEPS),
+            each: loaded(MOST_STEPS if each == "admit" else num_steps, spare_rows=spare.get(each, _SPARE_ROWS))
+            for each in self.variants
         }
         self._cores["rows_taken_waiting"].submit_waiting(huge=False)
         self._cores["pool_full_waiting"].submit_waiting(huge=True)
@@ -59,7 +47,7 @@ class Tandem:
         load = core.load()
         assert load.waiting == (0 if variant in ("step", "rows_free") else NUM_WAITING)
         assert load.preemptions == 0
-        return {**core.us, "step_us": _sums(core.us["done_us"], core.us["tick_us"])}
+        return {**core.us, "step_us": [a + b for a, b in zip(core.us["done_us"], core.us["tick_us"], strict=True)]}
 
     def _admissions(self, core: LoadedCore, times: int) -> Series:
         """Admits a new prompt, then the same again; it ends at a page boundary, so its last page is computed twice."""
@@ -71,15 +59,10 @@ class Tandem:
             hits.append(core.admit(prompt, "cached_tick_us"))
         us = core.us
         plain = float(np.median(us["tick_us"]))
-        return {
-            "admit_cold_us": [a + b - plain for a, b in zip(us["submit_us"][::2], us["cold_tick_us"], strict=True)],
-            "admit_cached_us": [
-                a + b - plain for a, b in zip(us["submit_us"][1::2], us["cached_tick_us"], strict=True)
-            ],
-            "admit_cached_tokens": hits,
-            "hash_us": us["hash_us"],
+        took = {
+            f"admit_{kind}_us": [
+                a + b - plain for a, b in zip(us["submit_us"][i::2], us[f"{kind}_tick_us"], strict=True)
+            ]
+            for i, kind in enumerate(("cold", "cached"))
         }
-
-
-def _sums(first: Iterable[float], second: Iterable[float]) -> list[float]:
-    return [a + b for a, b in zip(first, second, strict=True)]
+        return {**took, "admit_cached_tokens": hits, "hash_us": us["hash_us"]}

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tests.measure.schedulers.fakes import fake_missing, steady_steps
+from tests.measure.schedulers.fakes import SteadyPeer, fake_missing
 
 _VOCAB_SIZE, _EOS = 32_000, 2
 # vLLM's default on CUDA.
@@ -45,10 +45,8 @@ _NOT_NEEDED = (
 )
 
 
-class Peer:
+class Peer(SteadyPeer):
     """The blocks have 16 tokens; every full block is hashed and cached."""
-
-    variants = ("step",)
 
     def __init__(self, folder: Path, num_rows: int, context: int, num_steps: int) -> None:
         sys.path.insert(0, str(folder))
@@ -102,10 +100,6 @@ class Peer:
         spent += time.process_time_ns() - begun
         num_decoding = order.scheduled_cached_reqs.num_reqs if order.total_num_scheduled_tokens == len(ids) else 0
         return {"step_us": spent / 1e3}, num_decoding
-
-    def run(self, variant: str, times: int) -> dict[str, list[float]]:
-        """Runs `times` decode steps. Returns their microseconds of process CPU time."""
-        return steady_steps(self._step, self._num_rows, times)
 
 
 def _config(num_rows: int, longest: int) -> Any:

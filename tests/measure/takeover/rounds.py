@@ -9,10 +9,10 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tandem_client import AsyncClient, TlsSettings
 from tandem_client.errors import TandemError
@@ -29,22 +29,6 @@ _TOKENS_AFTER = 100
 QUIET_SECONDS = 0.1
 _MOST_SECONDS = 120.0
 _LOOK_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Takeover:
-    """One kill. `first` and `last`: seconds until a token of any stream, and until each stream had one."""
-
-    first: float
-    last: float
-    # The longest time without a token of any stream.
-    pause: float
-    # Positions that were computed again, of all streams together.
-    recomputed_tokens: int
-    known_tokens: int
-    # From the kill until a worker was on standby again.
-    standby_again: float
-    texts: tuple[str, ...]
 
 
 class Stream:
@@ -97,48 +81,71 @@ async def service(standbys: int, worker_flags: str, *, has_door: bool = False) -
                 yield client
 
 
-async def takeover(client: AsyncClient, standbys: int, *, is_planned: bool = False) -> Takeover:
-    """Kills the serving worker under the streams; returns when all have ended and the standby workers are back.
+async def disturbed(
+    client: AsyncClient,
+    texts: list[list[int]],
+    happens: Callable[[], Awaitable[object]],
+    *,
+    stop: Callable[[], object] | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Lets something happen when each stream has KNOWN_TOKENS, and `stop` a moment before. Returns when all have ended.
 
-    If `is_planned`, the worker is drained instead, and the times begin with the call.
+    First and last: the seconds until a token of any stream, and until each stream had one. The pause is the longest
+    time without a token of a stream; positions that were computed again are those of all streams together.
     """
     streams = [Stream() for _ in range(NUM_STREAMS)]
     running = [
-        asyncio.create_task(stream.run(client, prompt)) for stream, prompt in zip(streams, prompts(), strict=True)
+        asyncio.create_task(stream.run(client, text, resume=resume))
+        for stream, text in zip(streams, texts, strict=True)
     ]
     while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - PROMPT_TOKENS:
         await asyncio.sleep(0.002)
         for task in running:
             if task.done():
                 task.result()
-    [serving] = [worker.pid for worker in (await client.load()).per_worker if not worker.is_standby]
-    if not is_planned:
-        os.kill(serving, signal.SIGSTOP)
+    if stop is not None:
+        stop()
         await asyncio.sleep(QUIET_SECONDS)
-    known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
-    killed_at = time.monotonic()
+    known, begun = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams), time.monotonic()
     for stream in streams:
-        stream.killed_at = killed_at
-    if is_planned:
+        stream.killed_at = begun
+    await happens()
+    await asyncio.gather(*running)
+    after = [stream.first_after for stream in streams if stream.first_after is not None]
+    assert len(after) == NUM_STREAMS, "a stream ended before it happened"
+    return {
+        "begun": begun,
+        "first_seconds": min(after),
+        "last_seconds": max(after),
+        "longest_pause_seconds": max(stream.pause for stream in streams),
+        "recomputed_tokens": float(sum(stream.recomputed_tokens for stream in streams)),
+        "known_tokens": float(known),
+        "texts": [stream.text for stream in streams],
+    }
+
+
+async def takeover(client: AsyncClient, standbys: int, *, is_planned: bool = False) -> dict[str, Any]:
+    """Kills the serving worker under the streams; returns when all have ended and the standby workers are back.
+
+    If `is_planned`, the worker is drained instead, and the times begin with the call.
+    """
+    [serving] = [worker.pid for worker in (await client.load()).per_worker if not worker.is_standby]
+
+    async def drain() -> None:
         async for progress in client.drain(str(serving)):
             state = progress.state
         assert state == DrainState.DONE
-    else:
+
+    async def kill() -> None:
         os.kill(serving, signal.SIGKILL)
-    await asyncio.gather(*running)
+
+    if is_planned:
+        found = await disturbed(client, prompts(), drain)
+    else:
+        found = await disturbed(client, prompts(), kill, stop=lambda: os.kill(serving, signal.SIGSTOP))
     await _until(client, lambda load: load.workers == 1 and load.standby_workers == standbys)
-    again = time.monotonic() - killed_at
-    after = [stream.first_after for stream in streams if stream.first_after is not None]
-    assert len(after) == NUM_STREAMS, "a stream ended before the kill"
-    return Takeover(
-        first=min(after),
-        pause=max(stream.pause for stream in streams),
-        last=max(after),
-        recomputed_tokens=sum(stream.recomputed_tokens for stream in streams),
-        known_tokens=known,
-        standby_again=again,
-        texts=tuple(stream.text for stream in streams),
-    )
+    return found | {"standby_again_seconds": time.monotonic() - found["begun"]}
 
 
 async def _until(client: AsyncClient, is_so: Callable[[Load], bool]) -> None:

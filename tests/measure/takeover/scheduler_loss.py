@@ -9,11 +9,11 @@ import asyncio
 import json
 import signal
 import sys
-import time
+from functools import partial
 
 from tandem_client import AsyncClient
 from tests.measure.harness import Measurement, spread
-from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, PROMPT_TOKENS, QUIET_SECONDS, Stream, prompts
+from tests.measure.takeover.rounds import NUM_STREAMS, disturbed, prompts
 from tests.rigs.processes import Rig, SchedulerProcess, free_address
 
 _VOCABULARY = 250
@@ -47,26 +47,11 @@ class Service:
 
 async def death(client: AsyncClient, service: Service) -> dict[str, float]:
     """One death under streams of KNOWN_TOKENS known tokens; returns when all have ended."""
-    streams = [Stream() for _ in range(NUM_STREAMS)]
     # The vocabulary of a checking worker is small.
     texts = [[token % _VOCABULARY for token in prompt] for prompt in prompts()]
-    running = [
-        asyncio.create_task(stream.run(client, text, resume=True)) for stream, text in zip(streams, texts, strict=True)
-    ]
-    while min(stream.num_tokens for stream in streams) < KNOWN_TOKENS - PROMPT_TOKENS:
-        await asyncio.sleep(0.002)
-    # Tokens that it has sent arrive while it is stopped.
-    service.scheduler.signal(signal.SIGSTOP)
-    await asyncio.sleep(QUIET_SECONDS)
-    killed_at = time.monotonic()
-    for stream in streams:
-        stream.killed_at = killed_at
-    known = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams)
-    await asyncio.to_thread(service.restart)
-    await asyncio.gather(*running)
-    after = [stream.first_after for stream in streams if stream.first_after is not None]
-    recomputed = sum(stream.recomputed_tokens for stream in streams)
-    return {"first": min(after), "last": max(after), "recomputed": float(recomputed), "known": float(known)}
+    stop, restart = partial(service.scheduler.signal, signal.SIGSTOP), partial(asyncio.to_thread, service.restart)
+    found = await disturbed(client, texts, restart, stop=stop, resume=True)
+    return {name: value for name, value in found.items() if name not in ("begun", "longest_pause_seconds", "texts")}
 
 
 async def _measured(kills: int, kind: str, *, forgets_pages: bool) -> list[dict[str, float]]:
