@@ -6,7 +6,7 @@ knows nothing of Tandem.
 
 Prompts run in left-padded batches, because that is quick. Padding adds exact zeros, but sums of other shapes round
 differently. So the output has each prompt's smallest margin between the best and the second logit, and a prompt with a
-margin below `--least-margin` runs again alone.
+margin below `_LEAST_MARGIN` runs again alone.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-_BATCH = 32
+_BATCH, _LEAST_MARGIN = 32, 1e-3
 
 
 @torch.inference_mode()
@@ -49,7 +49,6 @@ def main() -> int:
     """Prints {"prompt_ids": [[…]], "tokens": [[…]], "margins": [margin], "alone": number that ran again alone}."""
     parser = argparse.ArgumentParser(prog="reference_tokens", allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--least-margin", type=float, default=1e-3)
     args = parser.parse_args()
     request: dict[str, Any] = json.load(sys.stdin)
     torch.set_num_threads(1)
@@ -63,7 +62,7 @@ def main() -> int:
     for first in range(0, len(order), _BATCH):
         batch = order[first : first + _BATCH]
         found |= dict(zip(batch, greedy(model, [prompts[i] for i in batch], request["new_tokens"]), strict=True))
-    close = [i for i in order if found[i][1] < args.least_margin]
+    close = [i for i in order if found[i][1] < _LEAST_MARGIN]
     for i in close:
         found[i] = greedy(model, [prompts[i]], request["new_tokens"])[0]
     answer = {

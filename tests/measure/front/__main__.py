@@ -34,7 +34,9 @@ from tests.rigs.processes import Rig
 
 NUM_CORES = 2
 WAIT_BAR_MS = 20.0
-DOOR_BAR, DOOR_SECONDS = 1.1, 5.0
+# Of the parts that run with something and without: runs of each kind, and their seconds.
+TURNS, TURN_SECONDS = 5, 5.0
+DOOR_BAR, OPEN_STREAMS = 1.1, 10_000
 METRICS_BAR_US = 2.0
 METRICS_FLAGS = ("--metrics-listen", "127.0.0.1:0")
 TIMEOUT_SECONDS = 180.0
@@ -199,13 +201,14 @@ def measure(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[Bar
             yield plain, []
             probed = run(of_part, 1, is_probed=True)
             yield {**probed, "part": f"{load.name}, with a clock"}, bars(load, plain, probed)
+    seconds, runs, num_open = (1.0, 1, 50) if args.quick else (TURN_SECONDS, TURNS, OPEN_STREAMS)
     if "door" in args.parts:
         for load in (STEADY, PACED):
-            yield measure_door(replace(load, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
+            yield measure_door(replace(load, seconds=seconds), runs)
     if "metrics" in args.parts:
-        yield measure_metrics(replace(STEADY, seconds=1.0 if args.quick else DOOR_SECONDS), args.runs)
+        yield measure_metrics(replace(STEADY, seconds=seconds), runs)
     if "memory" in args.parts:
-        yield memory.measure(500 if args.quick else args.open_streams)
+        yield memory.measure(num_open)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,8 +216,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     measurement.flag("--quick", action="store_true", help="a smoke test with meaningless figures")
     measurement.flag("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     measurement.flag("--front-ends", type=int, default=1, help="front ends of the parts fast and paced")
-    measurement.flag("--runs", type=int, default=5, help="runs of each kind in the parts door and metrics")
-    measurement.flag("--open-streams", type=int, default=10_000, help="streams of the part memory")
     args = measurement.begin(argv)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
     for line, found in measure(args):
