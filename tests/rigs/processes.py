@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from unittest import mock
 
@@ -201,10 +200,9 @@ class Child:
     def wait(self, seconds: float = TIMEOUT_SECONDS) -> int:
         """Waits for the process to end. Returns its exit code."""
         try:
-            code = self._process.wait(seconds)
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} still runs after {seconds} s\n{self.output()}") from None
-        return code
 
     def join_output(self, seconds: float = TIMEOUT_SECONDS) -> None:
         """Waits until its output is closed, by its own children, too."""
@@ -275,12 +273,7 @@ class Rig:
     def __enter__(self) -> "Rig":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *trace: object) -> None:
         try:
             if error is None:
                 self._end_all()
@@ -342,9 +335,7 @@ class Rig:
         arguments += flags
         if late:
             arguments += ["--lateness", str(self._seed if seed is None else seed)]
-        child = Child(f"worker {self._seed}", arguments, within=within)
-        self.children.append(child)
-        return child
+        return self.start(f"worker {self._seed}", *arguments, within=within)
 
     @contextmanager
     def slowed(self) -> Iterator[None]:
