@@ -11,7 +11,6 @@ the queue is full and while the service drains.
 """
 
 import asyncio
-import functools
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -39,17 +38,10 @@ from scheduler_svc.frontend.request_log import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
 from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Sizes
-from scheduler_svc.frontend.streaming.samples import describe, make_outputs, serialized
-from scheduler_svc.frontend.streaming.sender import (
-    PreparedStream,
-    StreamSender,
-    StreamWriter,
-    wait_for_admission,
-    wait_for_resumed,
-)
+from scheduler_svc.frontend.streaming.samples import PreparedStream, describe, serialized
+from scheduler_svc.frontend.streaming.sender import StreamSender, StreamWriter, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
-from scheduler_svc.frontend.text.detokenize import PiecesOfRequest
 from scheduler_svc.frontend.validate import without_lists
 from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 
@@ -154,7 +146,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     submit.traceparent = str(record.traceparent)
                 self.streams.submit(stream, submit)
                 submit.Clear()
-                prepared.accepted.requests_ahead = await wait_for_admission(stream)
+                prepared.description.accepted.requests_ahead = await wait_for_admission(stream)
                 return prepared
 
             await self._stream(begin, context, meter)
@@ -178,7 +170,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 record.named(stream.request_id)
                 validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
                 description.accepted.resume_secret = request.resume_secret
-                return _prepared(description, model, request.offsets)
+                return PreparedStream(description=description, model=model, received=request.offsets)
 
             await self._stream(begin, context, meter)
 
@@ -192,7 +184,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         record.stream = stream
         try:
             prepared = await begin(stream)
-            record.accepted = prepared.accepted
+            record.accepted = prepared.description.accepted
             connection = self._corks.join(context)
             try:
                 await self._run(prepared, stream, context, connection)
@@ -235,28 +227,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             warnings=constraint.warnings,
         )
         description = describe(checked, accepted, prompt, submit.max_new_tokens)
-        if checked.linger_seconds:
+        if request.resume.linger_seconds:
             secret = secrets.token_bytes(SECRET_BYTES)
-            submit.linger_seconds = checked.linger_seconds
+            submit.linger_seconds = request.resume.linger_seconds
             submit.secret_hash = hashlib.sha256(secret).digest()
             submit.description = serialized(description)
             description.accepted.resume_secret = secret
         pieces = None
-        if checked.logprob_pieces and model.tokenizer is not None:
-            pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=checked.skip_special_tokens)
-        return submit, _prepared(description, model, pieces=pieces)
+        if request.output.logprob_pieces and model.tokenizer is not None:
+            pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=description.skip_special_tokens)
+        return submit, PreparedStream(description=description, model=model, pieces=pieces)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
+        accepted = prepared.description.accepted
         writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
         sender = StreamSender(prepared, stream, self.streams, writer)
         missed = await sender.replay() if stream.description is not None else ()
         # After the initial metadata the caller's gRPC does not retry on its own.
-        await context.send_initial_metadata(_metadata(stream.request_id, prepared.accepted.warnings))
+        await context.send_initial_metadata(_metadata(stream.request_id, accepted.warnings))
         if stream.meter is not None:
-            stream.meter.accepted(prepared.accepted.prompt_tokens, caller().tenant)
+            stream.meter.accepted(accepted.prompt_tokens, caller().tenant)
         # The caller may have the secret, and leave, before the write returns.
-        stream.is_resumable = bool(prepared.accepted.resume_secret)
-        await writer.write(pb.GenerateResponse(accepted=prepared.accepted))
+        stream.is_resumable = bool(accepted.resume_secret)
+        await writer.write(pb.GenerateResponse(accepted=accepted))
         for message in missed:
             await writer.write(message)
         await sender.run()
@@ -296,19 +289,3 @@ def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str]
         text = "; ".join(warnings).encode("unicode_escape").decode("ascii")
         pairs.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
     return tuple(pairs)
-
-
-def _prepared(
-    description: frontend_pb2.StreamDescription,
-    model: Model,
-    received: Sequence[pb.SampleOffset] = (),
-    pieces: PiecesOfRequest | None = None,
-) -> PreparedStream:
-    return PreparedStream(
-        accepted=description.accepted,
-        make_outputs=functools.partial(make_outputs, description, model),
-        want_text=description.want_text,
-        want_token_ids=description.want_token_ids,
-        received=received,
-        pieces=pieces,
-    )

@@ -137,24 +137,12 @@ def _check_one_remains(allowed: Set[int], banned: Set[int], silent_at_first: Set
 class Checked:
     """A request with checked fields, except for the prompt's length."""
 
+    request: pb.GenerateRequest
+    # The caller's, or a new one.
     request_id: str
+    # With the model's defaults.
     sampling: pb.SamplingParams
-    stop: pb.StopParams
-    stop_strings: tuple[str, ...]
-    priority: int
-    cache: pb.CacheParams
     want_text: bool
-    want_token_ids: bool
-    skip_special_tokens: bool
-    # Number of most probable tokens to report beside each token; None means no logprobs.
-    num_top: int | None
-    # None means no logprobs of the prompt.
-    prompt_logprobs_start: int | None
-    # Whether logprobs have the pieces of text of their tokens.
-    logprob_pieces: bool
-    # 0: the request ends with its stream.
-    linger_seconds: float
-    max_queue_seconds: float  # 0: no limit
 
 
 def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimits) -> Checked:
@@ -164,26 +152,16 @@ def check_request(request: pb.GenerateRequest, model: Model, limits: CallerLimit
     if (limit := limits.max_new_tokens) is not None and request.stop.max_new_tokens > limit:
         refuse("stop.max_new_tokens", f"is {request.stop.max_new_tokens}", f"{limit}, the caller's own")
     _check_request(request, model.sizes)
-    stop_strings = _check_stop(request.stop, model)
+    _check_stop(request.stop, model)
     check_request_id("request_id", request.request_id)
-    sampling = check_sampling(request.sampling, request.stop, model)
-    output, has_tokenizer = request.output, model.tokenizer is not None
+    sampling, output = check_sampling(request.sampling, request.stop, model), request.output
     _check_output(output, model)
+    _check_linger(request)
     return Checked(
+        request=request,
         request_id=request.request_id or uuid.uuid4().hex,
         sampling=sampling,
-        stop=request.stop,
-        stop_strings=stop_strings,
-        priority=request.priority,
-        cache=request.cache,
-        want_text=has_tokenizer and (not output.HasField("want_text") or output.want_text),
-        want_token_ids=not output.HasField("want_token_ids") or output.want_token_ids,
-        skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
-        num_top=output.logprobs if output.HasField("logprobs") else None,
-        prompt_logprobs_start=output.prompt_logprobs_start if output.HasField("prompt_logprobs_start") else None,
-        logprob_pieces=has_tokenizer and output.logprob_pieces,
-        linger_seconds=check_linger(request),
-        max_queue_seconds=request.max_queue_seconds,
+        want_text=model.tokenizer is not None and (not output.HasField("want_text") or output.want_text),
     )
 
 
@@ -194,13 +172,14 @@ async def make_submit(
 
     Raises Refusal if the lengths do not fit, before it hashes anything.
     """
-    stop, sampling = checked.stop, checked.sampling
+    request, sampling = checked.request, checked.sampling
+    stop, cache, output = request.stop, request.cache, request.output
     maximum = maximum_of(stop, len(token_ids), model, who.limits)
     most = new_tokens_in_force(maximum.tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
         refuse("stop.min_new_tokens", f"is {stop.min_new_tokens}", f"max_new_tokens, here {most}")
     prompt = np.asarray(token_ids, dtype="<i4")
-    root = prefix_root(model.cache_root, checked.cache.salt, who.tenant)
+    root = prefix_root(model.cache_root, cache.salt, who.tenant)
     return frontend_pb2.Submit(
         request_id=checked.request_id,
         prompt=prompt.tobytes(),
@@ -210,17 +189,17 @@ async def make_submit(
         sampling=_for_workers(sampling),
         stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
         ignore_eos=stop.ignore_eos,
-        priority=checked.priority,
+        priority=request.priority,
         max_time_seconds=stop.max_time_seconds,
         deadline_seconds=deadline_seconds,
-        max_queue_seconds=checked.max_queue_seconds,
+        max_queue_seconds=request.max_queue_seconds,
         num_samples=sampling.num_samples,
-        num_logprobs=0 if checked.num_top is None else 1 + checked.num_top,
-        prompt_logprobs_from=_prompt_logprobs_from(checked.prompt_logprobs_start, len(token_ids)),
+        num_logprobs=1 + output.logprobs if output.HasField("logprobs") else 0,
+        prompt_logprobs_from=_prompt_logprobs_from(output, len(token_ids)),
         prefix_root=root,
         page_hashes=await _hash_pages(root, prompt, model.info.page_size),
-        bypass_read=checked.cache.bypass_read,
-        bypass_write=checked.cache.bypass_write,
+        bypass_read=cache.bypass_read,
+        bypass_write=cache.bypass_write,
         tenant=who.tenant,
     )
 
@@ -250,7 +229,7 @@ def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> i
     return min(max_new_tokens, model.max_length - num_prompt)
 
 
-def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
+def _check_stop(stop: pb.StopParams, model: Model) -> None:
     if stop.stop_token_ids:
         check_token_ids("stop.stop_token_ids", stop.stop_token_ids, model)
     if "" in stop.stop_strings:
@@ -258,7 +237,6 @@ def _check_stop(stop: pb.StopParams, model: Model) -> tuple[str, ...]:
         raise wrong(f"stop.stop_strings[{idx}]", "is empty; at least 1 character is needed")
     if stop.stop_strings and model.tokenizer is None:
         raise wrong("stop.stop_strings", "needs a tokenizer, and the served model has none")
-    return tuple(dict.fromkeys(stop.stop_strings))
 
 
 def _check_output(output: pb.OutputParams, model: Model) -> None:
@@ -269,11 +247,11 @@ def _check_output(output: pb.OutputParams, model: Model) -> None:
         raise wrong("output.logprob_pieces", what)
 
 
-def _prompt_logprobs_from(start: int | None, num_prompt: int) -> int:
+def _prompt_logprobs_from(output: pb.OutputParams, num_prompt: int) -> int:
     """Returns the first position to report, 0 without one. Position 0 has no logprob, so 0 becomes 1."""
-    if start is None:
+    if not output.HasField("prompt_logprobs_start"):
         return 0
-    if start >= num_prompt:
+    if (start := output.prompt_logprobs_start) >= num_prompt:
         limit = f"{num_prompt - 1} (the prompt has {numbered(num_prompt, 'token')})"
         refuse("output.prompt_logprobs_start", f"is {start}", limit)
     return max(1, start) if num_prompt > 1 else 0
@@ -308,14 +286,12 @@ def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def check_linger(request: pb.GenerateRequest) -> float:
-    """Returns the linger time in seconds, 0 for none. Raises Refusal."""
+def _check_linger(request: pb.GenerateRequest) -> None:
     seconds, output = request.resume.linger_seconds, request.output
     for name in ("logprobs", "prompt_logprobs_start"):
         if seconds and output.HasField(name):
             why = "logprobs are not kept for a caller that comes back, so only one of the two is possible"
             raise wrong("resume.linger_seconds", f"is {seconds:g} and output.{name} is set; {why}")
-    return seconds
 
 
 def check_resume(request: pb.ResumeRequest) -> None:

@@ -8,7 +8,7 @@ samples or of the core.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -36,16 +36,17 @@ def describe(
     checked: Checked, accepted: pb.Accepted, prompt: Prompt, max_new_tokens: int
 ) -> frontend_pb2.StreamDescription:
     """Returns the description of a request's stream."""
+    stop, output = checked.request.stop, checked.request.output
     return frontend_pb2.StreamDescription(
         accepted=accepted,
-        stop=checked.stop,
+        stop=stop,
         max_new_tokens=max_new_tokens,
         want_text=checked.want_text,
-        want_token_ids=checked.want_token_ids,
-        skip_special_tokens=checked.skip_special_tokens,
+        want_token_ids=not output.HasField("want_token_ids") or output.want_token_ids,
+        skip_special_tokens=not output.HasField("skip_special_tokens") or output.skip_special_tokens,
         context=np.asarray(prompt.token_ids[-MAX_CONTEXT_TOKENS:], "<i4").tobytes(),
         # Without text and stop strings there is nothing to parse.
-        chat=prompt.parsing if checked.want_text or checked.stop_strings else None,
+        chat=prompt.parsing if checked.want_text or stop.stop_strings else None,
     )
 
 
@@ -146,13 +147,10 @@ WHOLE_REASONS = (*TOKEN_REASONS, pb.FINISH_REASON_CONSTRAINT_COMPLETE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStream:
-    """What a stream carries: its Accepted, and what its other messages depend on."""
+    """What the messages of a stream depend on."""
 
-    accepted: pb.Accepted
-    # Creates one output for each sample. Takes up to 10 ms for the largest set of stop strings.
-    make_outputs: Callable[[], tuple[SampleOutput, ...]]
-    want_text: bool
-    want_token_ids: bool
+    description: frontend_pb2.StreamDescription
+    model: Model
     # What the caller of a resumed stream has received of each sample already. Missing ones stand for nothing.
     received: Sequence[pb.SampleOffset] = ()
     # None: logprobs have no pieces of text.
@@ -188,7 +186,7 @@ class SampleSender:
     def __post_init__(self) -> None:
         request = self._request
         if request.pieces is not None:
-            self._pieces = request.pieces.at(request.accepted.prompt_tokens)
+            self._pieces = request.pieces.at(request.description.accepted.prompt_tokens)
             # So that the last token of the text is sent together with its end.
             self.output.may_grow = self._pieces.may_grow
         received = request.received[self._idx] if self._idx < len(request.received) else pb.SampleOffset()
@@ -200,7 +198,7 @@ class SampleSender:
 
     def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
         """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
-        wants, logprobs = self._request, self.sample.logprobs
+        wants, logprobs = self._request.description, self.sample.logprobs
         if not wants.want_text:
             piece = piece._replace(text="", reasoning="", calls=())
         token_ids = list[int]() if not wants.want_token_ids else piece.token_ids
@@ -249,7 +247,7 @@ class SampleSender:
         left = [rest for call in piece.calls if (rest := self._call_beyond_received(call)) is not None]
         self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
         piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
-        if not (piece.text or piece.reasoning or left or self._request.want_token_ids):
+        if not (piece.text or piece.reasoning or left or self._request.description.want_token_ids):
             self._num_sent = num_tokens
         return token_ids[max(0, self._unsent_from - start) :], piece
 

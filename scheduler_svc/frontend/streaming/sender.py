@@ -25,7 +25,13 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.core.messages.effects import MAX_COUNT
 from scheduler_svc.frontend.grpc_tuning.event_loop import Run, run_here
 from scheduler_svc.frontend.rpc import status
-from scheduler_svc.frontend.streaming.samples import TOKEN_REASONS, WHOLE_REASONS, PreparedStream, SampleSender
+from scheduler_svc.frontend.streaming.samples import (
+    TOKEN_REASONS,
+    WHOLE_REASONS,
+    PreparedStream,
+    SampleSender,
+    make_outputs,
+)
 from scheduler_svc.frontend.streaming.stream import MAX_PROMPT_INFO_BYTES, RequestStream, add_pieces
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.text.detokenize import Pieces
@@ -184,7 +190,8 @@ class StreamSender:
     _samples: list[SampleSender] = field(init=False)
 
     def __post_init__(self) -> None:
-        pairs = enumerate(zip(self._stream.samples, self._request.make_outputs(), strict=True))
+        outputs = make_outputs(self._request.description, self._request.model)
+        pairs = enumerate(zip(self._stream.samples, outputs, strict=True))
         self._samples = [SampleSender(idx, sample, output, self._request) for idx, (sample, output) in pairs]
 
     async def replay(self) -> list[pb.GenerateResponse]:
@@ -232,7 +239,7 @@ class StreamSender:
         ends = [sample.end for sample in self._stream.samples if sample.end is not None]
         num_tokens = [sender.output.num_tokens for sender in self._samples]
         reasoning_tokens = sum(sender.output.reasoning_tokens for sender in self._samples)
-        prompt_tokens = self._request.accepted.prompt_tokens
+        prompt_tokens = self._request.description.accepted.prompt_tokens
         summary = summarize(ends, num_tokens, prompt_tokens=prompt_tokens, reasoning_tokens=reasoning_tokens)
         if meter is not None:
             # Before the caller sees the Summary, so that the next report counts all that it has seen.

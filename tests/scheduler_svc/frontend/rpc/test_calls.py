@@ -16,11 +16,12 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import server, servicer
+from scheduler_svc.frontend import server
 from scheduler_svc.frontend import validate as validation
 from scheduler_svc.frontend.grpc_tuning import sockets
 from scheduler_svc.frontend.rpc import calls as parsing
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Room, is_not_of_a_lost_caller
+from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
 from tests.rigs.raw_http2 import HEADERS, RawConnection
@@ -69,7 +70,7 @@ class Counted:
             (validation, "check_request"),
             (tokenizer.Tokenizer, "encode"),
             (validation, "hash_pages"),
-            (servicer, "make_outputs"),
+            (sender, "make_outputs"),
         ):
             self._watch(monkeypatch, owner, name)
 
