@@ -37,14 +37,6 @@ _check_drain, _check_update = Check(control_pb2.DrainRequest), Check(control_pb2
 _KEY_CHARS = limit_at(control_pb2.ClearQuarantineRequest, "keys").chars
 
 
-def check_update(request: control_pb2.UpdateWeightsRequest) -> None:
-    """Raises Refusal if a field is out of bounds. The core checks whether folder and version can be."""
-    _check_update(request)
-    for name, text in (("version", request.version), ("folder", request.folder)):
-        if not text or not text.isprintable():
-            raise wrong(name, f"is {text!r}; it must not be empty or contain control characters")
-
-
 def _refusal(reply: Any, not_found: grpc.StatusCode) -> status.Refusal:
     """Why the core does not begin an operation."""
     match reply.refusal:
@@ -290,7 +282,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
         """Lets all workers load new weights, and writes the progress until the end."""
-        check_update(request)
+        _check_update(request)
+        # The core checks whether folder and version can be.
+        for name, text in (("version", request.version), ("folder", request.folder)):
+            if not text or not text.isprintable():
+                raise wrong(name, f"is {text!r}; it must not be empty or contain control characters")
         message = frontend_pb2.FrontendToCore(update_weights=frontend_pb2.UpdateWeights(request=request))
         # The service has no such method unless it was started with it.
         await self.queries.follow(message, context, not_found=grpc.StatusCode.PERMISSION_DENIED)

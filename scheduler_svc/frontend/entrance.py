@@ -87,15 +87,12 @@ class Entrance:
         if self.table is None:
             raise status.not_ready("the service has not read its tokens yet")
         headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
-        caller = self.table.of_call([_bytes(header) for header in headers], _certificate_names(context), time.time())
+        proofs = [header if isinstance(header, bytes) else header.encode("utf-8", "replace") for header in headers]
+        caller = self.table.of_call(proofs, _certificate_names(context), time.time())
         if caller is None:
             why = "the token is not valid" if headers else "a token or a known certificate is needed"
             raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
         return caller
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode("utf-8", "replace")
 
 
 def _table(message: frontend_pb2.Tenants) -> Table:

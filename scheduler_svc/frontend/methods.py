@@ -97,7 +97,7 @@ def add_to_server(
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
         refused = {"Generate": inference.count_refusal}
-        _add_service(server, calls, entrance, service, servicer, admit, inference.sizes, refused, log)
+        _add_service(server, calls, entrance, service, servicer, admit, lambda: inference.readiness.sizes, refused, log)
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
@@ -148,10 +148,6 @@ def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:
         scan.check(data, sizes())
 
 
-async def _nothing(*_: object) -> None:
-    """The answer of a method that is never called."""
-
-
 class _Unknown(grpc.GenericRpcHandler):
     """Answers every method. The server asks the handlers in the order in which they were added."""
 
@@ -174,7 +170,8 @@ def add_unknown(server: grpc.aio.Server, calls: Calls) -> None:
         enter=refuse,
         admit=lambda: 0,
         scan=lambda data: None,
-        answer=_nothing,
+        # It is never called.
+        answer=cast(Any, refuse),
         serialize=bytes,
     )
     server.add_generic_rpc_handlers((_Unknown(calls.handler(method)),))

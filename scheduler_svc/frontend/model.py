@@ -85,7 +85,14 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
         info=info,
         max_length=max_length,
         longest_sequence=min(info.max_length, state.longest_sequence or info.max_length),
-        sizes=_sizes(info, max_length, tokenizer),
+        sizes=Sizes(
+            prompt_tokens=max_length - 1,
+            text_chars=0 if tokenizer is None else max_length * tokenizer.max_chars_per_token,
+            length=max_length,
+            top_k=max(info.vocab_size, info.sampling_defaults.top_k),
+            samples=max(1, info.max_num_samples),
+            logprobs=info.max_logprobs,
+        ),
         defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
         tokenizer=tokenizer,
@@ -103,17 +110,6 @@ def _constraint_refusal(state: frontend_pb2.ModelState, tokenizer: Tokenizer | N
     if tokenizer is None:
         return "constraints need a tokenizer, and the served model has none"
     return state.constraint_refusal
-
-
-def _sizes(info: control_pb2.GetModelInfoResponse, max_length: int, tokenizer: Tokenizer | None) -> Sizes:
-    return Sizes(
-        prompt_tokens=max_length - 1,
-        text_chars=0 if tokenizer is None else max_length * tokenizer.max_chars_per_token,
-        length=max_length,
-        top_k=max(info.vocab_size, info.sampling_defaults.top_k),
-        samples=max(1, info.max_num_samples),
-        logprobs=info.max_logprobs,
-    )
 
 
 def _make_tokenizer(state: frontend_pb2.ModelState) -> Tokenizer | None:

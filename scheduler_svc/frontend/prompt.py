@@ -11,7 +11,7 @@ from tandem.v1 import chat_pb2, inference_pb2
 
 from scheduler_svc.frontend.chat import conversation as chats
 from scheduler_svc.frontend.chat.conversation import Conversation
-from scheduler_svc.frontend.chat.rendering import Rendered, Renderer
+from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.sizes import wrong
@@ -20,19 +20,11 @@ from tandem_contract.plural import numbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """A chat that was rendered. Its ids have been checked, but not their number."""
-
-    conversation: Conversation
-    rendered: Rendered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt's token ids; of a chat also the chat, and if its answer is parsed, how."""
+    """A prompt's token ids; of a chat also the chat, as it came and rendered, and if its answer is parsed, how."""
 
     token_ids: Sequence[int]
-    chat: ChatPrompt | None = None
+    chat: tuple[Conversation, Rendered] | None = None
     parsing: frontend_pb2.ChatParsing | None = None
 
 
@@ -44,9 +36,9 @@ async def read_prompt(request: inference_pb2.GenerateRequest, model: Model, tena
     if kind == "text":
         return Prompt(token_ids=await text_ids(request, model, tenant))
     if kind == "chat":
-        chat = await render_chat(request.chat, model, tenant)
-        parsing = None if request.chat.unparsed else model.chat.parsing(chat.rendered, chat.conversation)
-        return Prompt(token_ids=chat.rendered.token_ids, chat=chat, parsing=parsing)
+        conversation, rendered = chat = await render_chat(request.chat, model, tenant)
+        parsing = None if request.chat.unparsed else model.chat.parsing(rendered, conversation)
+        return Prompt(token_ids=rendered.token_ids, chat=chat, parsing=parsing)
     check_token_ids("token_ids.ids", request.token_ids.ids, model)
     return Prompt(token_ids=request.token_ids.ids)
 
@@ -69,20 +61,20 @@ async def text_ids(
     return token_ids
 
 
-async def render_chat(chat: chat_pb2.Chat, model: Model, tenant: str) -> ChatPrompt:
-    """Returns a rendered chat. Raises Refusal if the model serves no chats, or the chat is invalid or too long."""
+async def render_chat(chat: chat_pb2.Chat, model: Model, tenant: str) -> tuple[Conversation, Rendered]:
+    """Returns the chat, and it rendered. Raises Refusal if the model serves none, or it is invalid or too long."""
     renderer, tokenizer = model.chat.renderer, model.tokenizer
     if renderer is None or tokenizer is None:
         raise status.invalid("chat", model.chat.refusal)
     max_chars = model.sizes.text_chars
     chats.check_size(chat, max_chars)
-    made = await tokenizer.threads.run(tenant, lambda: _render(chat, renderer, max_chars))
-    if not made.rendered.token_ids:
+
+    def read_and_render() -> tuple[Conversation, Rendered]:
+        conversation = chats.read(chat)
+        return conversation, renderer.render(conversation, max_chars)
+
+    conversation, rendered = await tokenizer.threads.run(tenant, read_and_render)
+    if not rendered.token_ids:
         raise wrong("chat", "becomes 0 tokens with the model's template; at least 1 token is needed")
-    check_token_ids("chat", made.rendered.token_ids, model)
-    return made
-
-
-def _render(chat: chat_pb2.Chat, renderer: Renderer, max_chars: int) -> ChatPrompt:
-    conversation = chats.read(chat)
-    return ChatPrompt(conversation=conversation, rendered=renderer.render(conversation, max_chars))
+    check_token_ids("chat", rendered.token_ids, model)
+    return conversation, rendered

@@ -175,7 +175,7 @@ class Readiness:
         """Forgets the model and the status, because the core is gone."""
         self._why_no_model = NO_CORE
         if self.served is not None and self.served.tokenizer is not None:
-            self.served.tokenizer.close()
+            self.served.tokenizer.threads.close()
         self.served = None
         self._core_status = frontend_pb2.CoreStatus()
         self._publish()
@@ -203,13 +203,9 @@ class Readiness:
             return None
         return NotServing(_NAMES.get(sent.reason, "unknown"), sent.not_serving, sent.reason)
 
-    def _why(self) -> NotServing | None:
-        if self._is_draining:
-            return DRAINING
-        return self._of_core() or (None if self.served is not None else self._why_no_model)
-
     def _publish(self) -> None:
-        why, full = self._why(), self._core_status.queue_full
+        full = self._core_status.queue_full
+        why = DRAINING if self._is_draining else self._of_core() or (None if self.served else self._why_no_model)
         if why is not None:
             is_of_core = why.message == self._core_status.not_serving
             began = time.time() - (self._core_status.not_serving_seconds if is_of_core else 0.0)

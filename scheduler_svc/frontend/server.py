@@ -46,19 +46,18 @@ logger = logging.getLogger(__name__)
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """The credentials of a server. Raises TlsFileError."""
-    followed = FollowedFiles(files, _configuration)
+
+    def configuration(content: TlsContent) -> Any:
+        pair = (content.key, content.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=content.client_ca)
+
+    followed = FollowedFiles(files, configuration)
     make = cast(Any, grpc).dynamic_ssl_server_credentials
     return make(
         followed.value,
         # The configuration for this handshake and the next ones; None if it is as before.
         lambda: followed.value if followed.renew() else None,
         require_client_authentication=files.client_ca is not None,
-    )
-
-
-def _configuration(content: TlsContent) -> Any:
-    return grpc.ssl_server_certificate_configuration(
-        [(content.key, content.certificate)], root_certificates=content.client_ca
     )
 
 

@@ -37,7 +37,7 @@ from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.request_log import current
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES
-from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Sizes
+from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES
 from scheduler_svc.frontend.streaming.samples import PreparedStream, describe, serialized
 from scheduler_svc.frontend.streaming.sender import StreamSender, StreamWriter, wait_for_admission, wait_for_resumed
 from scheduler_svc.frontend.streaming.stream import RequestStream
@@ -104,10 +104,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self.readiness.admit()
         self.streams.places.check(caller().tenant)
         return self.max_message_bytes
-
-    def sizes(self) -> Sizes:
-        """The limits of requests that follow from the served model."""
-        return self.readiness.sizes
 
     def admit_resume(self) -> int:
         """The size limit of a Resume in bytes. Raises Refusal without a model, or if too many streams are open."""
@@ -206,11 +202,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         is_chat = request.HasField("chat")
         constraint = NO_CONSTRAINT if is_chat else await self.constraints.accept(request, model, who.tenant)
         prompt = await read_prompt(request, model, who.tenant)
-        if (chat := prompt.chat) is not None:
+        if prompt.chat is not None:
             # The grammar of its answer depends on what the template wrote.
-            constraint = await self.constraints.accept_chat(
-                request, chat.conversation, chat.rendered, model, who.tenant
-            )
+            constraint = await self.constraints.accept_chat(request, *prompt.chat, model, who.tenant)
             if prompt.parsing is not None:
                 prompt.parsing.marks_are_tokens = bool(constraint.source)
                 prompt.parsing.has_constraint = request.HasField("constraint")
@@ -265,7 +259,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Returns the prompt that Generate would make of the chat."""
         model = self.readiness.model()
         model.check_name(request.model)
-        rendered = (await render_chat(request.chat, model, caller().tenant)).rendered
+        _, rendered = await render_chat(request.chat, model, caller().tenant)
         return pb.RenderChatResponse(text=rendered.text, token_ids=rendered.token_ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:

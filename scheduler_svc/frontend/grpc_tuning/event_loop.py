@@ -88,7 +88,7 @@ Run = Callable[[Coroutine[Any, Any, None], End], None]
 _tasks: set["asyncio.Task[None]"] = set()
 
 
-def run_here(coroutine: Coroutine[Any, Any, None], on_end: End) -> None:
+def run_here(coroutine: Coroutine[Any, Any, None], on_end: End, _: object = None) -> None:
     """Runs it in the caller's turn, and then each future that it waits for continues it. `on_end` gets its error."""
     try:
         future = coroutine.send(None)
@@ -99,11 +99,7 @@ def run_here(coroutine: Coroutine[Any, Any, None], on_end: End) -> None:
     else:
         # As a task does: the future then knows that it is waited for.
         future._asyncio_future_blocking = False
-        future.add_done_callback(functools.partial(_go_on, coroutine, on_end))
-
-
-def _go_on(coroutine: Coroutine[Any, Any, None], on_end: End, _: object) -> None:
-    run_here(coroutine, on_end)
+        future.add_done_callback(functools.partial(run_here, coroutine, on_end))
 
 
 def run_as_task(coroutine: Coroutine[Any, Any, None], on_end: End) -> None:

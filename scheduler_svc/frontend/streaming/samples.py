@@ -8,9 +8,10 @@ samples or of the core.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from tandem.internal.v1 import frontend_pb2
@@ -19,6 +20,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.core.messages.events import MAX_DESCRIPTION_BYTES
 from scheduler_svc.frontend.chat.answer import ChatOutput
 from scheduler_svc.frontend.chat.bodies import marked, marking
+from scheduler_svc.frontend.chat.conversation import levels
 from scheduler_svc.frontend.chat.served import make_parser
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.prompt import Prompt
@@ -126,18 +128,9 @@ def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> d
 
 def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:
     """Those of the tokens with a text in the response template."""
-    marks = "\n".join(_strings(json.loads(chat.response_template_json)["fields"]))
+    values = chain.from_iterable(levels(json.loads(chat.response_template_json)["fields"]))
+    marks = "\n".join(value for value in values if isinstance(value, str))
     return {idx: text for idx, text in tokens.items() if text in marks or re.escape(text) in marks}
-
-
-def _strings(value: object) -> Iterator[str]:
-    """Every string in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        inside = cast(dict[str, object] | list[object], value)
-        for item in inside.values() if isinstance(inside, dict) else inside:
-            yield from _strings(item)
 
 
 TOKEN_REASONS = (pb.FINISH_REASON_EOS, pb.FINISH_REASON_STOP_TOKEN)

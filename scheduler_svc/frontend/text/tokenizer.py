@@ -167,10 +167,6 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
 
-    def close(self) -> None:
-        """Takes no more long texts. Those already in a thread are completed."""
-        self.threads.close()
-
     @cached_property
     def _begin(self) -> list[int]:
         """The special tokens that the tokenizer adds before a text."""

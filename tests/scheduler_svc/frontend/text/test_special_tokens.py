@@ -19,7 +19,7 @@ def encode(form: str, text: str, *, add_special_tokens: bool) -> list[int]:
     try:
         return asyncio.run(served.encode(text, "", add_special_tokens=add_special_tokens))
     finally:
-        served.close()
+        served.threads.close()
 
 
 @pytest.mark.parametrize("adds", [True, False])
