@@ -30,8 +30,6 @@ _Streaming = grpc.UnaryStreamMultiCallable
 
 
 class Stubs:
-    """A channel and the calls on it."""
-
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel: Any = channel
         self.inference = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -90,7 +90,6 @@ class Recovery:
         return pause if self._clock() + pause < self._lost_at + self._linger_seconds else None
 
     def continued(self) -> None:
-        """Records that the stream goes on."""
         self.cause = None
 
     def _is_loss(self, error: TandemError) -> bool:

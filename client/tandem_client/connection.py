@@ -152,7 +152,6 @@ class Access:
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata of each call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
 
     @property

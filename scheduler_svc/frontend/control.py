@@ -99,7 +99,6 @@ class CoreQueries:
 
     @property
     def watches(self) -> Collection[Watch]:
-        """The calls that wait."""
         return self._waiting.values()
 
     @contextmanager
@@ -221,7 +220,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return listing.page_of(reply, who)
 
     async def GetCaller(self, request: control_pb2.GetCallerRequest, context: Any) -> control_pb2.GetCallerResponse:
-        """Returns the tenant and the rights of the caller."""
         who = caller()
         return control_pb2.GetCallerResponse(tenant=who.tenant, rights=sorted(who.rights))
 

@@ -130,7 +130,6 @@ class _Connection:
         self._socket.close(0)
 
     def _read(self) -> None:
-        """Handles every frame that has arrived."""
         while not self.ended.is_set() and _is_readable(self._socket):
             frame = self._socket.recv(zmq.NOBLOCK)
             # The core sends empty frames to check that the front end is connected.

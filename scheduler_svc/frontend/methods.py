@@ -155,7 +155,6 @@ class _Unknown(grpc.GenericRpcHandler):
         self._handler = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Returns the handler of a method."""
         return self._handler
 
 

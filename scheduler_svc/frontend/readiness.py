@@ -77,7 +77,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return pb.HealthCheckResponse(status=self._state)
 
     async def List(self, request: Any, context: Any) -> Any:
-        """Returns the health of every service."""
         # The types of grpcio-health-checking lack this message.
         return cast(Any, pb).HealthListResponse(
             statuses={name: pb.HealthCheckResponse(status=self._state) for name in self._services}
@@ -160,7 +159,6 @@ class Readiness:
         return NO_MODEL if self.served is None else self.served.sizes
 
     def set_model(self, model: Model) -> None:
-        """Serves this model from now on."""
         self.served = model
         self._publish()
 

@@ -75,8 +75,6 @@ _MAX_ID_CHARS = 128
 
 @dataclass(slots=True, eq=False)
 class CallRecord:
-    """One call of Generate or Resume."""
-
     # Name of the method.
     method: str
     # The loop's time.
@@ -197,8 +195,6 @@ OTHER: Kind = ("others", "")
 
 
 class RefusalCounts:
-    """Counts refusals by code and reason."""
-
     def __init__(self) -> None:
         self._counts: Counter[Kind] = Counter()
         self._report_at = 0.0
@@ -228,8 +224,6 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """The lines of one front end's requests."""
-
     def __init__(self, mode: LogRequests) -> None:
         self._mode = mode
         self._refusals = RefusalCounts()

@@ -95,7 +95,6 @@ class HealthListener:
         self._calls.sweep(stalled(self.health.watches, _LIMITS.answer_seconds))
 
     async def stop(self, grace_seconds: float) -> None:
-        """Ends all calls after the grace."""
         await self._server.stop(grace_seconds)
 
 
@@ -106,8 +105,6 @@ _MOMENT_SECONDS = 0.25
 
 
 class FrontEnd:
-    """One front end."""
-
     def __init__(
         self,
         settings: FrontEndSettings,
@@ -220,7 +217,6 @@ class FrontEnd:
         self._readiness.drain()
 
     def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
-        """Passes a message of the core to the part that handles it."""
         match message.WhichOneof("message"):
             case "step_output":
                 self._streams.step_output(message.step_output)

@@ -125,7 +125,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.GenerateRequest, context: Any
     ) -> None:
-        """Streams one completion."""
         record = current()
         record.named(request.request_id)
         with measured(self.meter, is_resumed=False) as meter:

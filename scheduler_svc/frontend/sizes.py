@@ -53,7 +53,6 @@ class Sizes:
     """Alternatives beside each token."""
 
     def number(self, limit: "Number") -> Any:
-        """The number of a limit."""
         return getattr(self, limit) if isinstance(limit, str) else limit
 
 

@@ -15,8 +15,6 @@ from scheduler_svc.frontend.rpc import status
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Watch:
-    """One call."""
-
     # None: the call is short, so that no check ends it.
     caller: Caller | None = None
     task: "asyncio.Task[Any] | None" = field(default_factory=asyncio.current_task)
@@ -26,7 +24,6 @@ class Watch:
     blocked_since: float = 0.0
 
     async def write(self, context: Any, message: Any) -> None:
-        """Writes to the call."""
         self.blocked_since = asyncio.get_running_loop().time()
         await context.write(message)
         self.blocked_since = 0.0

@@ -110,7 +110,6 @@ def tandem(
 
 
 def main() -> None:
-    """Runs the command that the arguments name."""
     # gRPC's library would log to stderr, between the lines for people; an error has all that these lines say.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()

@@ -22,8 +22,6 @@ HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Exit(IntEnum):
-    """Exit codes of the command."""
-
     OK = 0
     ERROR = 1
     # The request is wrong and would fail again. Also typer's own code for wrong flags.
@@ -89,7 +87,6 @@ def require_programs(programs: Sequence[str], command: str) -> None:
 
 
 def exit_code(error: errors.TandemError) -> Exit:
-    """Returns the exit code for an error."""
     match error:
         case errors.InvalidArgument() | errors.NotFound() | errors.AlreadyExists():
             return Exit.USAGE
@@ -156,7 +153,6 @@ class TandemGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
-        """Runs the command that the arguments name, and exits."""
         try:
             code = self._run(sys.argv[1:] if args is None else args)
             # Unlike sys.stdout.flush(), this works in a process that was started without a standard output.

@@ -68,13 +68,11 @@ class Teller:
         return time.monotonic() - self._began
 
     def say(self, speaker: str, message: str) -> None:
-        """Prints one line."""
         style = "bold" if speaker == "demo" else "dim"
         line = Text(f"{self.seconds:7.2f} s  {speaker:<9}  {message}", style=style)
         self.console.print(line, soft_wrap=True)
 
     def say_itself(self, message: str) -> None:
-        """Prints one line of the demo's own."""
         self.say("demo", message)
 
 
@@ -160,7 +158,6 @@ class Board:
         self.is_live = teller.console.is_terminal
 
     def live(self) -> Live:
-        """Draws it again and again."""
         return Live(
             console=self._teller.console,
             get_renderable=self._table,
@@ -169,12 +166,10 @@ class Board:
         )
 
     def on_delta(self, index: int, delta: Delta) -> None:
-        """Adds a delta to a stream."""
         self._texts[index] += delta.text
         self._num_tokens[index] += len(delta.token_ids)
 
     def on_done(self, index: int, completion: Completion) -> None:
-        """Notes the end of a stream."""
         self._ended[index] = completion.ended_by
         if not self.is_live:
             length = numbered(len(completion.token_ids), "token")
@@ -201,7 +196,6 @@ def one_line(text: str) -> str:
 
 
 def round_line(name: str, result: Round) -> str:
-    """Returns the measurements of a round as one line."""
     firsts = sorted(completion.first_token_seconds for completion in result.completions)
     return (
         f"{name}: {numbered(len(result.completions), 'completion')}, "

@@ -49,8 +49,6 @@ def questions(max_new_tokens: int) -> list[Question]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The completion of one prompt."""
-
     prompt: str
     token_ids: tuple[int, ...]
     text: str
@@ -81,7 +79,6 @@ class Round:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all completions."""
         return sum(len(completion.token_ids) for completion in self.completions)
 
 
@@ -93,13 +90,11 @@ class Arrivals:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def add(self, num_tokens: int) -> None:
-        """Counts new tokens."""
         async with self._changed:
             self.num_tokens += num_tokens
             self._changed.notify_all()
 
     async def wait_for(self, num_tokens: int) -> None:
-        """Waits until at least `num_tokens` tokens have arrived."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.num_tokens >= num_tokens)
 

@@ -19,7 +19,6 @@ log = logging.getLogger("tandem.gateway")
 
 @ends_with_needed("gateway")
 def main() -> int:
-    """Runs the gateway."""
     stopping.begin()
     logs.open_closed_streams()
     # gRPC's library would write lines of its own form between those of the log.

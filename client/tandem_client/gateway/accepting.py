@@ -39,8 +39,6 @@ _MAX_ADDRESSES = 4096
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """The place of one connection."""
-
     address: str
     # The loop's time by which its first headers must be complete; its owner sets it.
     due_at: float = 0.0
@@ -51,8 +49,6 @@ class Seat:
 
 
 class Seats:
-    """All places of one process."""
-
     def __init__(self, meter: Meter, *, max_connections: int, per_address: int = 0) -> None:
         """`per_address`: the strangers of one address; 0 does not bound them."""
         self._meter, self._max, self._per_address = meter, max_connections, per_address
@@ -96,7 +92,6 @@ class Seats:
             self._meter.add("connections", -1)
 
     def is_stranger(self, seat: Seat) -> bool:
-        """Whether the caller is not known."""
         return seat.group is self._strangers
 
     def _free_one(self) -> bool:

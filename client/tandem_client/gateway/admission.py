@@ -41,8 +41,6 @@ _MAX_TRACE_CHARS = 256
 
 
 class Callers:
-    """The rights of tokens."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
         self._secret = secrets.token_bytes(32)
@@ -96,8 +94,6 @@ def _trim(answers: dict[bytes, _Answer], limit: int) -> None:
 
 
 class Admission:
-    """Admits the requests of one process."""
-
     def __init__(self, settings: Settings, guard: Guard, callers: Callers, seats: Seats) -> None:
         self._settings, self._guard, self._callers, self._seats = settings, guard, callers, seats
         self._room = Places(_BODY_ROOM_BYTES, is_shared=True)

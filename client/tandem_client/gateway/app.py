@@ -67,8 +67,6 @@ class Drain:
 
 
 class App(Starlette):
-    """The application of one process."""
-
     def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
         self.pulse, self.drain = Pulse(settings.ping_seconds), Drain()
         self._service, self._meter = service, meter
@@ -139,13 +137,11 @@ class App(Starlette):
             self._meter.request(state["endpoint"], str(state["status"]))
 
     async def index(self, request: Request, metadata: Metadata) -> Response:
-        """GET /: the paths, with their methods and what they have."""
         routes = [route for route in self.routes if isinstance(route, Route)]
         paths = {f"{_methods(route.methods or ())} {route.path_format}": self._about[route.path] for route in routes}
         return _json({"name": "Tandem", "version": self._version, "paths": paths})
 
     async def models(self, request: Request, metadata: Metadata) -> Response:
-        """GET /v1/models: the served model."""
         info = await self._service.model_info(metadata)
         return _json({"object": "list", "data": [self._described(info)]})
 
@@ -199,11 +195,9 @@ class App(Starlette):
         return _json({"status": "not serving", **why}, 503)
 
     async def live(self, request: Request, metadata: Metadata) -> Response:
-        """GET /livez: whether this process answers."""
         return _json({"status": "ok"})
 
     async def version(self, request: Request, metadata: Metadata) -> Response:
-        """GET /version."""
         return _json({"version": self._version})
 
     def _described(self, info: control_pb2.GetModelInfoResponse) -> dict[str, object]:
@@ -217,7 +211,6 @@ class App(Starlette):
         return Answer(self._meter.page(), media_type=_PAGE)
 
     async def openapi(self, request: Request, metadata: Metadata) -> Response:
-        """GET /openapi.json."""
         if self._description is None:
             # It takes a tenth of a second, once; streams go on beside a thread.
             self._description = asyncio.create_task(asyncio.to_thread(description, self.routes, self._about))

@@ -39,8 +39,6 @@ _UNIMPLEMENTED = "UNIMPLEMENTED"
 
 @dataclass(eq=False)
 class HttpError(Exception):
-    """An answer with an error."""
-
     status: int
     message: str
     _: KW_ONLY
@@ -54,7 +52,6 @@ class HttpError(Exception):
         return self.message
 
     def body(self) -> bytes:
-        """The error as JSON."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 

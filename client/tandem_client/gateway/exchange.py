@@ -66,7 +66,6 @@ class Places:
         return True
 
     def leave(self, caller: str, number: int = 1) -> None:
-        """Gives places back."""
         self.num_taken -= number
         self._taken[caller] -= number
         if not self._taken[caller]:
@@ -79,7 +78,6 @@ class Answer(Response):
     media_type = _JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it."""
         scope["state"]["status"] = self.status_code
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for begin in range(0, max(1, len(self.body)), _PIECE_BYTES):
@@ -218,8 +216,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class EventStream:
-    """One answer."""
-
     __slots__ = ("_has_sent", "_is_over", "_is_writing", "_quiet_ticks", "_send")
 
     def __init__(self, send: Send) -> None:
@@ -240,7 +236,6 @@ class EventStream:
         self._has_sent = True
 
     async def close(self, data: bytes) -> None:
-        """Sends the last events."""
         self._is_over = True
         await self._send({"type": "http.response.body", "body": data})
 
@@ -273,7 +268,6 @@ class Pulse:
         self._pings: set[asyncio.Task[None]] = set()
 
     async def run(self) -> NoReturn:
-        """Ticks for ever."""
         while True:
             await asyncio.sleep(self._tick_seconds)
             for stream in list(self.streams):

@@ -33,7 +33,6 @@ _TTFT = "tandem_gateway_time_to_first_token_seconds"
 
 
 def table_bytes(num_processes: int) -> int:
-    """The size of the table."""
     return NUM_CELLS * _CELL_BYTES * num_processes
 
 
@@ -54,12 +53,10 @@ class Meter:
             self._cells[self._start + _REQUESTS + i] = 0.0
 
     def request(self, endpoint: str, outcome: str) -> None:
-        """Counts an answered request."""
         column = OUTCOMES.index(outcome if outcome in OUTCOMES else "other")
         self._cells[self._start + ENDPOINTS.index(endpoint) * len(OUTCOMES) + column] += 1
 
     def add(self, name: str, number: float = 1) -> None:
-        """Adds to a counter or gauge."""
         self._cells[self._start + _REQUESTS + (*_GAUGES, *_COUNTERS).index(name)] += number
 
     def first_token(self, seconds: float) -> None:
@@ -68,7 +65,6 @@ class Meter:
         self._cells[self._start + NUM_CELLS - 1] += seconds
 
     def page(self) -> bytes:
-        """The page."""
         return "".join(f"{line}\n" for line in self._lines()).encode()
 
     def _sum(self, cell: int) -> float:

@@ -64,7 +64,6 @@ class BoundedConnection:
         self._wait_for_head(self._seat.due_at)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Counts the end."""
         self.seats.leave(self._seat)
         del self.readers.connections[self]
         self._head_is_here()
@@ -205,7 +204,6 @@ class EagerConnection(BoundedConnection):
     headers: list[tuple[bytes, bytes]] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begins to count."""
         # Since the last complete head, or part of a body.
         self._num_unread = 0
         # The requests that are not answered, in order.
@@ -230,7 +228,6 @@ class EagerConnection(BoundedConnection):
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """A head is complete."""
         if self.ignores_upgrade():
             return
         self._read("on_headers_complete")
@@ -248,7 +245,6 @@ class EagerConnection(BoundedConnection):
         self._read("on_body", body)
 
     def on_message_complete(self) -> None:
-        """A request is complete."""
         if not self.ignores_upgrade():
             self._read("on_message_complete")
 

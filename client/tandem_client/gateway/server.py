@@ -151,7 +151,6 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
 
 
 async def _follow(files: Sequence[Followed]) -> NoReturn:
-    """Looks for ever whether files have changed."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         for followed in files:
@@ -217,7 +216,6 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to accept connections."""
         self._requests.listen_in(asyncio.get_running_loop(), self._drain.changed.set)
         await self.lifespan.startup()
         acceptors: Any = []

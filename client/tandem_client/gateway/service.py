@@ -86,7 +86,6 @@ class Service:
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 
     async def close(self) -> None:
-        """Ends all calls."""
         for channel in self._channels:
             await channel.close()
 
@@ -217,7 +216,6 @@ class ServiceCall:
         return service_in(await self._call.initial_metadata())
 
     def end(self) -> None:
-        """Cancels the call if it still runs."""
         self._call.cancel()
 
 

@@ -318,7 +318,6 @@ def _sums(name: str, log: StepsLog, mine: Bools) -> StepSums:
 
 
 def table(summary: Summary) -> Iterator[str]:
-    """The summary as lines of text."""
     rows = [("kind", "steps", "seconds", "share", "median ms", "tokens", "output tokens")]
     rows += [
         (

@@ -52,7 +52,6 @@ class Display:
         """Notes the end of a phase that no program reports."""
 
     def show(self, name: str, line: str) -> None:
-        """Takes a line of a program."""
         # Not a program's `ready` line: this command prints one when all serve.
         if READY.search(line) is not None:
             return
@@ -61,7 +60,6 @@ class Display:
         take(name, line)
 
     def say(self, line: str) -> None:
-        """Prints a line of this command."""
         self.log(OWN, line)
 
     def ended(self, program: Supervisor) -> None:
@@ -77,7 +75,6 @@ class Display:
             self.say(f"ready: {endpoint.command}")
 
     def stopping(self, line: str) -> None:
-        """Says that all programs end."""
         self.say(line)
 
     def look(self) -> None:
@@ -91,6 +88,5 @@ class Display:
         """Says where to look, because this command ends by a failure, which it prints last."""
 
     def close(self) -> None:
-        """Writes what is left, for a moment."""
         self.repeats.close()
         self.writer.close(FLUSH_SECONDS)

@@ -32,7 +32,6 @@ def line_writer(
 
 
 def file_writer(file: "LogFile") -> LineWriter:
-    """Writes to a log file."""
     return LineWriter(file.write, _lost, capacity=_MAX_LINES)
 
 
@@ -96,7 +95,6 @@ class Repeats:
         self._last: dict[str, tuple[LogLine, int, float]] = {}
 
     def show(self, name: str, line: str) -> None:
-        """Takes the next line of a program."""
         read, now = parse(line), self._clock()
         last, count, since = self._last.get(name, (None, 0, now))
         if read == last and line.strip():

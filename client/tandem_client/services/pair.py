@@ -72,7 +72,6 @@ def probe(address: str) -> "Probe":
 
 
 def is_toy(info: ModelInfo) -> bool:
-    """Whether the bundled model is served."""
     return info.model == _NAME
 
 

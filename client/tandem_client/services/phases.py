@@ -42,8 +42,6 @@ _OPTIONAL = Phase.COMPILE
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A phase that has ended, or is under way."""
-
     phase: Phase
     seconds: float
     detail: str = ""

@@ -38,7 +38,6 @@ class _Out:
         """Does nothing; the writer's thread writes at once."""
 
     def isatty(self) -> bool:
-        """It is one."""
         return True
 
 

@@ -90,7 +90,6 @@ class Sample:
         )
 
     def add(self, delta: types.Delta) -> None:
-        """Appends a delta of this sample."""
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.num_tokens += len(delta.token_ids)
@@ -102,7 +101,6 @@ class Sample:
             self._calls.setdefault(piece.index, []).append(piece)
 
     def finish(self, finished: types.Finished) -> None:
-        """Notes how the sample ended."""
         self.finished = finished
         self.num_tokens = finished.output_tokens
 

@@ -128,7 +128,6 @@ class AnswerParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether new text is reasoning."""
         return self._segmenter.current == self._reasoning_field
 
     def feed(self, text: str) -> Parsed:
@@ -241,8 +240,6 @@ class AnswerParser:
 
 @dataclass(slots=True, kw_only=True)
 class ChatOutput(SampleOutput):
-    """The output of one sample of a chat."""
-
     parser: AnswerParser
     # The special tokens that are left out of what the caller sees; None keeps all.
     hidden: re.Pattern[str] | None = None

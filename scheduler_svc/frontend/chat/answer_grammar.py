@@ -73,7 +73,6 @@ class Marks:
         return [part for part in [*parts, text[at:]] if part != ""]
 
     def are_in(self, text: str) -> bool:
-        """Whether the text has a mark."""
         return self._pattern.search(text) is not None
 
     def until(self, name: str, text: str, held: Sequence[str] = ()) -> str:
@@ -285,8 +284,6 @@ def _meet(json_names: Collection[str], text_names: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How the served model writes answers."""
-
     calls: CallFormat | None
     reasoning: ReasoningFormat | None
     # What stands before content; most families write nothing there.
@@ -323,8 +320,6 @@ def answer_grammar(
 
 
 class _Answer:
-    """Writes one grammar."""
-
     def __init__(self, form: AnswerFormat, prefix: str, content: str | None) -> None:
         self._form, self._content, self._marks = form, content, Marks(form.marks)
         begins_content = bool(form.content_begin) and form.content_begin not in prefix

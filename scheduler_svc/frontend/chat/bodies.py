@@ -230,7 +230,6 @@ class QuotedReader:
         self.is_broken = False
 
     def feed(self, text: str) -> None:
-        """Reads more text."""
         text, at = self._pending + text, 0
         while at < len(text) and not self.is_broken:
             length = self._in_string(text, at) if self._close else self._outside(text, at)
@@ -294,7 +293,6 @@ class TaggedReader:
         return "".join([*self._read, *self._in_tag, self._pending])
 
     def feed(self, text: str) -> None:
-        """Reads more text."""
         text, at, self._may_end = self._pending + text, 0, False
         while not self.is_broken:
             pattern = self._tail if self._in_tag else self._head

@@ -56,8 +56,6 @@ class Tool:
 
 
 class Calls(Enum):
-    """How many calls of tools an answer has."""
-
     NONE = "none"
     # The model decides.
     ANY = "any"
@@ -68,14 +66,11 @@ class Calls(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools an answer may call, and how often."""
-
     tools: tuple[Tool, ...]
     calls: Calls
 
     @property
     def is_forced(self) -> bool:
-        """Whether every answer has a call."""
         return self.calls in (Calls.AT_LEAST_ONE, Calls.EXACTLY_ONE)
 
 
@@ -218,8 +213,6 @@ def _kind(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastCall:
-    """A call of a tool in the history of a chat."""
-
     # Empty if the caller has none.
     id: str
     name: str

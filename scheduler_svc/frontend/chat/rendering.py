@@ -40,8 +40,6 @@ _IN_BRACKETS = re.compile(r"<.*>", re.DOTALL).fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A rendered chat."""
-
     token_ids: list[int]
     # Control tokens of the caller's text are between MARKERS.
     marked: str

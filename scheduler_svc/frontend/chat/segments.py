@@ -19,8 +19,6 @@ OUTSIDE = ""
 
 
 class Kind(Enum):
-    """What happens in a region."""
-
     OPEN = "open"
     TEXT = "text"
     CLOSE = "close"

@@ -37,8 +37,6 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class Content(StrEnum):
-    """The form of the content of a role's messages."""
-
     TEXT = "text"
     # A list of all parts.
     PARTS = "parts"
@@ -141,12 +139,10 @@ class Shape:
 
 
 def text_part(text: str) -> dict[str, str]:
-    """A part of content."""
     return {"type": "text", "text": text}
 
 
 def thinking_part(text: str) -> dict[str, str]:
-    """A part of content that is reasoning."""
     return {"type": "thinking", "thinking": text}
 
 
@@ -177,7 +173,6 @@ class _Probe:
         self._besides: dict[str, Any] = {}
 
     def shape(self) -> Shape:
-        """All trials, in their order."""
         self._user = self._content("user")
         as_object, as_text = self._try_arguments()
         content = {role: self._content(role) for role in ROLES}

@@ -132,7 +132,6 @@ class AnswerGrammar:
         self.exact_tools = () if self.is_free else exact_tools(self._choice)
 
     def field(self, tool: Tool) -> str:
-        """The field of a tool's schema."""
         names = [schema["function"]["name"] for schema in self._tools]
         return f"chat.tools_json[{names.index(tool.name)}].function.parameters"
 
@@ -341,7 +340,6 @@ class ConstraintDoor:
         return verdict
 
     def close(self) -> None:
-        """Ends the process."""
         if self._trials is not None:
             self._trials.close()
             self._trials = None

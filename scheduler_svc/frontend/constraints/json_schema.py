@@ -173,8 +173,6 @@ def check(field: str, schema: Mapping[str, Any] | bool) -> None:
 
 
 class _Check:
-    """The check of one schema."""
-
     def __init__(self, references: References) -> None:
         self._references = references
         # The measure of each object by its id, so that many references to one cost no more than one. 1 while it is

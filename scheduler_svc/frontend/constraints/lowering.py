@@ -75,8 +75,6 @@ SAME_PATTERNS = {
 
 
 class Unions:
-    """The unions of one schema."""
-
     def __init__(self, references: References) -> None:
         self._references = references
         # The values of enum and const, by the id of the schema that has them.
@@ -149,8 +147,6 @@ def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] 
 
 
 class _Lowering:
-    """The rewriting of one schema."""
-
     def __init__(self, field: str, root: Mapping[str, Any] | bool) -> None:
         self._field, self._root, self._references = field, root, References(field, root)
         self._unions = Unions(self._references)

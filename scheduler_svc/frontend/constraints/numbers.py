@@ -41,7 +41,6 @@ class Written(float):
 
     @classmethod
     def read(cls, text: str) -> "Written":
-        """Reads a JSON number."""
         number = cls(text)
         number.text = text
         return number

@@ -43,8 +43,6 @@ class _Died(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of a trial."""
-
     # Why the grammar is refused, in one sentence; empty if it is not.
     refusal: str = ""
     # Whether the process had to be killed.
@@ -110,7 +108,6 @@ class TrialProcess:
         return Verdict(refusal=refusal)
 
     def close(self) -> None:
-        """Ends the process."""
         self._leave_child()
         self._forks.kill()
 
@@ -184,8 +181,6 @@ class TrialProcess:
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """A grammar that waits or is tried."""
-
     done: "asyncio.Future[Verdict]"
     task: "asyncio.Task[object] | None" = None
     # Callers that wait for it.
@@ -193,8 +188,6 @@ class _Trial:
 
 
 class Trials:
-    """The trials for one model."""
-
     def __init__(self, process: TrialProcess, *, clock: Callable[[], float], on_end: Callable[[Verdict], None]) -> None:
         """`clock` returns seconds that never go back. `on_end` gets the verdict of each trial."""
         self._process = process

@@ -160,7 +160,6 @@ class Resets:
         self._open[peer] += 1
 
     def end(self, peer: str) -> None:
-        """Ends what `begin` began."""
         self._open[peer] -= 1
         if not self._open[peer]:
             del self._open[peer]

@@ -143,7 +143,6 @@ class Connection:
         self._num_held += 1
 
     def flush(self) -> None:
-        """Sends everything that waits."""
         if self._num_held and self.duplicate is not None:
             self._num_held = 0
             self.duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
@@ -158,7 +157,6 @@ class Corks:
         self._num_corked = 0
 
     def join(self, context: Any) -> Connection:
-        """Counts a call of its connection."""
         peer = context.peer()
         connection = self._connections.setdefault(peer, Connection(peer))
         connection.num_calls += 1

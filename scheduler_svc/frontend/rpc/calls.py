@@ -110,8 +110,6 @@ class Room(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """The bounds of one front end's calls."""
-
     # The service aborts a call if its message has not arrived after this time.
     message_seconds: float = 10.0
     # Calls that may wait for their message at once; the next one is refused. Each takes 24 KB.
@@ -143,8 +141,6 @@ class CallLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How the calls of one method are served."""
-
     # The class of the request.
     request: type[Any]
     # Called with the context before anything else of the call. Returns the caller's tenant. Raises Refusal unless the
@@ -214,8 +210,6 @@ class Call:
 
 
 class Reading:
-    """The messages of the calls of a room."""
-
     def __init__(self, max_without_message: int, max_reading: int, seconds: float, *, is_shared: bool) -> None:
         """`seconds`: the time of a call until its message is here. `is_shared`: whether its calls have several keys."""
         without = Bound(
@@ -276,8 +270,6 @@ class Reading:
 
 
 class Calls:
-    """All calls of this front end."""
-
     def __init__(self, limits: CallLimits, *, is_shared: bool, tuning: Tuning = ON) -> None:
         """`is_shared`: whether several tenants call."""
         self._limits = limits
@@ -304,8 +296,6 @@ class Calls:
         self.unread_health = Places(replace(unread, most=limits.max_unread_reserved, is_shared=True))
 
     def handler(self, method: Method) -> Any:
-        """The gRPC handler that serves `method`."""
-
         async def serve(_: object, context: Any) -> None:
             task, peer = asyncio.current_task(), context.peer()
             assert task is not None

@@ -78,7 +78,6 @@ class Places:
         return self.num_taken >= self._bound.most
 
     def of(self, key: str) -> int:
-        """The places that the key has."""
         return self._taken[key] + (self._beside.of(key) if self._beside else 0)
 
     def limit(self, key: str) -> int:
@@ -126,12 +125,10 @@ class Places:
             del self._taken[key]
 
     def replace(self, taken: Mapping[str, int]) -> None:
-        """Stores what all keys have."""
         self._taken = Counter(taken)
         self.num_taken = self._taken.total()
 
     def items(self) -> ItemsView[str, int]:
-        """Every key that has places, and how many."""
         return self._taken.items()
 
 
@@ -285,8 +282,6 @@ _UNKNOWN, _OTHERS = "\nunknown", "\nothers"
 
 
 class HeldRefusals:
-    """The refusals that wait."""
-
     def __init__(self, *, is_shared: bool) -> None:
         """`is_shared`: whether several tenants call; otherwise nothing is held, because no other tenant waits."""
         self._is_shared = is_shared

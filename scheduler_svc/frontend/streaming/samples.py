@@ -37,7 +37,6 @@ from tandem_contract.plural import numbered
 def describe(
     checked: Checked, accepted: pb.Accepted, prompt: Prompt, max_new_tokens: int
 ) -> frontend_pb2.StreamDescription:
-    """Returns the description of a request's stream."""
     stop, output = checked.request.stop, checked.request.output
     return frontend_pb2.StreamDescription(
         accepted=accepted,

@@ -115,7 +115,6 @@ class StepOutputReader:
     _waking: asyncio.Handle | None = None
 
     def forget(self, stream: RequestStream) -> None:
-        """Drops a stream that is closed."""
         self._ready.pop(stream, None)
         self._waiting.pop(stream, None)
 

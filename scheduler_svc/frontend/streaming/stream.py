@@ -30,8 +30,6 @@ from tandem_contract.plural import numbered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """The bounds of one front end's streams."""
-
     # Samples of all requests, plus finished calls with unread answers.
     max_streams: int = 8192
     # A reader is dropped if a write has been blocked for `stall_seconds` and more than `max_stalled_bytes` are pending,
@@ -255,7 +253,6 @@ class SampleStream:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the pending tokens and logprobs."""
         logprob_bytes = 0 if self.logprobs is None else self.logprobs.num_bytes
         return BYTES_PER_TOKEN * len(self.pending) + logprob_bytes
 
@@ -360,7 +357,6 @@ class RequestStream:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all pending data."""
         prompt_bytes = 0 if self.prompt is None else self.prompt.num_bytes
         return prompt_bytes + sum(sample.num_bytes for sample in self.samples)
 

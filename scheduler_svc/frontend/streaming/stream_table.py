@@ -179,7 +179,6 @@ class StreamTable:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Returns when no stream is open."""
         await self._idle.wait()
 
     def fail(self, stream: RequestStream, failure: status.Refusal) -> None:

@@ -43,8 +43,6 @@ _MAX_ANCHOR_ID = 4096
 
 
 class Replacer:
-    """Replaces in one text."""
-
     __slots__ = ("_held", "_pairs")
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -54,7 +52,6 @@ class Replacer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no text is held."""
         return not any(self._held)
 
     def fork(self) -> "Replacer":

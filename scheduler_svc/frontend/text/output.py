@@ -129,7 +129,6 @@ class Parsed:
     calls: list[CallPiece] = field(default_factory=list[CallPiece])
 
     def add(self, later: "Parsed") -> None:
-        """Appends what came later."""
         self.content += later.content
         self.reasoning += later.reasoning
         self.calls += later.calls
@@ -194,7 +193,6 @@ class SampleOutput:
         return OutputPiece(tokens[:num_kept], shown.content, stop, shown.reasoning, shown.calls)
 
     def _groups(self, tokens: list[int]) -> Iterable[Sequence[int]]:
-        """The tokens that are read at once."""
         if self.stop_finder is None:
             return [tokens] if tokens else []
         return zip(tokens)

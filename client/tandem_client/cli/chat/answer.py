@@ -102,8 +102,6 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came of an answer, and how it ended."""
-
     text: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()

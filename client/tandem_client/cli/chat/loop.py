@@ -133,7 +133,6 @@ def is_complete(text: str) -> bool:
 
 
 def help_lines() -> list[tuple[str, str]]:
-    """The commands and the keys, each with its description."""
     return [*((f"{name} {usage}".strip(), what) for name, (usage, what) in COMMANDS.items()), *_KEYS]
 
 
@@ -164,7 +163,6 @@ class _KeptHistory(FileHistory):
     """Keeps what was typed in the file. On a full disk it is kept for this conversation alone."""
 
     def store_string(self, string: str) -> None:
-        """Appends to the file."""
         with contextlib.suppress(OSError):
             super().store_string(string)
 
@@ -205,7 +203,6 @@ class _Commands(Completer):
     """Names of commands and of settings, and files."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """The words that may stand at the cursor."""
         text = document.text_before_cursor
         name, blank, argument = text.partition(" ")
         if not name.startswith("/") or "\n" in text:
@@ -225,8 +222,6 @@ class _Commands(Completer):
 
 
 class Loop:
-    """One conversation on one terminal."""
-
     def __init__(
         self, client: AsyncClient, session: Session, screen: Screen, prompt: PromptSession[str], model: ModelInfo
     ) -> None:

@@ -69,8 +69,6 @@ def _without_end_blanks(line: Line) -> Line:
 
 
 class Kind(StrEnum):
-    """The parts of an answer."""
-
     REASONING = "reasoning"
     CONTENT = "content"
 

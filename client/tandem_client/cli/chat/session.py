@@ -97,7 +97,6 @@ class Session:
         self._turns, self._pending = [], []
 
     def saved(self) -> dict[str, Any]:
-        """The conversation as JSON values."""
         return {"messages": self.messages, "settings": self.settings}
 
     def save(self, path: Path, *, overwrite: bool) -> None:

@@ -38,8 +38,6 @@ Examples:
 
 
 class CacheUse(StrEnum):
-    """How a request uses the prefix cache."""
-
     READ = "read"
     WRITE = "write"
 

@@ -52,7 +52,6 @@ class Scored:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the text."""
         return len(self.text) if self.data else 0
 
 
@@ -228,11 +227,9 @@ class AnswerWriter:
 
     @property
     def output_tokens(self) -> int:
-        """The tokens of all choices."""
         return 0 if self.wanted.hides_output else sum(self._output)
 
     def _usage(self) -> dict[str, object]:
-        """OpenAI's `usage`."""
         prompt, output = self.prompt_tokens, self.output_tokens
         return {
             "prompt_tokens": prompt,
@@ -330,8 +327,6 @@ def _function(calls: Sequence[chat_pb2.ToolCallDelta]) -> dict[str, str]:
 
 
 class Chunks(AnswerWriter):
-    """A stream."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = self.wanted
@@ -361,7 +356,6 @@ class Chunks(AnswerWriter):
         return b"".join(self._chunk(number, self._content(number, inference_pb2.Delta(), shown)) for number in numbers)
 
     def closing(self) -> bytes:
-        """The last chunks."""
         if not self.wanted.usage.include_usage:
             return DONE
         return f'data: {self._text}, "choices": [], "usage": {json.dumps(self._usage())}}}\n\n'.encode() + DONE
@@ -394,7 +388,6 @@ class Whole(AnswerWriter):
     """One answer: its choices have the form of a stream's, by one delta that has all."""
 
     def closing(self) -> bytes:
-        """The answer as JSON."""
         wanted, choices = self.wanted, [self._shown(number) for number in range(len(self._choices))]
         whole = {**self._head, "choices": choices, "usage": self._usage()}
         if wanted.is_chat and wanted.num_prompt_top is not None:
