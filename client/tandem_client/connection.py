@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.request import getproxies
 
 import grpc
@@ -167,39 +168,32 @@ class Access:
 
     def channel(self) -> grpc.Channel:
         """Makes the channel of a blocking client. Raises OSError, ValueError for files of TLS; ClientForked."""
-        _check_fork()
-        if self.tls is None:
-            return grpc.insecure_channel(self._target, options=self._options())
-        return grpc.secure_channel(self._target, self.tls.credentials(), options=self._options())
+        return self._made_by(grpc)
 
     def aio_channel(self) -> grpc.aio.Channel:
-        """Makes the channel of an asynchronous client. Raises OSError, ValueError for files of TLS; ClientForked."""
+        """Makes the channel of an asynchronous client. Raises as `channel` does."""
         global _process_of_loops
-        _check_fork()
+        channel = self._made_by(grpc.aio)
         _process_of_loops = os.getpid()
-        if self.tls is None:
-            return grpc.aio.insecure_channel(self._target, options=self._options())
-        return grpc.aio.secure_channel(self._target, self.tls.credentials(), options=self._options())
+        return channel
 
-    def _options(self) -> Sequence[tuple[str, int | str]]:
+    def _made_by(self, library: Any) -> Any:
+        if _process_of_loops not in (None, os.getpid()):
+            raise ClientForked(
+                f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork, "
+                "and gRPC does not work after that; start it with multiprocessing's spawn or forkserver"
+            )
         options = [*channel_options(self._target, proxy=self.proxy)]
-        if self.tls is not None and self.tls.server_name is not None:
+        if self.tls is None:
+            return library.insecure_channel(self._target, options=options)
+        if self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
-        return options
+        return library.secure_channel(self._target, self.tls.credentials(), options=options)
 
 
 # The process that made a channel for an event loop. A thread of gRPC waits in the library for all of these, so that it
 # leaves out what it does at a fork: in the child, calls on any new channel would hang or crash.
 _process_of_loops: int | None = None
-
-
-def _check_fork() -> None:
-    """Raises ClientForked if no channel works in this process."""
-    if _process_of_loops not in (None, os.getpid()):
-        raise ClientForked(
-            f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork, and "
-            "gRPC does not work after that; start it with multiprocessing's spawn or forkserver"
-        )
 
 
 def _read(path: str | os.PathLike[str] | None) -> bytes | None:

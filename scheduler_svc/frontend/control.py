@@ -1,11 +1,15 @@
 """Owns ControlService. The core decides; this module asks it and waits.
 
 Knows nothing of streams. Matches replies to queries, limits the queries in flight, and lets concurrent GetLoad calls
-share one query. A call that watches a drain or an update of weights is a query too, with many replies.
+share one query. A call that watches a drain or an update of weights is a query too, with many replies. The core answers
+one ListRequests at a time for each front end, so that callers that list without a pause cost it little.
 """
 
 import asyncio
+import base64
+import binascii
 import itertools
+import struct
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,9 +19,8 @@ import grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc
 
-from scheduler_svc.core.messages.names import meant
+from scheduler_svc.core.messages.names import core_id, meant
 from scheduler_svc.door.tenant import Caller, Right
-from scheduler_svc.frontend import listing
 from scheduler_svc.frontend.entrance import caller
 from scheduler_svc.frontend.readiness import Readiness
 from scheduler_svc.frontend.rpc import status
@@ -163,6 +166,54 @@ class CoreQueries:
             waiting.take(None)
 
 
+# The calls of one tenant that wait for their turn.
+_WAITING = Bound(per_key=16, thing="ListRequests call", state="wait")
+# Number and epoch of a RequestsMark.
+_TOKEN = struct.Struct("<Qd")
+_check_list = Check(control_pb2.ListRequestsRequest)
+_PAGE_SIZE = int(limit_at(control_pb2.ListRequestsRequest, "page_size").most)
+
+
+def _query_of(request: control_pb2.ListRequestsRequest, who: Caller) -> frontend_pb2.RequestsQuery:
+    """Returns the query to the core for one page. Raises Refusal."""
+    _check_list(request)
+    last = len(control_pb2.RequestState.values()) - 1
+    for idx, state in enumerate(request.states):
+        if not 1 <= state <= last:
+            raise wrong(f"states[{idx}]", f"is {state}; it must be between 1 and {last}")
+    sees_all = Right.CONTROL in who.rights
+    if request.tenant not in ("", who.tenant) and not sees_all:
+        message = f"tenant is {request.tenant!r}; without the right control only requests of {who.tenant!r} are listed"
+        raise status.Refusal(grpc.StatusCode.PERMISSION_DENIED, message)
+    return frontend_pb2.RequestsQuery(
+        page_size=request.page_size or _PAGE_SIZE,
+        states=request.states,
+        id_prefix=request.id_prefix,
+        tenant=request.tenant or who.tenant,
+        all_tenants=sees_all and not request.tenant,
+        after=_mark_of(request.page_token) if request.page_token else None,
+    )
+
+
+def _page_of(reply: frontend_pb2.RequestsReply, who: Caller) -> control_pb2.ListRequestsResponse:
+    """Returns what the caller may see of a page. Raises Refusal."""
+    if reply.is_stale:
+        raise wrong("page_token", "was made before the service started again; list from the beginning, without it")
+    for entry in reply.requests:
+        entry.abort_id = core_id(entry.tenant, entry.request_id) if Right.CONTROL in who.rights else entry.request_id
+    mark = _TOKEN.pack(reply.next.number, reply.next.epoch) if reply.HasField("next") else b""
+    token = base64.urlsafe_b64encode(mark).decode()
+    return control_pb2.ListRequestsResponse(requests=reply.requests, next_page_token=token)
+
+
+def _mark_of(token: str) -> frontend_pb2.RequestsMark:
+    try:
+        number, epoch = _TOKEN.unpack(base64.b64decode(token.encode(), altchars=b"-_", validate=True))
+    except (binascii.Error, struct.error, UnicodeEncodeError):
+        raise wrong("page_token", "is not one that ListRequests gave") from None
+    return frontend_pb2.RequestsMark(number=number, epoch=epoch)
+
+
 _NOT_FOUND = control_pb2.ABORT_OUTCOME_NOT_FOUND
 
 
@@ -179,7 +230,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     readiness: Readiness
     queries: CoreQueries
     max_message_bytes: int = field(kw_only=True)
-    _listing: Gate = field(default_factory=lambda: Gate(Bound(most=1), listing.WAITING), init=False)
+    _listing: Gate = field(default_factory=lambda: Gate(Bound(most=1), _WAITING), init=False)
 
     async def Abort(self, request: control_pb2.AbortRequest, context: Any) -> control_pb2.AbortResponse:
         """Returns for each id whether it was live. The streams themselves end with ABORTED.
@@ -211,13 +262,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.ListRequestsResponse:
         """Returns a page of the requests that the caller may see: its tenant's, or all with the right of control."""
         who = caller()
-        message = frontend_pb2.FrontendToCore(requests_query=listing.query_of(request, who))
+        message = frontend_pb2.FrontendToCore(requests_query=_query_of(request, who))
         await self._listing.enter(who.tenant)
         try:
             reply = await self.queries.ask(message)
         finally:
             self._listing.leave(who.tenant)
-        return listing.page_of(reply, who)
+        return _page_of(reply, who)
 
     async def GetCaller(self, request: control_pb2.GetCallerRequest, context: Any) -> control_pb2.GetCallerResponse:
         who = caller()

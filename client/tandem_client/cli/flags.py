@@ -237,12 +237,6 @@ def given_or_piped(argument: str | None, placeholder: str, example: str) -> str:
     return text
 
 
-def read_prompt(argument: str | None, *, token_ids: bool) -> "Prompt":
-    """Returns the prompt of the argument or of standard input. Raises ValueError."""
-    text = given_or_piped(argument, "PROMPT", 'tandem generate "Return the"')
-    return parse_token_ids(text) if token_ids else text
-
-
 def read_chat(prompt: "Prompt", system: str | None) -> list[dict[str, str]]:
     """Returns the conversation of one message of the user. Raises ValueError."""
     if not isinstance(prompt, str):

@@ -224,7 +224,9 @@ def usage_error(error: typer.TyperException) -> str:
     hint = f" ({context.command_path} --help)" if context is not None else ""
     parameter: Any = getattr(error, "param", None)
     if parameter is not None:
-        return f"{_flag_of(parameter)} {_wrong_value(error)}{hint}"
+        # The first long flag, or the metavar of an argument.
+        long = [name for name in parameter.opts if name.startswith("--")]
+        return f"{long[0] if long else parameter.metavar or parameter.name.upper()} {_wrong_value(error)}{hint}"
     message = " ".join(error.format_message().split()).rstrip(".")
     similar: list[str] | None = getattr(error, "possibilities", None)
     if similar:
@@ -233,12 +235,6 @@ def usage_error(error: typer.TyperException) -> str:
         words = message.partition("(")[2].partition("(")[2].rstrip(")")
         message = f"unexpected: {words}; put quotes around a text of several words"
     return f"{message[:1].lower()}{message[1:].replace('. Did you', '; did you')}{hint}"
-
-
-def _flag_of(parameter: Any) -> str:
-    """Returns the name on the command line: the first long flag, or the metavar of an argument."""
-    long = [name for name in parameter.opts if name.startswith("--")]
-    return long[0] if long else parameter.metavar or parameter.name.upper()
 
 
 def _wrong_value(error: typer.TyperException) -> str:

@@ -56,19 +56,17 @@ def _events(summary: Summary) -> list[str]:
     return events
 
 
-def json_line(message: inference_pb2.GenerateResponse, **more: str) -> str:
-    """Returns the protobuf JSON mapping with the fields' own names; fields without presence are always included."""
-    values: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return json.dumps(values | more, ensure_ascii=False, sort_keys=True)
-
-
 def print_json(stream: GenerateStream) -> None:
-    """Prints one message per line, each as it arrives; the first also has the service, if a proxy named it."""
+    """Prints one message per line, each as it arrives, with the protos' names of fields.
+    Fields without presence are always included. The first line also has the service, if a proxy named it.
+    """
     for message in stream.messages():
-        named = {"service": stream.service} if message.HasField("accepted") and stream.service else {}
-        print(json_line(message, **named), flush=True)
+        values: dict[str, Any] = MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        if message.HasField("accepted") and stream.service:
+            values["service"] = stream.service
+        print(json.dumps(values, ensure_ascii=False, sort_keys=True), flush=True)
 
 
 def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, asked: int | None = None) -> None:

@@ -49,12 +49,6 @@ _STOP_SECONDS = 20.0
 _LOOK_SECONDS = 0.01
 
 
-def make_console() -> Console:
-    """Returns the terminal, or without one a console that is wide enough for the table."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
-
-
 class Teller:
     """Prints lines with the seconds since the demo began and the name of the speaker."""
 
@@ -245,7 +239,9 @@ def main(
     if missing:
         print(f"error: {' and '.join(missing)} cannot be found: the demo runs in a checkout", file=sys.stderr)
         raise typer.Exit(1)
-    teller = Teller(make_console())
+    console = Console(highlight=False)
+    # Without a terminal it is wide enough for the table.
+    teller = Teller(console if console.is_terminal else Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL))
     with tempfile.TemporaryDirectory(prefix="tandem-demo-") as folder:
         shared = flags(runtime_dir=runtime_dir or Path(folder) / "run")
         settings = flags(model=model, device=device, dtype=dtype, threads=threads)

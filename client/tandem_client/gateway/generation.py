@@ -39,7 +39,10 @@ class Generation(Response):
         super().__init__()
         self._wanted, self._metadata = wanted, metadata
         self._service, self._meter, self._pulse = service, meter, pulse
-        self._request_id = _new_id(header(request, _ID_HEADER))
+        # The caller's own id, so that it can be found in the service's log, and a part that is new.
+        given, new = header(request, _ID_HEADER), uuid.uuid4().hex
+        is_kept = given and given.isascii() and given.isprintable()
+        self._request_id = f"{given[:_KEPT_ID_CHARS]}-{new[:12]}" if is_kept else new
         # The headers of the answer.
         self._lines = {_ID_HEADER: self._request_id}
         self._has_token = False
@@ -176,9 +179,3 @@ async def _while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> N
         if not presence.expired():
             raise
         raise ClientDisconnect from None
-
-
-def _new_id(given: str) -> str:
-    """An id for the request: the caller's own, so that it can be found in the service's log, and a part that is new."""
-    new = uuid.uuid4().hex
-    return f"{given[:_KEPT_ID_CHARS]}-{new[:12]}" if given and given.isascii() and given.isprintable() else new

@@ -5,7 +5,7 @@ points are merged into one, the values between lines, and the sums per kind of s
 `recording/steps_file.py` documents the columns. Needs numpy; does not draw.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -331,16 +331,12 @@ def table(summary: Summary) -> Iterator[str]:
         )
         for sums in (*summary.kinds, *summary.lanes, summary.all)
     ]
-    yield from _aligned(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        yield "  ".join(cells)
     losses = f"; {summary.losses}" if summary.losses else ""
     yield (
         f"{summary.stepping_seconds:,.2f} of {summary.wall_seconds:,.2f} s spent stepping, "
         f"{summary.tokens_per_second:,.1f} output tokens/s while stepping{losses}"
     )
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
-        yield "  ".join(cells)

@@ -138,7 +138,9 @@ class ErrorReader:
         too, and a stream that it removes then may come before the client's own status.
         """
         code = error.code()
-        metadata = _metadata(error)
+        # It is None if the channel failed before it reached the service. Both kinds of channel give pairs.
+        pairs = cast(Iterable[tuple[str, str | bytes]] | None, cast(Any, error).trailing_metadata())
+        metadata = dict(pairs or ())
         violations, retry_after_seconds, request_ended, is_rate = _details(metadata)
         if retry_after_seconds is None:
             retry_after_seconds = _pushback_seconds(metadata)
@@ -212,12 +214,6 @@ def _size_message(match: re.Match[str]) -> str:
     if match["way"] == "Sent":
         return f"the request has {size}; the client sends at most {limit}"
     return f"the answer has {size}; the client takes at most {limit}"
-
-
-def _metadata(error: grpc.RpcError) -> dict[str, str | bytes]:
-    # The metadata is None if the channel failed before it reached the service. Both kinds of channel give pairs.
-    pairs = cast(Iterable[tuple[str, str | bytes]] | None, cast(Any, error).trailing_metadata())
-    return dict(pairs or ())
 
 
 def _details(

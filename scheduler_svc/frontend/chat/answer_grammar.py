@@ -141,15 +141,12 @@ class CallRules:
         else:
             number = f"{marks.rule(form.before_number)} /[0-9]{{1,4}}/" if form.before_number else ""
             head = f"{string(tool.name)} {number} {marks.rule(form.middle)}"
-        self.lines.append(
-            f"{name}: {head} {self._arguments(name, tool.name, schema)} {marks.rule(form.call_end)}".rstrip()
-        )
+        if form.quote:
+            arguments = "bare"
+        else:
+            arguments = self._json(schema) if form.tagged is None else self._tagged(name, tool.name, schema)
+        self.lines.append(f"{name}: {head} {arguments} {marks.rule(form.call_end)}".rstrip())
         return name
-
-    def _arguments(self, name: str, tool: str, schema: Mapping[str, object]) -> str:
-        if self._form.quote:
-            return "bare"
-        return self._json(schema) if self._form.tagged is None else self._tagged(name, tool, schema)
 
     def _json(self, schema: Mapping[str, object]) -> str:
         text, is_free = self._write(schema)

@@ -178,7 +178,8 @@ def read_object(field: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`. Raises Refusal."""
     value: object = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
     if not isinstance(value, dict):
-        raise wrong(field, f"is a JSON {_kind(value)}; it must be an object")
+        kinds: dict[type, str] = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+        raise wrong(field, f"is a JSON {kinds.get(type(value), 'number')}; it must be an object")
     fields = cast(dict[str, Any], value)
     if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(fields))) > MAX_DEPTH:
         refuse(field, f"is nested {depth} deep", MAX_DEPTH)
@@ -204,11 +205,6 @@ def nearest_object(text: str) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _kind(value: object) -> str:
-    kinds: dict[type, str] = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
@@ -95,7 +95,9 @@ class Renderer:
             except status.Refusal:
                 raise
             except Exception as error:  # Any error of a template: of jinja2, or of Python for wrong types.
-                raise _template_failed(error) from error
+                lines = str(error).strip().splitlines()
+                first = _MARKER.sub("", (lines[0] if lines else type(error).__name__)[:MAX_ERROR_CHARS])
+                raise status.invalid("chat", f"the model's chat template refuses the chat: {first}") from error
             rendered = Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
             self._refuse_lost(conversation, shape)
         return rendered
@@ -155,20 +157,16 @@ class Renderer:
 
     def _check_keys(self, conversation: Conversation) -> None:
         for field, value in conversation.with_keys():
-            for key in _keys(value):
+            objects = [
+                cast(dict[str, object], one) for one in chain.from_iterable(levels(value)) if isinstance(one, dict)
+            ]
+            for key in chain.from_iterable(objects):
                 if self._first_chars.isdisjoint(key):
                     continue
                 if mark := next((token for token in self._forbidden if token in key), None):
                     shown = f"U+{ord(mark):X}" if mark in MARKERS else repr(mark)
                     what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     raise wrong(field, what)
-
-
-def _keys(value: object) -> Iterator[str]:
-    """Every key of a JSON value, at any depth."""
-    for one in chain.from_iterable(levels(value)):
-        if isinstance(one, dict):
-            yield from cast(dict[str, object], one)
 
 
 def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
@@ -178,12 +176,6 @@ def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
             field = f"chat.messages[{idx}].tool_calls"
             many = numbered(len(message.calls), "call")
             raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
-
-
-def _template_failed(error: Exception) -> status.Refusal:
-    lines = str(error).strip().splitlines()
-    first = (lines[0] if lines else type(error).__name__)[:MAX_ERROR_CHARS]
-    return status.invalid("chat", f"the model's chat template refuses the chat: {_MARKER.sub('', first)}")
 
 
 def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worker_pb2.ChatFiles) -> Any:

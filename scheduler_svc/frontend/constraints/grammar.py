@@ -159,7 +159,8 @@ def _read(name: str, body: list[tuple[str, str]]) -> _Rule:
             last = groups.pop()
         elif kind == "bounds":
             numbers = _DIGITS.findall(word)
-            last = _times(last, bound_of(numbers[0] if numbers else "", numbers[-1] if numbers else ""))
+            count = bound_of(numbers[0] if numbers else "", numbers[-1] if numbers else "")
+            last = _Rule(last.literal * count, [(name, times * count) for name, times in last.names])
         elif kind == "mark" and word in "*+?":
             continue
         elif kind == "regex":
@@ -172,10 +173,6 @@ def _read(name: str, body: list[tuple[str, str]]) -> _Rule:
         inside.literal = max(inside.literal, last.literal)
         inside.names += last.names
     return groups[0]
-
-
-def _times(rule: _Rule, count: int) -> _Rule:
-    return _Rule(rule.literal * count, [(name, times * count) for name, times in rule.names])
 
 
 def _measure(field_name: str, rule: str, rules: dict[str, _Rule], measured: dict[str, int], depth: int) -> int:

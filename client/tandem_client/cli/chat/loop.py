@@ -341,7 +341,8 @@ class Loop:
                 settings.pop(name, None)
             else:
                 settings[name] = value
-        self._screen.note(_shown(settings) or "every setting has its default")
+        shown = ", ".join(f"{name} {value}" for name, value in settings.items() if name != "tools")
+        self._screen.note(shown or "every setting has its default")
 
     async def _count_tokens(self) -> None:
         session = self._session
@@ -360,10 +361,6 @@ class Loop:
             raise ValueError(f"{path} is not a saved conversation")
         self._own_files.add(path)
         self._screen.note(f"{counted(self._session.num_turns, 'message')} read from {path}")
-
-
-def _shown(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "tools")
 
 
 async def converse(client: AsyncClient, session: Session, first: str, *, with_history: bool) -> None:

@@ -22,12 +22,13 @@ from tandem_client.cli.flags import (
     Service,
     connects,
     flag,
+    given_or_piped,
     parameter,
     parse_biases,
+    parse_token_ids,
     read_chat,
     read_file,
     read_json,
-    read_prompt,
 )
 from tandem_client.cli.reporting import fail, reported
 
@@ -180,7 +181,8 @@ def generate(
 ) -> None:
     """Complete a text and print the output as it is generated."""
     with reported(timeout, of_generate=True), service.client(max_retries=retries) as client:
-        given = read_prompt(prompt, token_ids=token_ids)
+        text = given_or_piped(prompt, "PROMPT", 'tandem generate "Return the"')
+        given = parse_token_ids(text) if token_ids else text
         keywords = _keywords(**options)
         if chat or system is not None:
             given, keywords["chat"] = None, read_chat(given, system)

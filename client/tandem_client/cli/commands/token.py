@@ -93,18 +93,15 @@ def new(
             file.write(f"{drawn}\n")
     chosen = list(dict.fromkeys(rights or [TokenRight.INFERENCE]))
     quoted = ", ".join(f'"{right}"' for right in chosen)
-    print(f"[[tenants.{_key(tenant)}.tokens]]")
+    # A dot in a name would begin another table.
+    key = f'"{tenant}"' if "." in tenant else tenant
+    print(f"[[tenants.{key}.tokens]]")
     print(f'hash = "sha256:{hashlib.sha256(drawn.encode()).hexdigest()}"')
     print(f"rights = [{quoted}]")
     if expires is not None:
         print(f"expires = {expires}")
     if name:
         print(f"name = {_text(name)}")
-
-
-def _key(tenant: str) -> str:
-    """A dot in a name would begin another table."""
-    return f'"{tenant}"' if "." in tenant else tenant
 
 
 def _text(value: str) -> str:
