@@ -119,10 +119,10 @@ class CoreQueries:
         finally:
             del self._waiting[query]
 
-    async def ask(self, message: frontend_pb2.FrontendToCore) -> Any:
-        """Sends the query in `message` and returns its reply."""
-        with self._asked(message) as query:
-            return await query.next()
+    async def ask(self, **query: Any) -> Any:
+        """Sends the message with this query and returns its reply."""
+        with self._asked(frontend_pb2.FrontendToCore(**query)) as asked:
+            return await asked.next()
 
     async def follow(self, message: frontend_pb2.FrontendToCore, context: Any, *, not_found: grpc.StatusCode) -> None:
         """Starts the operation in `message` and writes its progress until its end; it goes on if the caller leaves.
@@ -148,8 +148,7 @@ class CoreQueries:
     async def load(self) -> frontend_pb2.LoadReply:
         """Returns the core's load. Calls that overlap share one query."""
         if self._load is None or self._load.done():
-            message = frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery())
-            self._load = asyncio.create_task(self.ask(message))
+            self._load = asyncio.create_task(self.ask(load_query=frontend_pb2.LoadQuery()))
             # Retrieves the exception here too, because every caller may have left.
             self._load.add_done_callback(lambda task: task.cancelled() or task.exception())
         # If one caller leaves, the others still get the reply.
@@ -246,7 +245,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             check_request_id(f"request_ids[{idx}]", request_id)
         ids, who = list(dict.fromkeys(request.request_ids)), caller()
         abort = frontend_pb2.Abort(request_ids=ids, tenant=who.tenant, all_tenants=Right.CONTROL in who.rights)
-        reply = await self.queries.ask(frontend_pb2.FrontendToCore(abort=abort))
+        reply = await self.queries.ask(abort=abort)
         results = {
             request_id: control_pb2.AbortResult(
                 request_id=request_id,
@@ -262,10 +261,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.ListRequestsResponse:
         """Returns a page of the requests that the caller may see: its tenant's, or all with the right of control."""
         who = caller()
-        message = frontend_pb2.FrontendToCore(requests_query=_query_of(request, who))
+        query = _query_of(request, who)
         await self._listing.enter(who.tenant)
         try:
-            reply = await self.queries.ask(message)
+            reply = await self.queries.ask(requests_query=query)
         finally:
             self._listing.leave(who.tenant)
         return _page_of(reply, who)
@@ -295,15 +294,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def FlushCache(self, request: control_pb2.FlushCacheRequest, context: Any) -> control_pb2.FlushCacheResponse:
         """Empties the prefix cache and returns how many pages were cached."""
-        reply = await self.queries.ask(frontend_pb2.FrontendToCore(flush_cache=frontend_pb2.FlushCache()))
+        reply = await self.queries.ask(flush_cache=frontend_pb2.FlushCache())
         return control_pb2.FlushCacheResponse(pages=reply.pages)
 
     async def ListQuarantine(
         self, request: control_pb2.ListQuarantineRequest, context: Any
     ) -> control_pb2.ListQuarantineResponse:
         """Returns the requests that are refused, without their content."""
-        query = frontend_pb2.FrontendToCore(quarantine_query=frontend_pb2.QuarantineQuery())
-        reply = await self.queries.ask(query)
+        reply = await self.queries.ask(quarantine_query=frontend_pb2.QuarantineQuery())
         return control_pb2.ListQuarantineResponse(requests=reply.requests)
 
     async def ClearQuarantine(
@@ -314,8 +312,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         for idx, key in enumerate(request.keys):
             if len(key) != _KEY_CHARS:
                 raise wrong(f"keys[{idx}]", f"has {numbered(len(key), 'character')}; a key has {_KEY_CHARS}")
-        clear = frontend_pb2.ClearQuarantine(keys=request.keys)
-        reply = await self.queries.ask(frontend_pb2.FrontendToCore(clear_quarantine=clear))
+        reply = await self.queries.ask(clear_quarantine=frontend_pb2.ClearQuarantine(keys=request.keys))
         return control_pb2.ClearQuarantineResponse(removed=reply.removed)
 
     # A coroutine that writes, like every streaming method of the front end.

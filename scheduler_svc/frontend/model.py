@@ -36,7 +36,6 @@ class Model:
     max_length: int
     # The longest sequence that the pages of the largest present worker hold; at most info.max_length.
     longest_sequence: int
-    # The limits of requests that follow from the model.
     sizes: Sizes
     defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]

@@ -163,7 +163,6 @@ class Readiness:
         self._publish()
 
     def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
-        """Stores the core's report about its queue and its workers."""
         self._core_status = core_status
         if not core_status.not_serving:
             self._why_no_model = LOADING_MODEL

@@ -72,7 +72,6 @@ def measured(front: FrontMeter | None, *, is_resumed: bool) -> Generator[StreamM
         raise
 
 
-# The length of the secret that resumes a request.
 SECRET_BYTES = 32
 # All warnings in the initial metadata together; callers take 8 KiB of it.
 MAX_WARNING_CHARS = 1024

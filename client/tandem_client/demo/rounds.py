@@ -145,23 +145,20 @@ async def _ask(
 ) -> Completion:
     started = time.monotonic()
     first, first_tokens = None, 0
-    token_ids: list[int] = []
-    texts: list[str] = []
     async with client.generate(question.prompt, **question.options) as stream:
         async for delta in stream:
             if first is None:
                 first, first_tokens = time.monotonic(), len(delta.token_ids)
-            token_ids += delta.token_ids
-            texts.append(delta.text)
             on_delta(index, delta)
             await arrivals.add(len(delta.token_ids))
     ended = time.monotonic()
     assert stream.finished is not None
     assert stream.summary is not None
+    [sample] = stream.samples
     completion = Completion(
         prompt=question.prompt,
-        token_ids=tuple(token_ids),
-        text="".join(texts),
+        token_ids=tuple(sample.token_ids),
+        text=sample.text,
         ended_by=stream.finished.reason,
         first_token_seconds=(first or ended) - started,
         decode_seconds=ended - (first or ended),

@@ -124,7 +124,6 @@ class Generation(Response):
             await stream.write(data)
 
     async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:
-        """Finds out what the answer shows of a prompt."""
         wanted, names, metadata = self._wanted, self._wanted.names, self._metadata
         needs_ids = wanted.num_prompt_top is not None
         if request.HasField("chat"):

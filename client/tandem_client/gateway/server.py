@@ -84,7 +84,6 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def _url_of(settings: Settings, bound: socket.socket) -> str:
-    """The address as callers write it."""
     return f"{'http' if settings.tls_cert is None else 'https'}://{_address_of(bound)}"
 
 
@@ -165,7 +164,6 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
 
 
 def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
-    """The files of certificates, and their users."""
     cert, key = settings.tls_cert, settings.tls_key
     of_service = (settings.service_ca, settings.service_cert, settings.service_key)
     files = [Followed(of_service, service.connect, log)]
@@ -297,7 +295,6 @@ def run(settings: Settings, bound: socket.socket, arguments: Sequence[str]) -> i
 
 
 def supervisors_of(settings: Settings, flags: Sequence[str], url: str) -> list[Supervisor]:
-    """Returns what keeps each of the processes running."""
     num_listening = 0
 
     def hear(line: str) -> Heard:

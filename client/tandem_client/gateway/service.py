@@ -43,7 +43,6 @@ _REASON_KEY, _SINCE_KEY = "tandem-reason", "tandem-since"
 # The reason while the service drains; the gateway says the same of itself.
 SHUTTING_DOWN = "shutting_down"
 
-# OpenSSL's codes of a certificate that is not valid yet or no more, and of one for another host or address.
 _FLAGS = Names(
     tls="give --service-ca, its certificate or that of its authority",
     no_tls="leave out --service-ca and --service-tls, or start the service with --tls-cert and --tls-key",

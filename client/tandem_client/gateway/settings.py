@@ -115,7 +115,6 @@ class Settings(BaseModel):
         return {origin for part in self.cors_origins.split(",") if (origin := part.strip())}
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of this origin may call."""
         return not self.origins.isdisjoint((origin, ANY_ORIGIN))
 
     @property

@@ -347,7 +347,12 @@ class ServicePair:
             self._command = command[1]
             self._commanded.set()
         if (drain := _DRAIN.search(line)) is not None:
-            self._note_drain(float(drain[1]) + _SPARE_SECONDS)
+            # The scheduler says it when it begins to stop, before or after it was asked to.
+            self._drains_within = seconds = float(drain[1]) + _SPARE_SECONDS
+            if seconds > self._stops_within:
+                self._stops_within = seconds
+                for process in self._services:
+                    process.stop(seconds)
         if (listening := _LISTENING.search(line)) is None:
             return Heard.WORDS
         self._address = listening[1]
@@ -355,14 +360,6 @@ class ServicePair:
             self._gateway.follow(self._address, self._probe)
         self._listening.set()
         return Heard.SERVES
-
-    def _note_drain(self, seconds: float) -> None:
-        """Takes note of what the scheduler says when it begins to stop, before or after it was asked to."""
-        self._drains_within = seconds
-        if seconds > self._stops_within:
-            self._stops_within = seconds
-            for process in self._services:
-                process.stop(seconds)
 
     def _on_scheduler_end(self, scheduler: Supervisor) -> None:
         self._address = ""

@@ -67,7 +67,6 @@ class Screen(Display):
         self._live.start()
 
     def log_to(self, path: Path) -> None:
-        """Writes the lines of the programs to this file from now on."""
         self._log_path = path
         self._log = file_writer(LogFile(path, self._news.append))
         self._print(f"  the log of all programs is {path}", style="dim")

@@ -93,7 +93,6 @@ class Shape:
         return ", ".join(other) or "usual"
 
     def messages(self, history: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages as the template takes them."""
         sent = list[_Sent]()
         return [self._message(idx, message, sent) for idx, message in enumerate(history)]
 

@@ -31,7 +31,6 @@ UNWRITABLE = [(0, 7), (11, 11), (14, 31), (127, 127)]
 _BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
 # More digits than any limit.
 _MAX_DIGITS = 9
-# The most names of one pattern.
 MOST_NAMES = 64
 _GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
 _COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")

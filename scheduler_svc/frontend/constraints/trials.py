@@ -45,7 +45,6 @@ class _Died(Exception):
 class Verdict:
     # Why the grammar is refused, in one sentence; empty if it is not.
     refusal: str = ""
-    # Whether the process had to be killed.
     was_killed: bool = False
     # Whether the machine was too busy to judge the grammar.
     is_unknown: bool = False

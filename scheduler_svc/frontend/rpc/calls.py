@@ -132,16 +132,13 @@ class CallLog(Protocol):
 
     def begin(self, method: str, context: Any) -> Any:
         """Returns the call's record, which `end` gets back."""
-        ...
 
     def end(self, record: Any, ending: status.Refusal | grpc.StatusCode | None) -> None:
         """`ending` is the call's refusal or gRPC code, None if it was served to its end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    # The class of the request.
     request: type[Any]
     # Called with the context before anything else of the call. Returns the caller's tenant. Raises Refusal unless the
     # caller may call the method.
@@ -153,7 +150,6 @@ class Method:
     scan: Callable[[bytes], None]
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
-    # Serializes an answer.
     serialize: Callable[[Any], bytes]
     # Where calls wait for their turn to be parsed, by the bytes of their messages. None: these are small.
     turns: Gate | None = None
@@ -319,7 +315,10 @@ class Calls:
                     logger.exception("a handler failed")
                     ending = status.internal("the service has an internal error; its log has the details")
                 if isinstance(ending, status.Refusal):
-                    await self._refuse(call, ending)
+                    # The frames of the traceback have the call's message.
+                    ending.__traceback__ = ending.__context__ = ending.__cause__ = None
+                    await self._held.hold(call.tenant, context, ending, call.arrived_at)
+                    status.refuse(context, ending)
             finally:
                 self._finish(call)
                 self._resets.end(peer)
@@ -393,13 +392,6 @@ class Calls:
         if method.turns is not None:
             await method.turns.enter(tenant, len(data))
         return parse(method.request, data)
-
-    async def _refuse(self, call: Call, refusal: status.Refusal) -> None:
-        """Refuses the call, at once or later."""
-        # The frames of the traceback have the call's message.
-        refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
-        await self._held.hold(call.tenant, call.context, refusal, call.arrived_at)
-        status.refuse(call.context, refusal)
 
     def _finish(self, call: Call) -> None:
         """It now only waits for the caller to read the last answer."""

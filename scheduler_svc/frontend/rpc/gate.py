@@ -61,7 +61,6 @@ class Bound:
     # The sentence of a refusal, such as "call" and "have not sent their request yet".
     thing: str = ""
     state: str = ""
-    # When the caller may try again.
     retry_seconds: float = status.QUEUE_FULL_RETRY_SECONDS
 
 

@@ -28,7 +28,6 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 MIN_PING_INTERVAL_MS = 4_000
 # The time for the TLS handshake and the first frame of HTTP/2; gRPC's default is 120 s. Meanwhile a connection counts.
 HANDSHAKE_MS = 10_000
-# The most bytes of a call's headers.
 MAX_METADATA_BYTES = 16_384
 # What a caller may send of a call's message before it is read, or of a next message. When a message is read, gRPC opens
 # the window for all of it at once. A message that is larger waits for that once: a round trip.

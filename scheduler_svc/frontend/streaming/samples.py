@@ -70,7 +70,10 @@ def make_outputs(description: frontend_pb2.StreamDescription, model: Model) -> t
     Takes up to 10 ms for the largest set of stop strings.
     """
     stop, decode, hidden = description.stop, None, None
-    controls = _controls_of(description, model)
+    # The control tokens that a grammar writes where the response template has their texts.
+    controls = dict[int, str]()
+    if description.chat.marks_are_tokens and model.chat.renderer is not None:
+        controls = _in_template(description.chat, {idx: text for text, idx in model.chat.renderer.marks.items()})
     strings = tuple(dict.fromkeys(stop.stop_strings))
     if model.tokenizer is not None and description.HasField("chat"):
         decode, hidden = _decoder_of_chat(description, model.tokenizer, controls)
@@ -116,13 +119,6 @@ def _decoder_of_chat(
         written = frozenset(controls.values())
         decode, texts = marking(decode, controls), [marked(text) if text in written else text for text in texts]
     return decode, re.compile("|".join(map(re.escape, texts))) if texts else None
-
-
-def _controls_of(description: frontend_pb2.StreamDescription, model: Model) -> dict[int, str]:
-    """The control tokens that a grammar writes where the response template has their texts."""
-    if not description.chat.marks_are_tokens or model.chat.renderer is None:
-        return {}
-    return _in_template(description.chat, {idx: text for text, idx in model.chat.renderer.marks.items()})
 
 
 def _in_template(chat: frontend_pb2.ChatParsing, tokens: Mapping[int, str]) -> dict[int, str]:

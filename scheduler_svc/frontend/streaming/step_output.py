@@ -206,7 +206,6 @@ class StepOutputReader:
         return stream
 
     def _measure_load(self, num_tokens: int) -> None:
-        """Counts a step's tokens."""
         now = asyncio.get_running_loop().time()
         if (seconds := now - self._rate_since) >= _LOAD_SECONDS:
             self._is_busy = self._num_tokens_since > self._limits.busy_tokens_per_second * seconds

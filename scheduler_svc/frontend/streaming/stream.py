@@ -231,7 +231,6 @@ class SampleStream:
     ) -> None:
         self.id = sample_id
         self.stream = stream
-        # The core's End.
         self.end: frontend_pb2.End | None = None
         # A stop string was found, so later tokens are dropped.
         self.is_stopped = False

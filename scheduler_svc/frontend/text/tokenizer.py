@@ -158,12 +158,10 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of single tokens."""
         return TokenBytes(self.backend)
 
     @cached_property
     def special_tokens(self) -> Mapping[int, str]:
-        """The texts of the special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
 

@@ -118,7 +118,6 @@ class RichScreen:
         self._print(())
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Prints names with their descriptions."""
         table = Table.grid(padding=(0, 2))
         for name, what in rows:
             table.add_row(Text(name, style="bold"), Text(plain(what)))

@@ -79,7 +79,6 @@ class Wanted:
     names: Mapping[str, str]
     is_chat: bool
     is_stream: bool
-    # Which chunks of a stream have usage.
     usage: StreamOptions
     with_token_ids: bool
     # Alternatives of each token of the output, of the prompt; None: no logprobs.
