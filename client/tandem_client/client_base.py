@@ -310,10 +310,14 @@ class ClientBase(Generic[_Stream]):
 
         Options as in `GenerateOptions`. `timeout`: seconds for all tries together.
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
-        ids of `traceparent`, a W3C trace context.
+        ids of `traceparent`, a W3C trace context. Raises ValueError if that is malformed.
         """
         request, recovery = lingering_request(prompt, resume=resume, **options)
-        metadata = self._metadata_of(request, traceparent)
+        metadata = (*self._metadata, (AFFINITY_KEY, affinity_of(request)))
+        if traceparent is not None:
+            if _TRACEPARENT.fullmatch(traceparent) is None:
+                raise ValueError("traceparent must have the form 00-<32 digits>-<16 digits>-<2 digits>, hexadecimal")
+            metadata = (*metadata, ("traceparent", traceparent))
         return self._new_stream(self, request, timeout=timeout, metadata=metadata, recovery=recovery)
 
     def resume(
@@ -462,15 +466,6 @@ class ClientBase(Generic[_Stream]):
             for request in page.requests:
                 yield request
             call = following(call, page)
-
-    def _metadata_of(self, request: inference_pb2.GenerateRequest, traceparent: str | None) -> Metadata:
-        """Returns the metadata of a call in this trace. Raises ValueError if the traceparent is malformed."""
-        metadata = (*self._metadata, (AFFINITY_KEY, affinity_of(request)))
-        if traceparent is None:
-            return metadata
-        if _TRACEPARENT.fullmatch(traceparent) is None:
-            raise ValueError("traceparent must have the form 00-<32 digits>-<16 digits>-<2 digits>, hexadecimal")
-        return (*metadata, ("traceparent", traceparent))
 
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(retries_left=self._max_retries, timeout=timeout)

@@ -213,9 +213,6 @@ def _mark_of(token: str) -> frontend_pb2.RequestsMark:
     return frontend_pb2.RequestsMark(number=number, epoch=epoch)
 
 
-_NOT_FOUND = control_pb2.ABORT_OUTCOME_NOT_FOUND
-
-
 def _looked_for(request_id: str, who: Caller) -> str:
     """Returns a sentence about the names under which no request was found."""
     tried = meant(request_id, who.tenant, all_tenants=Right.CONTROL in who.rights)
@@ -250,7 +247,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             request_id: control_pb2.AbortResult(
                 request_id=request_id,
                 outcome=result.outcome,
-                detail=_looked_for(request_id, who) if result.outcome == _NOT_FOUND else "",
+                detail=_looked_for(request_id, who) if result.outcome == control_pb2.ABORT_OUTCOME_NOT_FOUND else "",
             )
             for request_id, result in zip(ids, reply.results, strict=True)
         }

@@ -13,7 +13,7 @@ the queue is full and while the service drains.
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
@@ -235,8 +235,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         writer = StreamWriter(stream, context.write, connection.hold, self._run_write)
         sender = StreamSender(prepared, stream, self.streams, writer)
         missed = await sender.replay() if stream.description is not None else ()
+        # It must be ASCII, so another request id is only in Accepted, and warnings are escaped.
+        metadata = [("x-request-id", stream.request_id)] if stream.request_id.isascii() else []
+        if accepted.warnings:
+            text = "; ".join(accepted.warnings).encode("unicode_escape").decode("ascii")
+            metadata.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
         # After the initial metadata the caller's gRPC does not retry on its own.
-        await context.send_initial_metadata(_metadata(stream.request_id, accepted.warnings))
+        await context.send_initial_metadata(tuple(metadata))
         if stream.meter is not None:
             stream.meter.accepted(accepted.prompt_tokens, caller().tenant)
         # The caller may have the secret, and leave, before the write returns.
@@ -272,12 +277,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             )
         text = await tokenizer.decode(request.token_ids, caller().tenant, skip_special_tokens=skip)
         return pb.DetokenizeResponse(text=text)
-
-
-def _metadata(request_id: str, warnings: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The initial metadata. It must be ASCII, so another request id is only in Accepted, and warnings are escaped."""
-    pairs = [("x-request-id", request_id)] if request_id.isascii() else []
-    if warnings:
-        text = "; ".join(warnings).encode("unicode_escape").decode("ascii")
-        pairs.append(("x-tandem-warning", text[:MAX_WARNING_CHARS]))
-    return tuple(pairs)

@@ -135,7 +135,11 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     background = list[asyncio.Task[object]]()
     try:
         await guard.start()
-        files = _files(settings, service, server.config.ssl)
+        of_service = (settings.service_ca, settings.service_cert, settings.service_key)
+        files = [Followed(of_service, service.connect, log)]
+        if (context := server.config.ssl) is not None and (certificate := settings.tls_cert) is not None:
+            load = partial(_load, context, certificate, settings.tls_key)
+            files.append(Followed((certificate, settings.tls_key), load, log))
         stopping = server.stop_when_asked(service)
         works = (app.pulse.run(), guard.run(), readers.run(), _follow(files), stopping)
         background = [needed_task(work, work.__qualname__) for work in works]
@@ -161,15 +165,6 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     # A pair that does not fit would leave the context with a half of it. An encrypted key would make OpenSSL ask.
     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     context.load_cert_chain(certificate, key, password="")
-
-
-def _files(settings: Settings, service: Service, context: ssl.SSLContext | None) -> list[Followed]:
-    cert, key = settings.tls_cert, settings.tls_key
-    of_service = (settings.service_ca, settings.service_cert, settings.service_key)
-    files = [Followed(of_service, service.connect, log)]
-    if context is not None and cert is not None:
-        files.append(Followed((cert, key), partial(_load, context, cert, key), log))
-    return files
 
 
 class _Server(uvicorn.Server):

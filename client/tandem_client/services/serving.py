@@ -5,6 +5,7 @@ it takes it from a variable, and the shell says so if the variable is not set.
 """
 
 import asyncio
+import contextlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -96,9 +97,12 @@ async def _announce(pair: ServicePair, display: Display, settings: Mapping[str, 
     while True:
         address = await pair.ready()
         display.end_phase(Phase.JOIN)
-        if not noticed and await _serves_toy(address):
-            display.say(TOY_NOTICE)
-        noticed = True
+        if not noticed:
+            noticed = True
+            with contextlib.suppress(TandemError):
+                async with probe(address) as client:
+                    if is_toy(await client.model_info(timeout=_ANSWER_SECONDS)):
+                        display.say(TOY_NOTICE)
         endpoints = [of_grpc(address, await pair.command())]
         if url := await pair.url():
             needs_token = bool(settings[SCHEDULER]["tokens"])
@@ -111,14 +115,6 @@ async def _look(display: Display) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         display.look()
-
-
-async def _serves_toy(address: str) -> bool:
-    try:
-        async with probe(address) as client:
-            return is_toy(await client.model_info(timeout=_ANSWER_SECONDS))
-    except TandemError:
-        return False
 
 
 def of_grpc(address: str, command: str) -> Endpoint:

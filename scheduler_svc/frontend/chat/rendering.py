@@ -85,7 +85,11 @@ class Renderer:
                 raise wrong("chat.template_args_json", f"has {name!r}, which the server sets itself")
         self._check_keys(conversation)
         shape = self.shape(has_tools=bool(conversation.tools))
-        _check_calls(conversation.messages, shape)
+        for idx, message in enumerate(conversation.messages):
+            if (most := shape.most_calls) is not None and len(message.calls) > most:
+                many = numbered(len(message.calls), "call")
+                what = f"has {many}; the model's chat template shows {most or 'none'}"
+                raise wrong(f"chat.messages[{idx}].tool_calls", what)
         with self._lock:
             self._tokenizer.max_chars = max_chars
             try:
@@ -167,15 +171,6 @@ class Renderer:
                     shown = f"U+{ord(mark):X}" if mark in MARKERS else repr(mark)
                     what = f"has {shown} in the key {key[:64]!r}; tokens of the model are not allowed in keys"
                     raise wrong(field, what)
-
-
-def _check_calls(messages: Sequence[Message], shape: Shape) -> None:
-    most = shape.most_calls
-    for idx, message in enumerate(messages):
-        if most is not None and len(message.calls) > most:
-            field = f"chat.messages[{idx}].tool_calls"
-            many = numbered(len(message.calls), "call")
-            raise wrong(field, f"has {many}; the model's chat template shows {most or 'none'}")
 
 
 def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worker_pb2.ChatFiles) -> Any:

@@ -83,15 +83,6 @@ def overloaded(message: str, seconds: float = QUEUE_FULL_RETRY_SECONDS) -> Refus
     return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, retry_after_seconds=seconds)
 
 
-def rate_limited(message: str, seconds: float) -> Refusal:
-    """The tenant has used up a limit per minute. The request would be accepted after `seconds`."""
-    violation = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=message)
-    quota = error_details_pb2.QuotaFailure(violations=[violation])
-    # Rounded up to milliseconds, so that a caller that waits is accepted.
-    pause = math.ceil(seconds * 1000) / 1000
-    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
-
-
 def revoked() -> Refusal:
     """The proof of the caller is not valid any more, while its stream runs."""
     return Refusal(grpc.StatusCode.UNAUTHENTICATED, "the token or certificate of this call was revoked")
@@ -133,7 +124,11 @@ def from_rejected(rejected: frontend_pb2.Rejected, request_id: str) -> Refusal:
         case frontend_pb2.REJECT_CODE_QUEUE_FULL:
             return overloaded(message, _pause(rejected.retry_seconds) or QUEUE_FULL_RETRY_SECONDS)
         case frontend_pb2.REJECT_CODE_RATE_LIMITED:
-            return rate_limited(message, _pause(rejected.retry_seconds))
+            violation = error_details_pb2.QuotaFailure.Violation(subject="tenant", description=message)
+            quota = error_details_pb2.QuotaFailure(violations=[violation])
+            # Rounded up to milliseconds, so that a caller that waits is accepted.
+            pause = math.ceil(_pause(rejected.retry_seconds) * 1000) / 1000
+            return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message, quota, retry_after_seconds=pause)
         case frontend_pb2.REJECT_CODE_QUARANTINED:
             info = error_details_pb2.RequestInfo(request_id=request_id)
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, message, info)
