@@ -254,10 +254,9 @@ NO_CONSTRAINT = AcceptedConstraint()
 class ConstraintDoor:
     """Takes or refuses constraints. Its process starts with the first new one, and again if the model changes."""
 
-    def __init__(self, meter: FrontMeter | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, meter: FrontMeter | None = None) -> None:
         """`meter`: None without a metrics page."""
         self._meter = meter
-        self._clock = clock
         self._trials: Trials | None = None
         self._key: tuple[bytes, int, frozenset[int]] | None = None
 
@@ -351,7 +350,7 @@ class ConstraintDoor:
             process = TrialProcess(
                 model.tokenizer_json, vocab_size=model.info.vocab_size, eos_token_ids=sorted(model.eos_token_ids)
             )
-            self._trials, self._key = Trials(process, clock=self._clock, on_end=self._tried), key
+            self._trials, self._key = Trials(process, clock=time.monotonic, on_end=self._tried), key
         return self._trials
 
     def _tried(self, verdict: Verdict) -> None:
