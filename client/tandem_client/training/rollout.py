@@ -66,8 +66,7 @@ class TandemRollout:
         if last.state is not UpdateState.DONE:
             raise UpdateFailed(f"weights {version}: {last.state}: {last.detail}")
         # Workers that join load the newest folder.
-        if self._newest is not None:
-            shutil.rmtree(self._newest, ignore_errors=True)
+        self.close()
         self._step, self._newest = step, folder
 
     def close(self) -> None:

@@ -100,10 +100,6 @@ class Sample:
         for piece in delta.tool_calls:
             self._calls.setdefault(piece.index, []).append(piece)
 
-    def finish(self, finished: types.Finished) -> None:
-        self.finished = finished
-        self.num_tokens = finished.output_tokens
-
 
 class Transcript:
     """What has been read of a stream's messages, in order. A stream is one of these that reads them by itself."""
@@ -163,7 +159,8 @@ class Transcript:
                 return delta
             case "finished":
                 finished = messages.finished(message.finished)
-                self._sample(finished.sample_idx).finish(finished)
+                sample = self._sample(finished.sample_idx)
+                sample.finished, sample.num_tokens = finished, finished.output_tokens
             case "waiting":
                 self.waiting = messages.waiting(message.waiting)
                 if self.on_waiting is not None:

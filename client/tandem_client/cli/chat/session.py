@@ -137,7 +137,8 @@ class Session:
         while turns and turns[-1]["role"] != "assistant":
             turns.pop()
         calls = turns[-1].get("tool_calls") or () if turns else ()
-        self._turns, self._pending = turns, [_call(call) for call in calls]
+        names = [(call.get("id", ""), call["function"].get("name", "")) for call in calls]
+        self._turns, self._pending = turns, [ToolCall(id=idx, name=name, arguments="") for idx, name in names]
 
 
 def history_path(environment: Mapping[str, str]) -> Path | None:
@@ -151,11 +152,6 @@ def history_path(environment: Mapping[str, str]) -> Path | None:
             os.fchmod(file.fileno(), MODE)
         return path
     return None
-
-
-def _call(given: Mapping[str, Any]) -> ToolCall:
-    function = given["function"]
-    return ToolCall(id=given.get("id", ""), name=function.get("name", ""), arguments="")
 
 
 def _is_whole(call: ToolCall) -> bool:
