@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpu_worker.failures import first_line
 from gpu_worker.graphs import Captures, Graph, GraphBackend, NotCapturable, Result
+from gpu_worker.shared_pool.cuda_region import bytes_at
 from gpu_worker.trees import mapped
 
 log = logging.getLogger(__name__)
@@ -136,21 +137,8 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Memory:
-    """A tensor's memory without a reference to it, in the form that torch reads (the CUDA array interface)."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": (tensor.nbytes,),
-            "typestr": "|u1",
-            "strides": None,
-            "version": 3,
-        }
-
-
 def unowned(tensor: Tensor) -> Tensor:
     """A tensor on the same memory that does not keep it allocated. Raises NotCapturable if it is not contiguous."""
     if not tensor.is_contiguous():
         raise NotCapturable(f"a result of shape {list(tensor.shape)} is not contiguous")
-    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+    return bytes_at(tensor.data_ptr(), tensor.nbytes, tensor.device).view(tensor.dtype).view(tensor.shape)
