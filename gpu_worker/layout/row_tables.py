@@ -5,14 +5,12 @@
 features that the row uses. If no row uses a feature, a step reads only these bytes.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_worker.arrays import Array, HostArray, Int64Array
+from gpu_worker.arrays import HostArray, Int64Array
 from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.inputs import filters_late
 from gpu_worker.wire.fields import Int32Array, PlanError
@@ -22,7 +20,7 @@ from tandem_contract.row_checksum import MASK_64, row_weights, sum_of_pages, sum
 
 Float64Array = NDArray[np.float64]
 _Rule = tuple[NDArray[np.bool_], str]
-_NONE = np.zeros(0, np.int64)
+_NO_EDITS = np.zeros((3, 0), np.int64)
 
 
 class Feature(IntEnum):
@@ -94,36 +92,6 @@ class RowFeatures:
             self.uses[rows] |= np.where(has, bit, 0).astype(np.uint16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableEdits:
-    """The entries of the page table that a plan sets, in order: logical page `col` of a row is `page`."""
-
-    rows: NDArray[np.int64]
-    cols: NDArray[np.int64]
-    pages: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotEdits(Generic[Array]):
-    """The same entries for the device's page table."""
-
-    # int64 [3, n]: rows, logical pages, pages.
-    entries: Array
-
-    @classmethod
-    def of(cls, edits: TableEdits) -> "SlotEdits[HostArray]":
-        """Those of a plan, on the host."""
-        made = SlotEdits(entries=np.empty((3, edits.rows.size), np.int64))
-        made.write(edits)
-        return made
-
-    def write(self: "SlotEdits[HostArray]", edits: TableEdits) -> None:
-        """Writes those of a plan, and zeros after them."""
-        num, (rows, cols, pages) = edits.rows.size, self.entries
-        self.entries[:, num:] = 0
-        rows[:num], cols[:num], pages[:num] = edits.rows, edits.cols, edits.pages
-
-
 class RowTables:
     """The host's tables. The core tracks the same content and sends its checksum with each plan."""
 
@@ -162,22 +130,21 @@ class RowTables:
         # One product over all rows takes less time than an update for the rows that a plan advances.
         return (sum_of_positions(self.position, self._row_weights) + self._sum_of_pages) & MASK_64
 
-    def apply(self, plan: Plan) -> TableEdits:
-        """Starts rows and appends pages. Raises PlanError if the plan does not fit the tables."""
-        parts: list[TableEdits] = []
+    def apply(self, plan: Plan) -> Int64Array:
+        """Starts rows and appends pages. Raises PlanError if the plan does not fit the tables.
+
+        Returns the entries of the page table that this sets, in order, int64 [3, n]: rows, logical pages, pages.
+        """
+        parts: list[Int64Array] = []
         if plan.started is not None and plan.started.rows.size:
             parts.append(self._start(plan.started))
         if plan.append_rows.size:
             parts.append(self._append(plan.append_rows.astype(np.int64), plan.append_pages.astype(np.int64)))
-        if len(parts) == 1:
-            return parts[0]
-        return TableEdits(
-            rows=np.concatenate([_NONE, *(part.rows for part in parts)]),
-            cols=np.concatenate([_NONE, *(part.cols for part in parts)]),
-            pages=np.concatenate([_NONE, *(part.pages for part in parts)]),
-        )
+        if len(parts) == 2:
+            return np.concatenate(parts, axis=1)
+        return parts[0] if parts else _NO_EDITS
 
-    def _start(self, started: StartedRows) -> TableEdits:
+    def _start(self, started: StartedRows) -> Int64Array:
         rows = started.rows.astype(np.int64)
         counts = np.array([pages.size for pages in started.pages], np.int64)
         self._sum_of_pages -= self._sum_over(rows)
@@ -197,7 +164,7 @@ class RowTables:
         self.features.start(started, draws=draws, is_late=filters_late(self.sampling, rows))
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
-        return TableEdits(rows=all_rows, cols=cols, pages=self.page_table[all_rows, cols].astype(np.int64))
+        return np.stack((all_rows, cols, self.page_table[all_rows, cols]))
 
     def _set_num_pages(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         self.num_pages[rows] = counts
@@ -213,7 +180,7 @@ class RowTables:
         all_rows, cols = self._entries(rows)
         return sum_of_pages(all_rows, cols, self.page_table[all_rows, cols])
 
-    def _append(self, rows: NDArray[np.int64], pages: NDArray[np.int64]) -> TableEdits:
+    def _append(self, rows: NDArray[np.int64], pages: NDArray[np.int64]) -> Int64Array:
         cols = self.num_pages[rows]
         if len(set(rows.tolist())) < rows.size:
             cols += _nth_of_equals(rows)
@@ -230,7 +197,7 @@ class RowTables:
         # The last one of a row's pages counts.
         self._set_num_pages(rows, cols + 1)
         self._sum_of_pages += sum_of_pages(rows, cols, pages)
-        return TableEdits(rows=rows, cols=cols, pages=pages)
+        return np.stack((rows, cols, pages))
 
     def check(self, plan: Plan) -> None:
         """Raises PlanError if a row cannot compute what the plan requests."""

@@ -22,7 +22,7 @@ from gpu_worker.layout.attention_parts import (
     write_decode,
     write_prefill,
 )
-from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits, TableEdits
+from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.sampling.inputs import allocated_draw_inputs
 from gpu_worker.wire.frames import Plan
@@ -67,8 +67,9 @@ class StepInputs(Generic[Array]):
     decode: DecodePart[Array] | None
     prefill: PrefillPart[Array] | None
     samples: Samples[Array]
-    # MAX_STATIC_EDITS entries of the page table. Padding sets the first page of row 0 to 0, which it always is.
-    edits: SlotEdits[Array]
+    # int64 [3, MAX_STATIC_EDITS]: entries of the page table, as `RowTables.apply` returns them. Padding sets the first
+    # page of row 0 to 0, which it always is.
+    edits: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class StepExtras(Generic[Array]):
     """What only some steps have: entries of the page table, and what changes or adds to sampling."""
 
     # None if the inputs contain them.
-    edits: SlotEdits[Array] | None
+    edits: Array | None
     sampling: SampleExtras[Array] | None
 
 
@@ -110,35 +111,37 @@ def allocated(shape: StepShape, geometry: Geometry, views: Sequence[View], space
             rows=space.int64(shape.samples),
             drawing=allocated_draw_inputs(shape.samples, space) if shape.draws else None,
         ),
-        edits=SlotEdits(entries=space.int64(3 * MAX_STATIC_EDITS).reshape(3, MAX_STATIC_EDITS)),
+        edits=space.int64(3 * MAX_STATIC_EDITS).reshape(3, MAX_STATIC_EDITS),
     )
 
 
 def lay_out(
     plan: Plan,
-    edits: TableEdits,
+    edits: Int64Array,
     tables: RowTables,
     views: Sequence[View],
     inputs_of: Callable[[StepShape], tuple[StepShape, StepInputs[HostArray]]],
 ) -> StepLayout[HostArray]:
     """Returns the arrays of `plan`. `tables` have its starts and appends, and the positions before the step.
 
+    edits: the result of `tables.apply`.
     inputs_of: returns the shape for a step of these sizes, and inputs of that shape, which are overwritten.
     """
     sampled = SampledRows.of(plan, tables)
     shape, inputs = inputs_of(_sizes_of(plan, tables.geometry, sampled))
     write_inputs(inputs, plan, tables, views, sampled)
-    num_edits = edits.rows.size
+    num_edits = edits.shape[1]
     is_static = 0 < num_edits <= MAX_STATIC_EDITS
     if is_static:
-        inputs.edits.write(edits)
+        inputs.edits[:, :num_edits] = edits
+        inputs.edits[:, num_edits:] = 0
     return StepLayout(
         shape=shape,
         num_samples=sampled.rows.size,
         has_static_edits=is_static,
         inputs=inputs,
         extras=StepExtras(
-            edits=SlotEdits.of(edits) if num_edits and not is_static else None,
+            edits=edits if num_edits and not is_static else None,
             sampling=lay_out_extras(sampled, tables, inputs.samples),
         ),
     )

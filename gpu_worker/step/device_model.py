@@ -21,7 +21,6 @@ from gpu_worker.attention.kv_cache import KvCache, PoolMemory
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import StepContext, attach
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.row_tables import SlotEdits
 from gpu_worker.layout.step_layout import StepInputs
 from gpu_worker.process.starting import compiler_is_loaded
 from gpu_worker.step.output import ShareTokens, keep_tokens
@@ -43,9 +42,9 @@ class DeviceTables:
         # The newest token of each row; row 0 is padding.
         self.newest_token = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
-    def set_pages(self, edits: SlotEdits[Tensor]) -> None:
-        """Applies a plan's edits of the page table."""
-        rows, cols, pages = edits.entries.unbind()
+    def set_pages(self, edits: Tensor) -> None:
+        """Applies a plan's edits of the page table, as `RowTables.apply` returns them."""
+        rows, cols, pages = edits.unbind()
         self.pages.index_put_((rows, cols), pages.int())
         self.logical_of_page.index_put_((pages,), cols.int())
 

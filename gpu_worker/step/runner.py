@@ -146,7 +146,7 @@ class Runner:
         if plan.chunk_rows.size or plan.decode_rows.size:
             self.tables.check(plan)
             layout = lay_out(plan, edits, self.tables, self.steps.views, self.steps.inputs_of)
-        elif edits.rows.size:
+        elif edits.size:
             raise PlanError("the plan starts rows or appends pages but computes nothing")
         self.pool.begin_step(plan, self.tables)
         self.tables.advance(plan)

@@ -7,9 +7,8 @@ import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.layout.row_tables import Feature, RowTables, SlotEdits
+from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.step.device_model import DeviceTables
-from gpu_worker.trees import mapped
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
@@ -142,7 +141,7 @@ def test_appends_of_several_pages_to_a_row_are_in_order() -> None:
     assert tables.num_pages[[1, 2]].tolist() == [3, 2]
     assert tables.page_table[1, :3].tolist() == [1, 9, 4]
     assert tables.page_table[2, :2].tolist() == [2, 3]
-    assert list(zip(edits.rows, edits.cols, edits.pages, strict=True)) == [(1, 1, 9), (2, 1, 3), (1, 2, 4)]
+    assert list(zip(*edits, strict=True)) == [(1, 1, 9), (2, 1, 3), (1, 2, 4)]
     terms = [plans.mix(row << 40 ^ col << 20 ^ page) for row, col, page in ((1, 1, 9), (2, 1, 3), (1, 2, 4))]
     assert tables.checksum == (before + sum(terms)) % 2**64
 
@@ -168,8 +167,7 @@ def test_device_tables_follow_the_plans(device: torch.device) -> None:
         plan = read_plan(core.plan(**kwargs), GEOMETRY)
         edits = tables.apply(plan)
         tables.advance(plan)
-        on_host = SlotEdits.of(edits)
-        on_device.set_pages(mapped(on_host, lambda array: torch.from_numpy(array).to(device)))
+        on_device.set_pages(torch.from_numpy(edits).to(device))
     assert on_device.pages[5, :3].tolist() == [7, 4, 2]
     assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]
 

@@ -61,11 +61,11 @@ class Loops:
         self._compare_decode(layout, decode, before)
         self._compare_prefill(layout, chunks)
         self._compare_samples(layout, chunks, decode)
-        edited = list(zip(edits.rows.tolist(), edits.cols.tolist(), edits.pages.tolist(), strict=True))
+        edited = list(zip(*edits.tolist(), strict=True))
         if edited:
             entries = layout.inputs.edits if layout.has_static_edits else layout.extras.edits
             padding = [(0, 0, 0)] * (MAX_STATIC_EDITS - len(edited) if layout.has_static_edits else 0)
-            assert list(zip(*entries.entries.tolist(), strict=True)) == edited + padding
+            assert list(zip(*entries.tolist(), strict=True)) == edited + padding
         return layout
 
     def _compare_tokens(
