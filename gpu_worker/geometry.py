@@ -27,12 +27,10 @@ def default_chunk_align(*, on_cpu: bool) -> int:
 
 
 def default_max_rows(*, on_cpu: bool) -> int:
-    """The default of max_rows."""
     return 32 if on_cpu else 256
 
 
 def align_up(count: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 

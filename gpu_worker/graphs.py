@@ -15,7 +15,6 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Enqueues the work on the current stream."""
-        ...
 
 
 class GraphBackend(Protocol):
@@ -47,10 +46,8 @@ class Captures:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether steps are captured."""
         return self._backend is not None
 
     @property
     def pool_bytes(self) -> int:
-        """Memory of all graphs."""
         return 0 if self._backend is None else self._backend.pool_bytes

@@ -78,7 +78,6 @@ class Holder:
         self._stopping = False
 
     def stop(self) -> None:
-        """Lets `serve` return."""
         self._stopping = True
 
     def serve(self, wake: socket.socket) -> None:
@@ -306,7 +305,6 @@ def _serve(settings: "HolderSettings") -> int:
 
 
 def default_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Returns the limit of a holder that was given none."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(_SHARE_OF_MEMORY * min([machine, *(limit for limit, _ in memory_groups(proc, cgroups))]))
 

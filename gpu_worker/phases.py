@@ -20,7 +20,6 @@ def on_phase(follow: Callable[[str], None]) -> None:
 
 
 def begin_phase(name: str) -> None:
-    """Notes that `name` begins."""
     global _last_phase
     _last_phase = name
     if _follow is not None:
@@ -29,7 +28,6 @@ def begin_phase(name: str) -> None:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Logs the duration of `name`."""
     begin_phase(name)
     begun = time.perf_counter()
     yield
@@ -37,7 +35,6 @@ def phase(name: str) -> Iterator[None]:
 
 
 def log_phase(name: str, seconds: float) -> None:
-    """Logs a duration, aligned with those of other phases."""
     log.info("%-36s %7.2f s", name, seconds)
 
 

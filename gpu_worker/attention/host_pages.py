@@ -60,11 +60,9 @@ class Event(Protocol):
 
     def record(self) -> None:
         """Moves the event behind all work that is enqueued on the current stream."""
-        ...
 
     def wait(self) -> None:
         """Lets later work of the current stream begin after the event; does nothing before the first `record`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,6 @@ class Call:
 
     @classmethod
     def of(cls, kind: AttentionKind, mask: BlockMask, *, bucket: int, dtype: torch.dtype) -> "Call":
-        """The call of layers of `kind` with this mask."""
         q_block, kv_block = mask.BLOCK_SIZE
         return cls(
             dtype=dtype, head_dim=kind.head_dim, group=kind.group, bucket=bucket, q_block=q_block, kv_block=kv_block
@@ -82,7 +81,6 @@ class Entry:
     shared_kib: int = 0
 
     def covers(self, call: Call, card: Card) -> bool:
-        """Whether the entry is for this call on this card."""
         return (
             self.itemsize == call.dtype.itemsize
             and self.head_dim >= call.head_dim
@@ -120,7 +118,6 @@ def entries(table: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, tuple
 
 
 def chosen(lines: Iterable[Entry], call: Call, card: Card) -> Entry:
-    """The first of `lines` that covers the call."""
     entry_of_call = next((entry for entry in lines if entry.covers(call, card)), None)
     assert entry_of_call is not None, f"{_TABLE.name} has no entry for {call} on {card}"
     return entry_of_call

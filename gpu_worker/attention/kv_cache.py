@@ -61,11 +61,9 @@ class KvCache:
 
     @property
     def pools(self) -> tuple[Tensor, ...]:
-        """K of every layer, then V."""
         return (*self.keys, *self.values)
 
     def zero(self) -> None:
-        """Zeroes every page."""
         if self._memory is not None:
             self._memory.zero()
             return

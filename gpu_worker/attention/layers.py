@@ -87,7 +87,6 @@ class LayerMap:
         return tuple(made[layer.kind] for layer in self.layers)
 
     def within(self, max_length: int) -> "LayerMap":
-        """The layers for sequences of at most `max_length` tokens."""
         return self._seeing(lambda pattern: pattern.within(max_length))
 
     def bounded(self, window: int, sink_tokens: int) -> "LayerMap":

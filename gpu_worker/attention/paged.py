@@ -60,7 +60,6 @@ class InPlaceKernel(Protocol):
     def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
         """out_THD: contiguous [T, H, value dimension]; query_THD may have any strides; the others as in
         `QueryKernel`."""
-        ...
 
 
 # Not frozen, because compilers read every field of a frozen dataclass that is passed to a compiled layer, and compile

@@ -117,7 +117,6 @@ class View:
 
     @property
     def pool_pages(self) -> int:
-        """Pages of the pool."""
         return self.num_pages + self.num_learned_sink_pages
 
     @property
@@ -127,12 +126,10 @@ class View:
 
     @property
     def blocks_per_page(self) -> int:
-        """Decode blocks in a page."""
         return self.page_size // self.decode_block
 
     @property
     def blocks_per_row(self) -> int:
-        """Decode blocks in the pages of a row."""
         return self.pages_per_row * self.blocks_per_page
 
     @property
@@ -142,7 +139,6 @@ class View:
 
     @property
     def sink_token_pages(self) -> int:
-        """Pages that hold sink tokens."""
         return -(-self.pattern.sink_tokens // self.page_size)
 
     @property
@@ -152,12 +148,10 @@ class View:
 
     @property
     def sink_token_blocks(self) -> int:
-        """Decode blocks that hold sink tokens."""
         return -(-self.pattern.sink_tokens // self.decode_block)
 
     @property
     def cuts_block_of_sink_tokens(self) -> bool:
-        """Whether sink tokens end inside a decode block."""
         return self.pattern.sink_tokens % self.decode_block > 0
 
     @property

@@ -71,7 +71,6 @@ class WeightFiles:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors, as stored."""
         return sum(self.tensor_bytes.values())
 
 

@@ -55,18 +55,15 @@ class MergedLinear(nn.Module):
 
     @property
     def whole(self) -> nn.Module:
-        """The layer that has the merged W and b."""
         return self._product.first.merged
 
     @property
     def weight(self) -> Tensor:
-        """This layer's part of W."""
         weight: Tensor = self._product.first.merged.weight
         return weight[self.begin : self.begin + self.out_features]
 
     @property
     def bias(self) -> Tensor | None:
-        """This layer's part of b."""
         bias: Tensor | None = self._product.first.merged.bias
         return None if bias is None else bias[self.begin : self.begin + self.out_features]
 
@@ -109,7 +106,6 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer with these parameters, for inference."""
     out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     out.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -154,7 +150,6 @@ class LinearKernel:
         return packed
 
     def unpack(self, packed: Tensor, out_features: int, in_features: int) -> Tensor:
-        """The weight [out_features, in_features] again."""
         num_panels, num_words, panel, per_word = packed.shape
         whole = packed.transpose(1, 2).reshape(num_panels * panel, num_words * per_word)
         return whole[:out_features, :in_features].contiguous()
@@ -191,13 +186,11 @@ class LinearKernel:
 
 @cache
 def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
-    """The kernel of this machine for a dtype; None without one."""
     library = native_library()
     return None if library is None else kernel_of(library, dtype)
 
 
 def kernel_of(library: NativeLibrary, dtype: torch.dtype) -> LinearKernel | None:
-    """The kernel of a library for a dtype; None if the library has none."""
     name = f"tandem_linear_{str(dtype).removeprefix('torch.')}"
     if not hasattr(library.functions, name):
         return None

@@ -70,7 +70,6 @@ class Progress:
         return cls(what, total_bytes, draw=logs.draw if logs.can_draw() else None)
 
     def add(self, num_bytes: int) -> None:
-        """Counts `num_bytes` more."""
         self._done = min(self._total, self._done + num_bytes)
         if self._now() - self._shown >= self._interval:
             self._shown = self._now()

@@ -34,7 +34,6 @@ class _OfRank(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """This rank's part of W."""
         return self.part.weight  # type: ignore[return-value]
 
 

@@ -60,7 +60,6 @@ _COMMANDS: dict[str, type[BaseModel]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
     try:
         command, settings = parse(arguments)
         if importlib.util.find_spec("ray") is None:

@@ -92,7 +92,6 @@ class Fleet(Sized):
         return ["--connect", self.connect, "--keys", self.keys, "--exit-with-parent", *ranks, *self.flags]
 
     def command(self) -> tuple[str, ...]:
-        """The command of one worker, with the interpreter of this process."""
         return python(self.module, *self.worker_flags())
 
 
@@ -141,11 +140,9 @@ class Worker:
         self._thread.start()
 
     def fleet(self) -> Fleet:
-        """What `up` was asked for."""
         return self._fleet
 
     def report(self) -> Report:
-        """The worker as it is now."""
         process = self._process
         return Report(
             number=self._number,

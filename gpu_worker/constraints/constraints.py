@@ -73,7 +73,6 @@ class Constraints:
         self._registry.answers.clear()
 
     def forget_rows(self) -> None:
-        """No row runs any more."""
         for constrained in self._registry.rows.values():
             constrained.end()
         self._registry.rows.clear()
@@ -158,5 +157,4 @@ class Constraints:
             self._supervisor.ask(rows)
 
     def close(self) -> None:
-        """Ends the mask server."""
         self._supervisor.close()

@@ -63,7 +63,6 @@ class Work:
 
     @classmethod
     def of(cls, word: int) -> Self:
-        """Decodes a word."""
         return cls(
             Stage(word >> _STAGE_SHIFT & _STAGE_MASK),
             word >> _NUMBER_SHIFT,
@@ -73,7 +72,6 @@ class Work:
 
 
 def work_word(stage: Stage, number: int, entry: int = 0, token: int = 0) -> int:
-    """Encodes a Work."""
     head = number << _NUMBER_SHIFT | stage << _STAGE_SHIFT
     return head | entry << _TOKEN_BITS | (token if token < _LAST_TOKEN else _LAST_TOKEN)
 
@@ -99,7 +97,6 @@ class Sizes:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the memory."""
         return _PAGE + self.bytes_of_masks + _aligned(4 * (self.max_rows + 1) * self.max_length)
 
 
@@ -173,7 +170,6 @@ class Frame:
     payload: bytes = b""
 
     def encoded(self) -> bytes:
-        """The packet."""
         return _HEAD.pack(self.kind, self.number) + self.payload
 
     def entries(self) -> NDArray[np.int32]:
@@ -215,7 +211,6 @@ def decoded(packet: bytes) -> Frame:
 
 
 def advance(number: int, entries: Sequence[tuple[int, int, int, int]]) -> Frame:
-    """A request for masks."""
     return Frame(Kind.ADVANCE, number, np.array(entries, _ENTRY).tobytes())
 
 
@@ -230,5 +225,4 @@ def states(kind: Kind, number: int, values: Sequence[int], detail: str) -> Frame
 
 
 def limited(text: str) -> bytes:
-    """A text within its limit."""
     return text.encode("utf-8", "replace")[:_MAX_DETAIL_BYTES]

@@ -74,11 +74,9 @@ class Matchers:
         return Compiled(matcher, places)
 
     def define(self, constraint: int, compiled: Compiled) -> None:
-        """Keeps a compiled constraint under its id."""
         self._constraints[constraint] = compiled
 
     def drop(self, constraint: int) -> None:
-        """Forgets a constraint, and the rows that had it."""
         self._constraints.pop(constraint, None)
         self._rows = {row: followed for row, followed in self._rows.items() if followed.constraint != constraint}
 

@@ -129,7 +129,6 @@ class NamesOfRow:
         self._name: bytearray | None = None
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Follows tokens of the output."""
         for token in tokens:
             self._follow(self._texts.texts[token])
 

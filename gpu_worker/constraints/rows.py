@@ -39,7 +39,6 @@ class ConstrainedRow:
     num_deaths: int = 0
 
     def fail(self, detail: str) -> None:
-        """The row ends with this reason."""
         if self.fate is not Fate.FAILED:
             self.fate, self.detail = Fate.FAILED, detail
 

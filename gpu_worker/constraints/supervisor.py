@@ -173,7 +173,6 @@ class Supervisor:
             self._replace()
 
     def drop(self, constraint: Prepared) -> None:
-        """Lets the server forget a constraint."""
         if self._is_running:
             self._exchange(lambda: self._server.send(Frame(Kind.DROP, constraint.id)))
 
@@ -321,7 +320,6 @@ class Supervisor:
         self._registry.forget_server()
 
     def close(self) -> None:
-        """Ends the server."""
         self._is_running = False
         self._server.close()
 

@@ -105,7 +105,6 @@ class Watch:
 
     @property
     def work(self) -> Work:
-        """What the server does."""
         return Work.of(int(self._progress[WORK])) if self.is_serving else Work(Stage.IDLE, 0)
 
     @property

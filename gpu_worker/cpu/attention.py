@@ -110,7 +110,6 @@ class NativeDecode:
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
-        """Whether the kernel computes layers of this kind in pools of this dtype."""
         return dtype in _NAMES and kind.head_dim <= _MOST_DIM
 
     def update(self, lines: Tensor, positions: Tensor) -> None:
@@ -137,7 +136,6 @@ class DecodeKernel(_Kernel):
         self._scratch_bytes.argtypes, self._scratch_bytes.restype = [ctypes.POINTER(_DecodeCall)], _Int
 
     def set_rows(self, lines: Tensor, positions: Tensor) -> None:
-        """Sets the rows of a step, as `NativeDecode.update`."""
         assert lines.dtype == positions.dtype == torch.int64 and lines.is_contiguous() and positions.is_contiguous()
         # Kept until the next step, because the kernel reads them.
         self._rows, self._num_tokens = (lines, positions), lines.shape[0]
@@ -193,7 +191,6 @@ class NativePrefill:
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
-        """Whether the kernel computes layers of this kind in pools of this dtype."""
         return dtype in _NAMES and kind.scale > 0
 
     def update(self, lines: Tensor, q_positions: Tensor) -> None:
@@ -209,7 +206,6 @@ class PrefillKernel(_Kernel):
     _function, _argument = "tandem_prefill", _PrefillCall
 
     def set_tiles(self, tiles: Tiles) -> None:
-        """Sets the tiles of a step."""
         # Kept until the next step, because the kernel reads them.
         self._tiles = tiles
         self._num_tokens, call = int(tiles.counts.sum()), self._call

@@ -54,7 +54,6 @@ class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
 
     @property
     def num_graphs(self) -> int:
-        """Captured shapes."""
         return sum(captured is not None for captured in self._captured.values())
 
     def run(self, shape: Shape, inputs: Inputs) -> Result:

@@ -50,7 +50,6 @@ class NativeForward:
         self._module = module
 
     def own(self, *args: Any, **options: Any) -> Any:
-        """The module's own result."""
         return type(self._module).forward(self._module, *args, **options)
 
 

@@ -101,7 +101,6 @@ class GatheredKernel:
         self.chunks: list[_Chunk] = []
 
     def __call__(self, query_THD: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, out_THD: Tensor) -> None:
-        """As `InPlaceKernel`."""
         kind = self.kind
         if sinks is not None:
             sinks = sinks.view(kind.num_kv_heads, kind.group, 1, 1)

@@ -62,7 +62,6 @@ class Arena:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all chunks."""
         return sum(chunk.memory.nbytes for chunk in self._chunks)
 
     def like(self, tensor: Tensor) -> Tensor:
@@ -292,7 +291,6 @@ class CpuGraph:
                 self.parts += [call for call in group if not isinstance(call, RecordedCall)]
 
     def replay(self) -> None:
-        """Makes every call again."""
         for part in self.parts:
             part()
 

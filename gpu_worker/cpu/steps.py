@@ -66,7 +66,6 @@ class CpuKernels:
         return isinstance(self._decode, NativeDecode)
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
-        """Gives the kernel the decode rows of a step."""
         assert inputs.decode is not None
         self._decode.update(inputs.decode.rows, inputs.positions[: inputs.decode.rows.shape[0]])
 
@@ -153,7 +152,6 @@ class PlainSteps:
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep, masks: Tensor | None) -> StepOutput:
-        """Computes the tokens and logprobs of the step that ran last."""
         if begun.static.logits is None:
             return StepOutput(tokens=begun.samples.rows[:0])
         output = self._sampler.finish(begun, masks, sampling(begun), self._on_device.share_tokens)

@@ -34,7 +34,6 @@ class CapturedSteps(Captures, Generic[Result]):
 
     @property
     def num_graphs(self) -> int:
-        """Captured shapes."""
         return len(self._graphs)
 
     def capture(self, shape: Hashable, run: Callable[[], Result]) -> None:
@@ -70,7 +69,6 @@ class CudaGraphs:
         self.pool_bytes = 0
 
     def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
-        """Captures the work of `run`; see `GraphBackend.capture`."""
         self._refuse_waits(run)
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_reserved(self._device)

@@ -37,7 +37,6 @@ class Stream:
     """The current stream of a GPU, as its steps use it."""
 
     def event(self, *, timed: bool = False) -> torch.cuda.Event:
-        """Returns a new event, to be recorded."""
         return torch.cuda.Event(enable_timing=timed)
 
     def pinned(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -74,15 +73,12 @@ class EventTimer:
         self._started.record()
 
     def end(self) -> None:
-        """Enqueues the end."""
         self._ended.record()
 
     def is_over(self) -> bool:
-        """Whether the device has come to it."""
         return self._ended.query()
 
     def wait(self) -> int:
-        """Waits for the end. Returns the step's microseconds."""
         self._ended.synchronize()
         return int(self._started.elapsed_time(self._ended) * 1e3)
 
@@ -220,7 +216,6 @@ _NOTHING = _Placed()
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """The address of an array's first element."""
     return array.__array_interface__["data"][0]
 
 

@@ -59,7 +59,6 @@ class PaddedSteps:
 
     @property
     def summary(self) -> str:
-        """As `StepBackend.summary`."""
         if not self.graphs.is_enabled:
             return ""
         return (
@@ -110,15 +109,12 @@ class PaddedSteps:
         return self.results.to_host(output)
 
     def put_back(self, output: StepOutput) -> None:
-        """As `StepBackend.put_back`."""
         self.results.put_back(output)
 
     def timer(self) -> EventTimer:
-        """Times the work of the device, from now on."""
         return EventTimer(self.stream)
 
     def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:
-        """As `StepBackend.mask_upload`."""
         return pinned_masks(self.stream, self._on_device.device, max_rows=max_rows, mask_words=mask_words)
 
     def warm_up_steps(self, rehearse: Callable[..., object]) -> Iterator[tuple[str, Callable[[], object]]]:

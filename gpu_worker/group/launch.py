@@ -70,7 +70,6 @@ class Meeting:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT."""
         return f"{self.host}:{self.port}"
 
 
@@ -250,7 +249,6 @@ class _Ranks:
         self.pid = self._children[0].pid
 
     def take(self) -> list[str]:
-        """As `Child`."""
         lines = [line for child in self._children for line in child.take()]
         ends = [child.end for child in self._children]
         if any(ends) and not self._is_lost:
@@ -276,10 +274,8 @@ class _Ranks:
             child.signal(number)
 
     def kill(self) -> None:
-        """As `Child`."""
         for child in self._children:
             child.kill()
 
     def how_it_ended(self) -> str:
-        """As `Child`."""
         return "is lost" if self.end == GROUP_LOST else f"ended with exit code {self.end}"

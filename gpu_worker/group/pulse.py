@@ -63,12 +63,10 @@ class Pulse(Alone):
         self._thread.join()
 
     def turn(self) -> None:
-        """The serving loop turns."""
         self._turned_at = time.monotonic()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The serving loop is in a step, which may take long."""
         self._step_since = time.monotonic()
         try:
             yield
@@ -77,7 +75,6 @@ class Pulse(Alone):
 
     @contextmanager
     def exempt(self) -> Iterator[None]:
-        """The serving loop does something that may take minutes; the scheduler's limit for it holds."""
         self._is_exempt = True
         try:
             yield

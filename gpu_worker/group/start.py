@@ -70,13 +70,11 @@ class Collectives(Together):
             dist.init_process_group("gloo", **place)
 
     def least(self, values: Sequence[int]) -> list[int]:
-        """As `Together`."""
         tensor = torch.tensor(list(values), dtype=torch.int64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._hosts)
         return [int(value) for value in tensor]
 
     def of_leader(self, value: float) -> float:
-        """As `Together`."""
         tensor = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(tensor, 0, group=self._hosts)
         return float(tensor)

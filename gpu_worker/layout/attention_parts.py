@@ -160,7 +160,6 @@ def allocated_prefill(
 
 
 def write_prefill(part: PrefillPart[HostArray], plan: Plan, tables: RowTables, views: Sequence[View]) -> None:
-    """Writes the part."""
     q_block = tables.geometry.chunk_align
     starts, counts = plan.chunk_starts.astype(np.int64), plan.chunk_counts.astype(np.int64)
     tiles = -(-counts // q_block)

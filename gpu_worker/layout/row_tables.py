@@ -54,7 +54,6 @@ class RowFeatures:
         self.reset()
 
     def reset(self) -> None:
-        """Drops every row."""
         self.uses[:] = 0
         self.banned: dict[int, Int64Array] = {}
         self.biases: dict[int, tuple[Int64Array, Float64Array]] = {}
@@ -108,7 +107,6 @@ class RowTables:
         self.reset()
 
     def reset(self) -> None:
-        """Removes every row."""
         num = self.geometry.max_rows + 1
         # Next position to compute.
         self.position = np.zeros(num, np.int64)

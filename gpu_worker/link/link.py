@@ -89,7 +89,6 @@ class ReadyLines:
         self.line = self._serving_line()
 
     def step_succeeded(self) -> None:
-        """Logs the line that is due."""
         if self.line:
             announce("%s", self.line)
             self.line = ""
@@ -108,7 +107,6 @@ class Reconnects:
     num_ended: int = 0
 
     def step_succeeded(self) -> None:
-        """Forgets the connections that ended before."""
         self.num_ended = 0
 
     def ended(self, why: str) -> float:

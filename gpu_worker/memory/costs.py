@@ -149,7 +149,6 @@ def estimate(meta_model: PreTrainedModel, layers: LayerMap, *, dtype: torch.dtyp
 
 
 def pool_tensors(layers: LayerMap, dtype: torch.dtype) -> tuple[PoolTensors, ...]:
-    """All tensors of the pool, by shape."""
     shapes = Counter(tensor_shape(layer.kind, num_pages=0, page_size=1) for layer in layers.layers)
     return tuple(
         PoolTensors(count=2 * num, heads=heads, head_dim=head_dim, itemsize=dtype.itemsize, extra_pages=extra)

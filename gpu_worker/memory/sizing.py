@@ -74,7 +74,6 @@ class Machine:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the device's memory is the host's."""
         return self.place == "cpu"
 
 

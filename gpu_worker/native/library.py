@@ -46,8 +46,6 @@ HINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedCall:
-    """One call."""
-
     name: str
     # The address of the function of words.
     function: int
@@ -160,7 +158,6 @@ class NativeLibrary:
         self.lanes: int = self.functions.tandem_lanes()
 
     def function(self, name: str, *types: Any) -> NativeFunction:
-        """A function that can be recorded; see NativeFunction."""
         return NativeFunction(self.functions, name, *types)
 
 

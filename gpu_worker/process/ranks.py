@@ -30,17 +30,14 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process talks to the scheduler."""
         return self.rank == 0
 
     @property
     def is_group(self) -> bool:
-        """Whether there are other ranks."""
         return self.size > 1
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether there are ranks on other hosts."""
         return self.local_size < self.size
 
     def shares_host(self, rank: int) -> bool:

@@ -113,7 +113,6 @@ class CudaError(RuntimeError):
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device had too little free memory."""
         return self.code == OUT_OF_MEMORY
 
 

@@ -42,7 +42,6 @@ class DeviceRegion:
 
     @property
     def is_whole(self) -> bool:
-        """Whether memory is mapped over the whole length."""
         return self._mapped.get(0) == self.num_bytes
 
     @property

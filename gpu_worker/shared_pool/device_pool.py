@@ -70,7 +70,6 @@ class DevicePool(WorkerPool):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every page has memory."""
         return self._region.is_whole
 
     def zero(self) -> None:
@@ -132,7 +131,6 @@ class DevicePool(WorkerPool):
             self._region.release(handle)
 
     def _wait(self) -> None:
-        """Waits until no work of the device uses the pool."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

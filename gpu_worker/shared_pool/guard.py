@@ -74,7 +74,6 @@ class KernelChecksums:
     """In host memory, by the kernels of the machine."""
 
     def __init__(self, words: Sequence[Tensor], library: NativeLibrary) -> None:
-        """words: as of `checksums_of`."""
         self._sum: Any = library.functions.tandem_page_sum
         self._sum.argtypes, self._sum.restype = (ctypes.POINTER(_PageWords), ctypes.c_int64), ctypes.c_uint64
         # The calls have their addresses.
@@ -98,7 +97,6 @@ class TorchChecksums:
     """On any device."""
 
     def __init__(self, words: Sequence[Tensor]) -> None:
-        """words: as of `checksums_of`."""
         self._device, num_pages = words[0].device, min(group.shape[2] for group in words)
         self._words, weights = words, [np.outer(*of_group).view(np.int64) for of_group in _weights(words)]
         self._weights = [torch.from_numpy(of_group).to(self._device) for of_group in weights]
@@ -194,7 +192,6 @@ class PageGuard:
         self._generation = 0
 
     def begin_generation(self, generation: int) -> None:
-        """Plans of this generation follow."""
         self._generation = generation
         self._header.begin_generation(generation)
 

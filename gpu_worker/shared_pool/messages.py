@@ -51,7 +51,6 @@ class MessageError(ValueError):
 
 
 def holder_socket(folder: Path) -> Path:
-    """The path of the holder's socket in the runtime folder."""
     return folder / "holder.sock"
 
 
@@ -61,7 +60,6 @@ def new_socket() -> socket.socket:
 
 
 def encode(message: dict[str, object]) -> bytes:
-    """The packet of a message."""
     return json.dumps(message).encode()
 
 
@@ -107,7 +105,6 @@ def device_of(message: dict[str, object]) -> str:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Closes descriptors that came with a packet."""
     for descriptor in descriptors:
         os.close(descriptor)
 

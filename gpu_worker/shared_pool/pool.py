@@ -71,7 +71,6 @@ class WorkerPool(PoolMemory):
         self._guard.checksums = checksums_of(words_of(pools, page_size))
 
     def begin_generation(self, generation: int) -> None:
-        """Plans of this generation follow."""
         self._guard.begin_generation(generation)
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
@@ -135,7 +134,6 @@ class SharedPool(WorkerPool):
 
 
 def shapes_of(layers: LayerMap, geometry: Geometry) -> list[tuple[int, int, int]]:
-    """The shapes of a pool's tensors: K and V of each layer."""
     sizes = {"num_pages": geometry.num_pages, "page_size": geometry.page_size}
     return [shape for layer in layers.layers for shape in [tensor_shape(layer.kind, **sizes)] * 2]
 

@@ -24,7 +24,6 @@ class StepTimer(Protocol):
 
     def end(self) -> None:
         """Marks the end of the step's work."""
-        ...
 
     def is_over(self) -> bool:
         """Whether that work has ended."""
@@ -86,7 +85,6 @@ class StepBackend(Protocol):
 
     def put_back(self, output: StepOutput) -> None:
         """Takes back the memory of results that were read; their tensors are invalid from now on."""
-        ...
 
     def timer(self) -> StepTimer | None:
         """The timer of the next step. None: `run` and `finish` return when their work has ended."""

@@ -151,7 +151,6 @@ class DeviceModel:
             self.host.load(staged.loaded_pages, orders.loaded_slots, num_fetched)
 
     def zero_pool(self) -> None:
-        """Zeroes every page, unless the pool is zero already."""
         if not self.pool_is_zero:
             self.cache.zero()
             self.pool_is_zero = True

@@ -205,7 +205,6 @@ class PlansInFlight:
 
     @property
     def newest(self) -> InFlight:
-        """The plan that was added last."""
         return self._items[-1]
 
     def tell_pool(self, pool_id: bytes) -> None:
@@ -217,7 +216,6 @@ class PlansInFlight:
         self._items.append(item)
 
     def collect(self, *, wait: bool) -> Outcome | None:
-        """As `Runner.collect`."""
         if not self._items:
             if self.lost:
                 raise DeviceLost(f"the device is lost: {self.lost}")

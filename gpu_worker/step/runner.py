@@ -63,7 +63,6 @@ class Runner:
         return None if constrained is None else constrained.constraints
 
     def report_pages(self, join: pb.Join) -> None:
-        """Writes the pages that are kept into a Join."""
         self.labels.report(join, self._generation)
 
     def join(self, message: pb.Joined) -> None:
@@ -163,7 +162,6 @@ class Runner:
         return outcome
 
     def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        """Compiles every kernel and captures steps (`warm_up.py`)."""
         warm_up(self, on_kernel)
 
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:

@@ -77,7 +77,6 @@ class RowSampling:
     allowed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def but(self, **settings: float) -> "RowSampling":
-        """Returns a copy with these settings changed."""
         changed = SamplingParams()
         changed.CopyFrom(self.settings)
         for name, value in settings.items():

@@ -154,7 +154,6 @@ class Codec(Generic[_M, _T]):
         return arguments
 
     def to_message(self, value: _T) -> _M:
-        """Returns the message."""
         return self.message(**self.encode(value))
 
     def _pair(self, field: "Field[Any]", hint: "_Hint", path: str, of: FieldDescriptor) -> None:
@@ -337,10 +336,8 @@ class OneOf(Generic[_M]):
         return self._of_name[name].decode(getattr(message, name), **given)
 
     def encode(self, value: Any) -> _Arguments:
-        """Returns the arguments of the message."""
         name, codec = self._of_kind[type(value)]
         return {name: codec.encode(value)}
 
     def frame(self, value: Any) -> bytes:
-        """Returns the message as bytes."""
         return self._message(**self.encode(value)).SerializeToString()

@@ -242,7 +242,6 @@ def check_socket_name(path: Path) -> None:
 
 
 def endpoint_of(folder: Path, socket: str) -> str:
-    """Returns the ZeroMQ endpoint of one of the sockets."""
     return f"ipc://{folder.absolute()}/{socket}"
 
 

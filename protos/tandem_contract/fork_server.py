@@ -138,7 +138,6 @@ class _Life:
         return True
 
     def last_words(self) -> str | None:
-        """As `ForkServer.last_words`."""
         try:
             words = self.control.recv(MAX_WORDS)
         except BlockingIOError:

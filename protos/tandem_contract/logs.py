@@ -293,7 +293,6 @@ class LineWriter:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queues one line."""
         self.put(f"{line}\n")
 
     def put(self, text: str) -> None:

@@ -290,7 +290,6 @@ class Supervisor:
         self._ask(lambda: self._serve() if self._life is life is not None else None)
 
     def hurry(self) -> None:
-        """Ends a pause."""
         self._ask(self._end_pause)
 
     def retry(self) -> bool:

@@ -195,7 +195,6 @@ class Program(Generic[Model]):
         return {key: _Given(f"{key} in {path}", content[key], is_text=False) for key in content if key in fields}
 
     def _help(self) -> str:
-        """Returns what --help prints."""
         words, fields = self.description, _fields(self.model)
         if self.prefix:
             name = next(iter(fields))

@@ -88,7 +88,6 @@ class RecordFile:
         return not os.fstat(self._file.fileno()).st_nlink
 
     def close(self) -> None:
-        """Closes the file."""
         with contextlib.suppress(OSError):
             self._file.close()
 
