@@ -12,8 +12,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ from gpu_worker.failures import explain, is_expected
 from gpu_worker.geometry import Geometry, check_window, default_chunk_align, default_max_rows
 from gpu_worker.group.failures import GROUP_LOST, RankLost, is_lost_peer
 from gpu_worker.group.launch import check_keys, launch, meeting_of
-from gpu_worker.link.connection import NoKey, check_address, read_keys
+from gpu_worker.link.connection import check_address, read_keys
 from gpu_worker.native.build import build_ahead
 from gpu_worker.phases import begin_phase, log_phase
-from gpu_worker.process.ranks import SINGLE, Ranks, group_name, is_rank, ranks_of
+from gpu_worker.process.ranks import SINGLE, NotInGroup, Ranks, group_name, is_rank, ranks_of
 from gpu_worker.process.starting import at_low_priority, import_transformers, keep_objects, without_collections
 from gpu_worker.settings import BUNDLED_MODEL, PROGRAM, WorkerSettings
 from tandem_contract import logs, stopping
@@ -64,31 +64,32 @@ def main(arguments: Sequence[str]) -> int:
     logs.open_closed_streams()
     try:
         settings = PROGRAM.read(arguments, os.environ)
-    except SettingError as error:
+        # The launcher of a group is none of its ranks.
+        ranks = ranks_of(settings.ranks) if is_rank() else SINGLE
+    except (SettingError, NotInGroup) as error:
         return refused("gpu_worker", error)
     # A rank without its launcher would be in the way of the next start.
-    if settings.exit_with_parent or (settings.ranks > 1 and is_rank()):
+    if settings.exit_with_parent or ranks.is_group:
         die_with_parent()
-    start_log(settings)
-    if settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader:
+    start_log(settings, ranks)
+    if not ranks.is_leader:
         # The leader ends the group in order, also where every process gets the signal.
         stopping.leave_to_parent()
     try:
-        return run(settings, begun, arguments)
+        return run(settings, begun, arguments, ranks)
     finally:
         logs.stop()
 
 
-def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int:
+def run(settings: WorkerSettings, begun: float, arguments: Sequence[str], ranks: Ranks) -> int:
     """Checks, starts and serves. Returns the exit code. `begun`: the program's start by `time.perf_counter`."""
     try:
         use_caches(os.environ)
         folder = check_before_imports(settings)
         model = "the bundled model" if settings.model == str(BUNDLED_MODEL) else settings.model
-        if settings.ranks > 1 and not is_rank():
+        if settings.ranks > 1 and not ranks.is_group:
             log.info("tandem %s: %s with %s", version(), numbered(settings.ranks, "rank", "start"), model)
             return launch(settings.ranks, arguments, meeting_of(settings))
-        ranks = ranks_of(settings.ranks)
         check_keys(settings, ranks)
         log.info("tandem %s: worker %d starts with %s", version(), os.getpid(), model)
         choose_allocator()
@@ -97,10 +98,10 @@ def run(settings: WorkerSettings, begun: float, arguments: Sequence[str]) -> int
         log.warning("this rank ends: %s", error)
         return GROUP_LOST
     except Exception as error:
-        if settings.ranks > 1 and is_lost_peer(error):
+        if ranks.is_group and is_lost_peer(error):
             log.debug("this rank ends with another one: %s", error)
             return GROUP_LOST
-        if settings.ranks > 1 and is_rank() and not ranks_of(settings.ranks).is_leader:
+        if not ranks.is_leader:
             # The leader says what all ranks find, and the launcher then ends this one.
             time.sleep(_LEADER_FIRST_SECONDS)
         if not is_expected(error):
@@ -196,25 +197,15 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
 
     endpoint = settings.connect or endpoint_of(settings.runtime_dir, WORKER_SOCKET)
     curve = read_keys(settings.keys, endpoint) if settings.connect else None
-    key = NoKey() if settings.connect else KeyFile(settings.runtime_dir)
+    key = None if settings.connect else KeyFile(settings.runtime_dir)
     # Its sockets have threads, which get this thread's priority.
-    with leading(ranks, together, settings, join) as others:
+    leading: AbstractContextManager[Alone | None] = nullcontext()
+    if ranks.is_group:
+        from gpu_worker.group.roles import Leader
+
+        leading = closing(Leader(ranks, wires_of(ranks, together, settings, join)))
+    with leading as others:
         Link(endpoint, join, runner, key=key, max_in_flight=MAX_IN_FLIGHT, curve=curve, ranks=others).serve()
-
-
-@contextmanager
-def leading(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Iterator[Alone | None]":
-    """The messages of the link to the other ranks of a group; None for a single process."""
-    if not ranks.is_group:
-        yield None
-        return
-    from gpu_worker.group.roles import Leader
-
-    leader = Leader(ranks, wires_of(ranks, together, settings, join))
-    try:
-        yield leader
-    finally:
-        leader.close()
 
 
 def wires_of(ranks: Ranks, together: "Together", settings: WorkerSettings, join: "Join") -> "Wires":
@@ -252,9 +243,8 @@ def prepared(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks)
     return runner, join, together
 
 
-def start_log(settings: WorkerSettings) -> None:
+def start_log(settings: WorkerSettings, ranks: Ranks) -> None:
     """The first rank of each host logs its start; the others what differs from it: warnings, and their own end."""
-    ranks = ranks_of(settings.ranks) if settings.ranks > 1 and is_rank() else SINGLE
     process = "worker" if ranks.is_leader else f"worker rank {ranks.rank}"
     level = "warning" if ranks.local_rank and settings.log_level == "info" else settings.log_level
     logs.start(process, level=level, log_format=settings.log_format, package="gpu_worker")

@@ -27,7 +27,7 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.geometry import Geometry, check_window
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.group.failures import refusal_in_group
-from gpu_worker.group.start import Together, device_of_rank, least_sizes, meet, part_of_rank, threads_of_rank
+from gpu_worker.group.start import Collectives, Together, device_of_rank, least_sizes, part_of_rank, threads_of_rank
 from gpu_worker.layout.step_layout import StepShape
 from gpu_worker.link.join_message import identity_of, join_message, texts
 from gpu_worker.memory.costs import Costs
@@ -156,10 +156,10 @@ def with_window(settings: WorkerSettings, layers: LayerMap, max_length: int) -> 
 
 def _meet(ranks: Ranks, device: torch.device, trial: "PlanTrial | None") -> Together:
     """The other ranks, which have compared the plan if there is a trial. Raises ModelRefused."""
-    together = meet(ranks, device)
+    together = Collectives(ranks, device) if ranks.is_group else Together()
     if trial is not None:
         with phase("comparison of a plan of ranks"):
-            trial.run(ranks, together, device)
+            trial.run(ranks, together.least, device)
     return together
 
 
@@ -214,12 +214,12 @@ def warm_runner(
     geometry: Geometry,
     device: torch.device,
     dtype: torch.dtype,
-    graphs: GraphBackend | None = None,
-    captures: Callable[[StepShape], bool] = lambda _: True,
+    graphs: GraphBackend | None,
+    captures: Callable[[StepShape], bool],
     *,
-    fused: bool = False,
-    pool: WorkerPool | None = None,
-    together: Together | None = None,
+    fused: bool,
+    pool: WorkerPool | None,
+    together: Together,
 ) -> tuple[Runner, Measured]:
     """The runner with every kernel compiled and steps captured, and its measured memory, the largest step included.
 
@@ -239,10 +239,9 @@ def warm_runner(
             fused=fused,
             pool=pool,
         )
-        if together is not None:
-            if together.is_group:
-                runner.refusal_of = refusal_in_group
-            runner.on_device.share_tokens = together.share_tokens
+        if together.is_group:
+            runner.refusal_of = refusal_in_group
+        runner.on_device.share_tokens = together.share_tokens
     pool_bytes = sum(tensor.nbytes for tensor in runner.on_device.cache.pools)
     # Torch does not count a shared pool.
     tables = _allocated(device) - before - (pool_bytes if pool is None else 0) if device.type == "cuda" else None

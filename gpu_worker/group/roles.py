@@ -40,16 +40,13 @@ class Leader(Pulse):
         self._wires, self._frames = wires, wires.frames
         self._frames.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._frames.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._await_followers()
-        self.start()
-
-    def _await_followers(self) -> None:
         missing, until = set(range(1, self._ranks.size)), time.monotonic() + _CONNECT_SECONDS
         while missing:
             left = until - time.monotonic()
             if left <= 0 or not self._frames.poll(round(left * 1e3)):
                 raise RankLost(f"ranks {sorted(missing)} have not connected in {_CONNECT_SECONDS:g} s")
             missing.discard(rank_of(self._frames.recv_multipart()[0]) or 0)
+        self.start()
 
     def forward(self, frame: bytes) -> None:
         """Sends a frame of the scheduler to every follower. Raises RankLost."""

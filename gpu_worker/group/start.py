@@ -84,11 +84,6 @@ class Collectives(Together):
         dist.broadcast(tokens, 0)
 
 
-def meet(ranks: Ranks, device: torch.device) -> Together:
-    """Returns when all ranks are here."""
-    return Collectives(ranks, device) if ranks.is_group else Together()
-
-
 def part_of_rank(
     config: PreTrainedConfig, whole: ModelFacts, ranks: Ranks, dtype: torch.dtype, device: torch.device, *, packs: bool
 ) -> "tuple[ModelFacts, DistributedConfig | None, PlanTrial | None]":

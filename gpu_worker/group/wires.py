@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,10 @@ class Wires:
         sockets = dict[str, zmq.Socket[bytes]]()
         if ranks.is_leader:
             if self._keys is not None:
-                self._start_key_check(self._keys)
+                self._num_refused = 0
+                self._key_check = zmq.auth.thread.ThreadAuthenticator(self._context)
+                self._key_check.start()
+                self._key_check.configure_curve_callback(_DOMAIN, self)
             for purpose in PURPOSES:
                 sockets[purpose], ports[purpose] = self._bound(purpose)
         if self._keys is not None:
@@ -95,18 +99,9 @@ class Wires:
         self._num_refused += 1
         if is_worth_a_line(self._num_refused):
             shown = key.decode("ascii", "replace")
-            log.warning(
-                "refused %s, the last with public key %s",
-                numbered(self._num_refused, "connection to this group"),
-                shown,
-            )
+            refused = numbered(self._num_refused, "connection to this group")
+            log.warning("refused %s, the last with public key %s", refused, shown)
         return False
-
-    def _start_key_check(self, keys: CurveKeys) -> None:
-        self._num_refused = 0
-        self._key_check = zmq.auth.thread.ThreadAuthenticator(self._context)
-        self._key_check.start()
-        self._key_check.configure_curve_callback(_DOMAIN, self)
 
     def _bound(self, purpose: str) -> tuple[zmq.Socket[bytes], int]:
         """The leader's end, and its port for other hosts; 0 if there are none."""
@@ -141,7 +136,8 @@ class Wires:
             dealer.connect(f"ipc://{self._path(purpose)}")
             return dealer
         assert self._keys is not None, "the leader is on another host"
-        self._keys.of_group().configure(dealer)
+        # The leader is served with the same keys.
+        replace(self._keys, scheduler=self._keys.public).configure(dealer)
         dealer.connect(f"tcp://{os.environ[_LEADER_VARIABLE]}:{port}")
         return dealer
 
@@ -154,13 +150,11 @@ def _check_equal(together: "Together", keys: CurveKeys, identity: str) -> None:
     """Raises SettingError, on all ranks, if the hosts have different keys or models."""
     marks = [_mark(keys.public), _mark(identity.encode())]
     least = together.least([*marks, *(-mark for mark in marks)])
-    for setting, here, low, high in zip(
-        ("keys", "model"), (str(keys.folder), identity), least[:2], least[2:], strict=True
-    ):
+    here = {"keys": keys.folder, "model": identity}
+    for (setting, own), low, high in zip(here.items(), least[:2], least[2:], strict=True):
         if low != -high:
             raise SettingError(
-                f"{setting}: the hosts of this group do not have the same one (here {here}); use the same "
-                "folder on each"
+                f"{setting}: the hosts of this group do not have the same one (here {own}); use the same folder on each"
             )
 
 
@@ -174,6 +168,5 @@ def name_of(rank: int) -> bytes:
 
 
 def rank_of(name: bytes) -> int | None:
-    """The rank with this routing id."""
     digits = name.removeprefix(b"rank-")
     return int(digits) if digits.isdigit() else None

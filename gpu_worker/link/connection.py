@@ -15,7 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
@@ -102,7 +102,6 @@ class CurveKeys:
     folder: Path
 
     def configure(self, socket: "zmq.Socket[bytes]") -> None:
-        """Sets the options of a socket before it connects."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.scheduler)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -112,10 +111,6 @@ class CurveKeys:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-
-    def of_group(self) -> "CurveKeys":
-        """The keys for another process with these keys."""
-        return replace(self, scheduler=self.public)
 
     def why_refused(self, *, by_scheduler: bool) -> str:
         """Returns why a handshake failed. `by_scheduler`: it refused this worker's key."""
@@ -128,18 +123,6 @@ class CurveKeys:
             f"the handshake failed: {self.folder / SCHEDULER_PUBLIC} may be the key of another scheduler, or the port "
             "that of another program"
         )
-
-
-class NoKey:
-    """Stands for the `KeyFile` of a runtime folder: CURVE has already proved this worker's identity."""
-
-    def read(self) -> bytes:
-        """No key."""
-        return b""
-
-    def has_changed(self) -> bool:
-        """It never changes."""
-        return False
 
 
 def check_address(connect: str) -> None:

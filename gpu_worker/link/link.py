@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, CurveKeys, NoKey, signals_wake
+from gpu_worker.link.connection import MAX_FRAME_BYTES, Connection, CurveKeys, signals_wake
 from gpu_worker.wire.frames import FrameError, join_frame, parse_frame, result_frame
 from tandem_contract.files import KeyFile
 from tandem_contract.logs import announce, is_worth_a_line
@@ -151,13 +151,13 @@ class Link:
         join: pb.Join,
         runner: "Runner",
         *,
-        key: KeyFile | NoKey,
+        key: KeyFile | None,
         max_in_flight: int,
         curve: CurveKeys | None = None,
         ranks: Alone | None = None,
     ) -> None:
-        """key: the key of a Join, read again for each Join. curve: the keys for a scheduler on another host.
-        ranks: the others of a group.
+        """key: the key of a Join, read again for each Join; None: CURVE proves this worker's identity, by `curve`, the
+        keys for a scheduler on another host. ranks: the others of a group.
 
         Raises ValueError if the Join is too large.
         """
@@ -274,7 +274,7 @@ class Link:
 
     def _send_join(self, now: float) -> None:
         try:
-            self._join.key = self._key.read()
+            self._join.key = b"" if self._key is None else self._key.read()
         except OSError as error:
             # The folder is being removed or created again.
             self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
@@ -361,7 +361,7 @@ class Link:
         self._join_at = time.monotonic() + REFUSED_RETRY_SECONDS
         if refused.retry:
             self._log_once(f"standing by, joining again every {REFUSED_RETRY_SECONDS:g} s: {refused.reason}")
-        elif not self._key.has_changed():
+        elif self._key is None or not self._key.has_changed():
             raise JoinRefused(refused.reason)
 
     def _log_once(self, problem: str) -> None:

@@ -38,7 +38,7 @@ from gpu_worker.attention.layers import AttentionLayer, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.checkpoint.loading import own_part
 from gpu_worker.compatibility.check_model import meta_model_of
-from gpu_worker.compatibility.probe import Recorded, calls_without_masks
+from gpu_worker.compatibility.probe import calls_without_masks
 from gpu_worker.failures import first_line
 from gpu_worker.memory.costs import pool_tensors
 from gpu_worker.memory.model_facts import ModelFacts
@@ -86,10 +86,9 @@ def _check_heads(name: str, layers: LayerMap, size: int) -> None:
     for kind in layers.kinds:
         if kind.num_heads % size or (kind.num_kv_heads % size and size % kind.num_kv_heads):
             raise ModelRefused(
-                f"{name} has {numbered(kind.num_heads, 'query head')} and {kind.num_kv_heads} KV heads, "
-                f"which {numbered(size, 'rank')} cannot "
-                "share evenly; set ranks to a divisor of the query heads that also divides the KV heads, or is a "
-                "multiple of them"
+                f"{name} has {numbered(kind.num_heads, 'query head')} and {kind.num_kv_heads} KV heads, which "
+                f"{numbered(size, 'rank')} cannot share evenly; set ranks to a divisor of the query heads that also "
+                "divides the KV heads, or is a multiple of them"
             )
 
 
@@ -103,7 +102,6 @@ def plan_hash(model: PreTrainedModel, plan: DistributedConfig) -> str:
 
 
 def proven() -> dict[str, str]:
-    """Hashes by model type, and by how it was shared where there are several ways."""
     return dict[str, str](json.loads(FILE.read_text()))
 
 
@@ -133,7 +131,13 @@ def part_of(
         model, plan = sharded_model(config, whole.layers, ranks)
         hashed = plan_hash(model, plan)
         kept, total = _weight_elements(model, config, packs=packs)
-        recorded = _calls(model, ranks)
+        try:
+            recorded, _ = calls_without_masks(model)
+        except Exception as error:  # any error of the model's own code
+            raise ModelRefused(
+                f"{type(model).__name__} does not run on {numbered(ranks.size, 'rank')}: {_in_short(error)}; if its KV "
+                f"heads are not a multiple of {ranks.size}, set ranks to a divisor of them"
+            ) from error
     if kept > _MOST_KEPT * total:
         raise ModelRefused(
             f"the tensor-parallel plan of {type(model).__name__} leaves {kept / total:.0%} of the weights on each of "
@@ -200,18 +204,6 @@ def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs:
             local = own_part(parameter)
             kept, total = kept + local.numel(), total + parameter.numel()
     return kept, total
-
-
-def _calls(model: PreTrainedModel, ranks: Ranks) -> Recorded:
-    try:
-        recorded, _ = calls_without_masks(model)
-    except Exception as error:  # any error of the model's own code
-        raise ModelRefused(
-            f"{type(model).__name__} does not run on {numbered(ranks.size, 'rank')}: "
-            f"{_in_short(error)}; if its KV heads are not a "
-            f"multiple of {ranks.size}, set ranks to a divisor of them"
-        ) from error
-    return recorded
 
 
 def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) -> AttentionLayer:

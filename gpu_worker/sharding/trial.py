@@ -7,10 +7,10 @@ user's cache, so a version of Transformers is tried once. Owns that file and the
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -39,10 +39,6 @@ COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _FEW = 4
 
 
-class _Agrees(Protocol):
-    def least(self, values: Sequence[int]) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTrial:
     """A plan that is to be compared when all ranks are there, and this rank's part of the tiny model."""
@@ -50,14 +46,17 @@ class PlanTrial:
     config: PreTrainedConfig
     part: Part
 
-    def run(self, ranks: Ranks, together: _Agrees, device: torch.device) -> None:
-        """Returns if the plan gives the whole model's logits on every rank, now or before. Raises ModelRefused."""
+    def run(self, ranks: Ranks, least: Callable[[Sequence[int]], list[int]], device: torch.device) -> None:
+        """Returns if the plan gives the whole model's logits on every rank, now or before. Raises ModelRefused.
+
+        least: `Together.least`.
+        """
         path = _file(self.part.plan_hash, ranks.size)
         # Another host's cache may not have it.
-        if together.least([path.exists() and is_private(path)])[0]:
+        if least([path.exists() and is_private(path)])[0]:
             return
         problem = self._compare(device)
-        if not together.least([not problem])[0]:
+        if not least([not problem])[0]:
             raise ModelRefused(
                 f"the tensor-parallel plan of {type(self.config).__name__} in Transformers {transformers.__version__} "
                 f"does not give the whole model's logits: {problem or 'another rank found it'}; set ranks to 1"

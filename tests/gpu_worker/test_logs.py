@@ -35,7 +35,7 @@ def test_the_ranks_of_a_host_warn_once_of_its_files_and_variables(
     for name, value in rank.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TANDEM_MODLE", "x")
-    program.start_log(WorkerSettings(ranks=2))
+    program.start_log(WorkerSettings(ranks=2), program.ranks_of(2))
     for module in (loading, files, tokenizer, pulse):
         logging.getLogger(module.__name__).warning("%s warns", module.__name__)
     logs.stop()

@@ -56,6 +56,13 @@ def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
     return code, loaded, "\n".join(shown), process.stderr
 
 
+def test_a_rank_of_another_group_ends_in_one_line() -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}
+    code, loaded, _, stderr = run("--ranks", "2", **place)
+    problem = "ranks is 2 and torchrun has started 3 processes (WORLD_SIZE); make both equal"
+    assert (code, loaded, stderr) == (2, [], f"gpu_worker: {problem}\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [

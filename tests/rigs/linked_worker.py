@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.link.connection import NoKey, read_keys
+from gpu_worker.link.connection import read_keys
 from gpu_worker.link.link import Link
 from gpu_worker.wire.frames import Outcome
 from tandem_contract import logs, stopping
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
         args.connect or endpoint_of(Path(args.runtime_dir), WORKER_SOCKET),
         checking_worker.join_message(args),
         runner,
-        key=NoKey() if args.connect else KeyFile(Path(args.runtime_dir)),
+        key=None if args.connect else KeyFile(Path(args.runtime_dir)),
         max_in_flight=MAX_IN_FLIGHT,
         curve=curve,
     )

@@ -13,7 +13,7 @@ import zmq.utils.z85
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.__main__ import check_before_imports
-from gpu_worker.link.connection import NoKey, check_address, read_keys
+from gpu_worker.link.connection import check_address, read_keys
 from gpu_worker.link.link import Link
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from tandem_contract.settings import SettingError
@@ -145,7 +145,7 @@ class Far:
 
         player = threading.Thread(target=play)
         curve = read_keys(self.keys, self.endpoint)
-        link = Link(self.endpoint, pb.Join(model="echo"), EchoRunner(), key=NoKey(), max_in_flight=2, curve=curve)
+        link = Link(self.endpoint, pb.Join(model="echo"), EchoRunner(), key=None, max_in_flight=2, curve=curve)
         player.start()
         try:
             link.serve()

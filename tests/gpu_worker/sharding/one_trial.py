@@ -73,7 +73,7 @@ def main() -> None:
     store = dist.FileStore(str(Path(folder) / "store"), ranks.size)
     dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size)
     try:
-        trial.run(ranks, OverGloo(), cpu)
+        trial.run(ranks, OverGloo().least, cpu)
     except ModelRefused as error:
         print("refused", error)
     sys.stdout.flush()
