@@ -38,11 +38,6 @@ class Constraints:
         self._supervisor = Supervisor(server, self._registry, limits)
         self._num_constraints = self._num_starts = 0
 
-    @property
-    def mask_words(self) -> int:
-        """32-bit words of a mask."""
-        return self._area.sizes.mask_words
-
     def prepare(self, hash_: bytes, source: bytes) -> None:
         """Begins to prepare a constraint. The answer comes by `answers`."""
         prepared = self._registry.by_hash.get(hash_)
@@ -59,7 +54,6 @@ class Constraints:
         self._supervisor.prepare(prepared)
 
     def drop(self, hash_: bytes) -> None:
-        """Forgets a constraint, if it is known."""
         prepared = self._registry.by_hash.get(hash_)
         if prepared is not None:
             self._registry.remove(prepared, "the constraint was dropped")
@@ -115,7 +109,6 @@ class Constraints:
             self._supervisor.ask([constrained])
 
     def row(self, row: int) -> ConstrainedRow:
-        """The sequence that runs in a row with a constraint."""
         return self._registry.rows[row]
 
     def learn(self, sampled: Iterable[tuple[ConstrainedRow, int]]) -> None:

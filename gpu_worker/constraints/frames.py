@@ -28,14 +28,12 @@ _TOKEN_BITS, _ENTRY_BITS, _STAGE_BITS = 20, 11, 2
 _LAST_TOKEN, _ENTRY_MASK, _STAGE_MASK = (1 << _TOKEN_BITS) - 1, (1 << _ENTRY_BITS) - 1, (1 << _STAGE_BITS) - 1
 _STAGE_SHIFT = _TOKEN_BITS + _ENTRY_BITS
 _NUMBER_SHIFT = _STAGE_SHIFT + _STAGE_BITS
-# Rows of one request. Numbers of frames are int32.
+# Rows of one request: 2,048, so that a packet fits into the buffer of a socket. Numbers of frames are int32.
 MAX_ENTRIES, MAX_NUMBER = 1 << _ENTRY_BITS, (1 << 31) - 1
 _HEAD, _SERVING = struct.Struct("<ii"), struct.Struct("<id")
 _ENTRY, _COUNT_BYTES = np.dtype("<i4"), 4
 # The largest source of a constraint, and the largest text of an error.
 MAX_SOURCE_BYTES, _MAX_DETAIL_BYTES = 65_536, 1_000
-# Rows of one request: 2,048, so that a packet fits into the buffer of a socket.
-MAX_ROWS = MAX_ENTRIES
 MAX_BYTES = _HEAD.size + MAX_SOURCE_BYTES
 _ADVANCE_FIELDS = 4
 
@@ -147,14 +145,16 @@ class Kind(IntEnum):
     SERVING = 8
 
 
-class RowState(IntEnum):
-    """What the server says of a row."""
+class Fate(IntEnum):
+    """Whether masks are still computed for a row. What the server says, and the last one, which the worker knows."""
 
     OPEN = 0
     # Nothing can follow its output.
     COMPLETE = 1
     # The text says why.
     FAILED = 2
+    # It has an EOS token, or another sequence has the row.
+    ENDED = 3
 
 
 class FrameError(ValueError):

@@ -4,18 +4,8 @@ Owns this state. Knows nothing of the server's process.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
-
-class Fate(Enum):
-    """Whether masks are still computed for a row."""
-
-    OPEN = auto()
-    # It has an EOS token, or another sequence has the row.
-    ENDED = auto()
-    # Nothing can follow.
-    COMPLETE = auto()
-    FAILED = auto()
+from gpu_worker.constraints.frames import Fate
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

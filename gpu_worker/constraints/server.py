@@ -16,9 +16,9 @@ from gpu_worker.constraints.frames import (
     MAX_BYTES,
     PREPARED,
     WORK,
+    Fate,
     Frame,
     Kind,
-    RowState,
     SharedArea,
     Stage,
     decoded,
@@ -106,12 +106,12 @@ class MaskServer:
         rows: list[FollowedRow | None] = []
         detail = ""
         for i, (row, start, constraint, num_tokens) in enumerate(entries):
-            followed, state = None, RowState.FAILED
+            followed, state = None, Fate.FAILED
             try:
                 self._show(Stage.TAKE, frame.number, i, num_tokens)
                 followed = self._matchers.row(row, start, constraint)
                 self._take(followed, self._tokens[row], frame.number, i, num_tokens)
-                state = RowState.COMPLETE if self._matchers.is_complete(followed) else RowState.OPEN
+                state = Fate.COMPLETE if self._matchers.is_complete(followed) else Fate.OPEN
             except BaseException as reason:  # llguidance's panics are not Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens})"
                 followed = None
@@ -134,13 +134,13 @@ class MaskServer:
                 self._matchers.fill(followed, address + row * size)
             except BaseException as reason:  # llguidance's panics are not Exceptions
                 detail = detail or f"{sentence_of(reason)} (at output token {num_tokens + 1})"
-                fates[i] = RowState.FAILED
+                fates[i] = Fate.FAILED
         are_possible = masks[[row for row, _, _, _ in entries]].any(1)
         if not are_possible.all():
             for i in np.flatnonzero(~are_possible).tolist():
-                if fates[i] != RowState.FAILED:
+                if fates[i] != Fate.FAILED:
                     detail = detail or f"{NO_TOKEN} (at output token {entries[i][3] + 1})"
-                    fates[i] = RowState.FAILED
+                    fates[i] = Fate.FAILED
         return detail
 
     def _take(self, followed: FollowedRow, tokens: memoryview, request: int, entry: int, num_tokens: int) -> None:

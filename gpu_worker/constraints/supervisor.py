@@ -19,12 +19,11 @@ from dataclasses import asdict
 
 from gpu_worker.constraints.frames import (
     MAX_BYTES,
+    MAX_ENTRIES,
     MAX_NUMBER,
-    MAX_ROWS,
     Frame,
     FrameError,
     Kind,
-    RowState,
     SharedArea,
     Sizes,
     Stage,
@@ -179,8 +178,8 @@ class Supervisor:
     def ask(self, rows: Iterable[ConstrainedRow]) -> None:
         """Asks for the masks that the present server was not asked for."""
         wanted = [row for row in rows if row.fate is Fate.OPEN and row.asked != row.num_tokens]
-        for first in range(0, len(wanted), MAX_ROWS):
-            part = wanted[first : first + MAX_ROWS]
+        for first in range(0, len(wanted), MAX_ENTRIES):
+            part = wanted[first : first + MAX_ENTRIES]
             self._exchange(lambda part=part: self._ask(part))
 
     def _ask(self, wanted: list[ConstrainedRow]) -> None:
@@ -325,12 +324,12 @@ class Supervisor:
 
 
 def _follow(row: ConstrainedRow, kind: Kind, state: int, detail: str) -> None:
-    if state == RowState.FAILED:
+    if state == Fate.FAILED:
         row.fail(detail)
     elif kind is Kind.MASKED:
         row.masked, row.num_deaths, row.constraint.num_deaths = row.num_tokens, 0, 0
     else:
         row.taken = row.num_tokens
         # An empty output ends with EOS.
-        if state == RowState.COMPLETE and row.num_tokens:
+        if state == Fate.COMPLETE and row.num_tokens:
             row.fate = Fate.COMPLETE

@@ -143,7 +143,7 @@ def run(num_schemas: int, seed: int) -> Tally:
 
 def _step(constraints: Constraints, sampler: Sampler, running: dict[int, _Job]) -> None:
     rows = [constraints.row(row) for row in running]
-    masks = np.zeros((len(rows), constraints.mask_words), np.int32)
+    masks = np.zeros((len(rows), -(-VOCAB // 32)), np.int32)
     constraints.masks(rows, masks)
     tokens = sampler.tokens(masks)
     for own, job, token in zip(rows, running.values(), tokens, strict=True):
