@@ -67,7 +67,6 @@ def captures_steps(settings: WorkerSettings, device: torch.device) -> bool:
 
 
 def graphs_for(settings: WorkerSettings, device: torch.device) -> GraphBackend | None:
-    """What captures steps on this device; None if they are not captured."""
     if not captures_steps(settings, device):
         return None
     if device.type == "cuda":

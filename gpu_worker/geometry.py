@@ -60,19 +60,18 @@ class Geometry:
 
     def __post_init__(self) -> None:
         """Raises ValueError, which names the setting and the limit, if the sizes contradict each other."""
-        least_pages = 2
         if not 16 <= self.page_size <= _MAX_PAGE_SIZE or self.page_size & (self.page_size - 1):
             raise ValueError(f"page_size is {self.page_size}; it must be a power of two, 16 to {_MAX_PAGE_SIZE}")
-        if not least_pages <= self.num_pages <= MAX_PAGE_IDS:
-            raise ValueError(f"num_pages is {self.num_pages}; it must be {least_pages} to {MAX_PAGE_IDS}")
-        if not 1 <= self.max_rows <= 1 << 16:
-            raise ValueError(f"max_rows is {self.max_rows}; it must be 1 to {1 << 16}")
-        if not 2 <= self.max_length <= MAX_LENGTH:
-            raise ValueError(f"max_length is {self.max_length}; it must be 2 to {MAX_LENGTH}")
+        for name, value, low, high in (
+            ("num_pages", self.num_pages, 2, MAX_PAGE_IDS),
+            ("max_rows", self.max_rows, 1, 1 << 16),
+            ("max_length", self.max_length, 2, MAX_LENGTH),
+            ("host_pages", self.host_pages, 0, MAX_HOST_PAGES),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it must be {low} to {high}")
         if self.pages_per_row > MAX_PAGE_IDS - 1:
             raise ValueError(f"max_length is {self.max_length}; a row may have {MAX_PAGE_IDS - 1} pages at most")
-        if not 0 <= self.host_pages <= MAX_HOST_PAGES:
-            raise ValueError(f"host_pages is {self.host_pages}; it must be 0 to {MAX_HOST_PAGES}")
         # A step in which every row decodes still has room for a prompt's chunk.
         least_budget = self.max_rows + self.chunk_align
         if self.token_budget < least_budget:

@@ -78,18 +78,10 @@ class Streams:
 def streams_of(device: torch.device) -> Streams:
     """Returns the two streams of a GPU. On a CPU work has ended when its call returns, so there is nothing to order."""
     if device.type != "cuda":
-        return Streams(event=_NoEvent, copying=nullcontext)
+        return Streams(event=torch.cpu.Event, copying=nullcontext)
     # Torch's streams do not synchronise with the default stream, so only events order the two.
     copy = torch.cuda.Stream(device)
     return Streams(event=torch.cuda.Event, copying=lambda: torch.cuda.stream(copy))
-
-
-class _NoEvent:
-    def record(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
 
 
 class HostPages:
@@ -163,7 +155,6 @@ class HostPages:
             buffer.filled.record()
 
     def _passages(self, count: int) -> list[slice]:
-        """Parts of `count` pages, each as large as a buffer or smaller."""
         return [slice(first, min(first + self._at_once, count)) for first in range(0, count, self._at_once)]
 
 

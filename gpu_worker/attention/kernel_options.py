@@ -108,7 +108,6 @@ def decode_options(card: Card | None, call: Call) -> dict[str, Any]:
 
 
 def prefill_options(card: Card | None, call: Call) -> dict[str, Any]:
-    """Kernel options of a prefill call; card None: a CPU."""
     return _options("prefill", "TRITON", card, call)
 
 

@@ -121,7 +121,6 @@ class View:
 
     @property
     def learned_sink_slot(self) -> int | None:
-        """The token slot that represents the learned sinks."""
         return self.num_pages * self.page_size if self.pattern.has_learned_sinks else None
 
     @property

@@ -27,7 +27,6 @@ from gpu_worker.checkpoint.recognise import (
     Found,
     Kind,
     of_config,
-    of_file,
     of_names,
     of_refused,
     recognise,
@@ -162,8 +161,7 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     if missing:
         raise ModelRefused(
             f"{index} names {missing[0]}, which does not exist ({len(missing)} of "
-            f"{numbered(len(names), 'shard', 'are')} missing); "
-            f"download {'it' if len(missing) == 1 else 'them'} again"
+            f"{numbered(len(names), 'shard', 'are')} missing); download {'it' if len(missing) == 1 else 'them'} again"
         )
     by_shard = {name: _tensor_bytes(folder / name) for name in names}
     tensor_bytes = dict[str, int]()
@@ -256,21 +254,17 @@ def locate(name: str) -> Path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         inside = [] if (folder / CONFIG).exists() else snapshots_of(folder)
         return (inside[0] if len(inside) == 1 else folder).resolve()
+    if folder.suffix == ".gguf" and folder.exists():
+        raise _refused(f"model {folder}", Found(Kind.GGUF, folder.name))
     if folder.exists():
-        raise _refused_file(folder)
+        beside = (folder.parent / CONFIG).is_file()
+        which = f"its folder {folder.parent}" if beside else "the folder with config.json and safetensors"
+        raise ModelRefused(f"model {folder} is a file; give {which}")
     if address := _HUB_ADDRESS.match(name):
         raise ModelRefused(f"model {name} is an address; give the hub name {address[1]}, or the folder of a download")
     if name.startswith((".", "/", "~")):
         raise ModelRefused(f"model folder {name} does not exist; model is a folder or a hub name")
     return _from_hub(name)
-
-
-def _refused_file(path: Path) -> ModelRefused:
-    if content := of_file(path):
-        return _refused(f"model {path}", content)
-    beside = (path.parent / CONFIG).is_file()
-    which = f"its folder {path.parent}" if beside else "the folder with config.json and safetensors"
-    return ModelRefused(f"model {path} is a file; give {which}")
 
 
 def _from_hub(name: str) -> Path:

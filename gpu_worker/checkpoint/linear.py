@@ -81,7 +81,6 @@ class MergedLinear(nn.Module):
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the module is an nn.Linear with the class's own forward."""
     return type(module) is nn.Linear and "forward" not in vars(module)
 
 

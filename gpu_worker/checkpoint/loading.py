@@ -283,15 +283,11 @@ def _reporting_to(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterat
         return factory(*args, **keywords)
 
     transformers_logging.disable_progress_bar()
-    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
-    if set_hook is None:
-        yield
-        return
-    before = set_hook(bar)
+    before = transformers_logging.set_tqdm_hook(bar)
     try:
         yield
     finally:
-        set_hook(before)
+        transformers_logging.set_tqdm_hook(before)
 
 
 def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[Any]:

@@ -131,8 +131,10 @@ class Found:
 def recognise(folder: Path) -> Found | None:
     """What the folder holds that is not served; None if it may be a model. Raises OSError if it cannot be read."""
     names = _names(folder)
-    if pointer := _pointer(folder, names):
-        return Found(Kind.POINTER, pointer)
+    for name in names:
+        may_be_pointer = name.endswith((".safetensors", ".json", ".model", ".tiktoken"))
+        if may_be_pointer and _first_bytes(folder / name, len(POINTER)) == POINTER:
+            return Found(Kind.POINTER, name)
     if CONFIG in names and (content := of_config(_json(folder / CONFIG))):
         return content
     if CONFIG not in names or not {SINGLE, INDEX} & {*names}:
@@ -206,11 +208,6 @@ def senses_of(settings: Mapping[str, Any]) -> str:
     return _matching(_SENSES, [*settings])
 
 
-def of_file(path: Path) -> Found | None:
-    """What a file holds that was given instead of a folder."""
-    return Found(Kind.GGUF, path.name) if path.suffix == ".gguf" else None
-
-
 def snapshots_of(folder: Path) -> list[Path]:
     """The snapshots in a model's folder of the hub's cache, or in its folder `snapshots`; the newest of main first."""
     within = folder if folder.name == "snapshots" else folder / "snapshots"
@@ -237,12 +234,6 @@ def _is_headless(name: str) -> bool:
 
 def _names(folder: Path) -> list[str]:
     return sorted(path.name for path, _ in zip(folder.iterdir(), range(_LISTED), strict=False))
-
-
-def _pointer(folder: Path, names: Sequence[str]) -> str:
-    """The first small file that Git LFS has not fetched; empty without one."""
-    looked = [name for name in names if name.endswith((".safetensors", ".json", ".model", ".tiktoken"))]
-    return next((name for name in looked if _first_bytes(folder / name, len(POINTER)) == POINTER), "")
 
 
 def _first_bytes(path: Path, num_bytes: int) -> bytes:

@@ -52,6 +52,7 @@ class CpuKernels:
         own_size = geometry.page_size
         self._decode = self._native_of(NativeDecode) or GatheredDecode(layers, table, page_size=own_size)
         self._prefill = self._native_of(NativePrefill) or GatheredPrefill(layers, table, page_size=own_size)
+        self.decode_is_native = isinstance(self._decode, NativeDecode)
         # The kernel of each layer.
         self.decode, self.prefill = self._decode.kernels, self._prefill.kernels
 
@@ -59,11 +60,6 @@ class CpuKernels:
         if self._library is None or not all(family.covers(kind, self._dtype) for kind in self._layers.kinds):
             return None
         return family(self._library, self._layers, self._table, page_size=self._page_size, dtype=self._dtype)
-
-    @property
-    def decode_is_native(self) -> bool:
-        """Whether a C++ kernel attends for decode rows."""
-        return isinstance(self._decode, NativeDecode)
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
         assert inputs.decode is not None

@@ -4,7 +4,6 @@ A graph keeps no reference to its results: a later capture may use the same memo
 pool as small as its largest graph. Results are valid from a replay to the next one.
 """
 
-import gc
 import logging
 import time
 import warnings
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from gpu_worker.failures import first_line
 from gpu_worker.graphs import Captures, Graph, GraphBackend, NotCapturable, Result
+from gpu_worker.process.starting import without_collections
 from gpu_worker.shared_pool.cuda_region import bytes_at
 from gpu_worker.trees import mapped
 
@@ -73,8 +73,9 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph would also empty the allocator's cache at every capture.
-        with torch.cuda.stream(self._stream), _without_collection():
+        # torch.cuda.graph would also empty the allocator's cache at every capture. A collection of garbage would end
+        # tensors and events of reference cycles, which is not allowed meanwhile.
+        with torch.cuda.stream(self._stream), without_collections(freezes=False):
             try:
                 # Other threads, such as the one that pins memory, may use CUDA meanwhile.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -121,18 +122,6 @@ def waits_raise() -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keeps Python from destroying tensors and events of reference cycles, which is not allowed during a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def unowned(tensor: Tensor) -> Tensor:

@@ -142,7 +142,6 @@ class PaddedSteps:
         return on_device
 
     def _most_words(self) -> int:
-        """Returns the words of the largest inputs."""
         spaces = [Space() for _ in self.shapes.steps]
         for shape, space in zip(self.shapes.steps, spaces, strict=True):
             allocated(shape, self._on_device.geometry, self.views, space)

@@ -162,7 +162,7 @@ class RowTables:
         self.features.start(started, draws=draws, is_late=filters_late(self.sampling, rows))
         self.position[rows] = started.first_position
         all_rows, cols = self._entries(rows)
-        return np.stack((all_rows, cols, self.page_table[all_rows, cols]))
+        return np.stack((all_rows, cols, self.page_table[all_rows, cols].astype(np.int64)))
 
     def _set_num_pages(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         self.num_pages[rows] = counts

@@ -194,8 +194,7 @@ class SampledRows:
         if rows.size + prompt_at.size > limit:
             raise PlanError(
                 f"the plan needs logits of {numbered(rows.size, 'sampled row')} and "
-                f"{numbered(prompt_at.size, 'prompt token')}; "
-                f"logit_rows is {limit}"
+                f"{numbered(prompt_at.size, 'prompt token')}; logit_rows is {limit}"
             )
         uses = tables.features.uses[rows]
         return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt, prompt_at=prompt_at)

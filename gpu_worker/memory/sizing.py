@@ -72,10 +72,6 @@ class Machine:
     shares_pool: bool = False
     held_pages: int = 0
 
-    @property
-    def on_cpu(self) -> bool:
-        return self.place == "cpu"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -154,7 +150,8 @@ class _Choice:
         self, settings: WorkerSettings, costs: Costs, machine: Machine, reach: tuple[int, int], *, captures: bool
     ) -> None:
         self.settings, self.costs, self.machine, self.reach, self.captures = settings, costs, machine, reach, captures
-        self.free, self.place, self.on_cpu, on_cpu = machine.free, machine.place, machine.on_cpu, machine.on_cpu
+        self.free, self.place = machine.free, machine.place
+        self.on_cpu = on_cpu = machine.place == "cpu"
         self.host_pool, self.buffers, self.is_capped = 0, 0, False
         # On a CPU pages of 64 and 128 tokens are equally fast and 256 is slower; smaller pages waste less.
         self.page_size = settings.page_size or (64 if on_cpu else 128)
@@ -178,15 +175,23 @@ class _Choice:
         if self.length > limit:
             raise ValueError(f"max_length is {self.length}; the model's limit is {limit}")
         # Sizes that contradict each other are refused before their memory is computed.
-        widest = self._geometry(num_pages=2, max_length=self.length)
+        self.widest = Geometry(
+            page_size=self.page_size,
+            num_pages=2,
+            max_rows=self.max_rows,
+            max_length=self.length,
+            token_budget=self.token_budget,
+            chunk_align=self.chunk_align,
+            vocab_size=costs.vocab_size,
+        )
         if costs.weights > self.free:
             smaller = self._smaller_dtype(self.free) or "use a smaller model, or more memory"
             raise DoesNotFit(
                 f"weights take {readable(costs.weights)} in {costs.dtype}; {readable(self.free)} are free on "
                 f"{self.place}; {smaller}"
             )
-        self.step, self.graphs, self.tables = self._beside(widest)
-        self.beside_pool = bytes_beside_pool(costs, widest) if self.machine.shares_pool else 0
+        self.step, self.graphs, self.tables = self._beside(self.widest)
+        self.beside_pool = bytes_beside_pool(costs, self.widest) if self.machine.shares_pool else 0
         of_one = costs.weights + self.step + self.graphs + self.tables + self.beside_pool
         self.of_standby = of_one + (0 if self.on_cpu else GPU_CONTEXT_BYTES)
         self.standbys = self.settings.standbys * self.of_standby
@@ -204,7 +209,7 @@ class _Choice:
         max_length = self.length if self._held_pages() < num_pages else (num_pages - 1) * self.page_size
         if max_length < (self.settings.max_length or 0):
             self._refuse_length(num_pages)
-        geometry = replace(self._geometry(num_pages, max_length), host_pages=host_pages)
+        geometry = replace(self.widest, num_pages=num_pages, max_length=max_length, host_pages=host_pages)
         step, graphs, tables = self._beside(geometry)
         return Sizes(
             geometry=geometry,
@@ -219,19 +224,6 @@ class _Choice:
             beside_pool=self.beside_pool,
             free=self.free,
             is_capped=self.is_capped,
-        )
-
-    def _geometry(
-        self, num_pages: int, max_length: int, *, max_rows: int | None = None, token_budget: int | None = None
-    ) -> Geometry:
-        return Geometry(
-            page_size=self.page_size,
-            num_pages=num_pages,
-            max_rows=max_rows or self.max_rows,
-            max_length=max_length,
-            token_budget=token_budget or self.token_budget,
-            chunk_align=self.chunk_align,
-            vocab_size=self.costs.vocab_size,
         )
 
     def _beside(self, geometry: Geometry) -> tuple[int, int, int]:
@@ -347,7 +339,7 @@ class _Choice:
         return f"dtype {self.costs.smaller_weights[0]} would take {readable(self.costs.smaller_weights[1])}"
 
     def _fits(self, max_rows: int, token_budget: int) -> bool:
-        smaller = self._geometry(2, self.length, max_rows=max_rows, token_budget=token_budget)
+        smaller = replace(self.widest, max_rows=max_rows, token_budget=token_budget)
         return self.free >= self.costs.weights + sum(self._beside(smaller)) + self.reserve + self._pool_bytes(2)
 
     def _refuse_step(self) -> NoReturn:
@@ -367,8 +359,7 @@ class _Choice:
             would = smaller or "use a smaller model, or more memory"
         raise DoesNotFit(
             f"two pages of {numbered(self.page_size, 'token')} do not fit beside "
-            f"a step of token_budget {self.token_budget} "
-            f"and max_rows {self.max_rows}: {self._breakdown()}; {would}"
+            f"a step of token_budget {self.token_budget} and max_rows {self.max_rows}: {self._breakdown()}; {would}"
         )
 
     def _refuse_length(self, num_pages: int) -> NoReturn:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
+from gpu_worker.process.machine import text_of
 from tandem_contract.files import Locked, cache_dir, is_private, lock_file
 
 log = logging.getLogger(__name__)
@@ -211,9 +212,5 @@ def _own(folder: Path) -> None:
 
 def _cpu_info(name: str) -> str:
     """The first value of this name in /proc/cpuinfo, or an empty text."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
+    pairs = (line.partition(":") for line in text_of(Path("/proc/cpuinfo")).splitlines())
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "")

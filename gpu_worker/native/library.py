@@ -154,8 +154,6 @@ class NativeLibrary:
     def __init__(self, path: Path, instructions: str) -> None:
         self.instructions = instructions
         self.functions = ctypes.CDLL(str(path))
-        self.functions.tandem_lanes.restype = ctypes.c_int32
-        self.lanes: int = self.functions.tandem_lanes()
 
     def function(self, name: str, *types: Any) -> NativeFunction:
         return NativeFunction(self.functions, name, *types)

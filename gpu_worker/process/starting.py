@@ -44,8 +44,8 @@ _Result = TypeVar("_Result")
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
-    """Suspends garbage collection, and excludes the objects that exist at the end from later collections.
+def without_collections(*, freezes: bool = True) -> Iterator[None]:
+    """Suspends garbage collection, and, if it `freezes`, excludes the objects of the end from later collections.
 
     Imports make half a million objects that live as long as the process. Collections in between visit them again and
     again, which takes a third of the time.
@@ -55,7 +55,8 @@ def without_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
+        if freezes:
+            gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -88,7 +88,9 @@ def choose_or_follow(linears: Sequence[Linear], settings: WorkerSettings, model:
         return
     choose_threads(linears)
     if not settings.standby:
-        _write(file, f"{torch.get_num_threads()} {about}\n")
+        # Without a folder that it may write, there is no file. No reader sees a part of one.
+        with contextlib.suppress(OSError):
+            private_file.put(file, f"{torch.get_num_threads()} {about}\n".encode())
 
 
 def choose_threads(linears: Sequence[Linear]) -> None:
@@ -156,12 +158,6 @@ def _read(file: Path, about: str) -> int | None:
     if described != about or not number.isdecimal() or not 1 <= int(number) <= usable_cpus().logical:
         return None
     return int(number)
-
-
-def _write(file: Path, text: str) -> None:
-    """Replaces the file at once, so that no reader sees a part. Without a folder that it may write, does nothing."""
-    with contextlib.suppress(OSError):
-        private_file.put(file, text.encode())
 
 
 def _cores_by_quota(cpus: Cpus) -> int:

@@ -170,15 +170,9 @@ class TokenLogprobs(Generic[Array]):
 
 def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArray]:
     """Returns parameters with undefined numbers."""
-    return DrawInputs(
-        temperature=space.float32(num_samples),
-        top_p=space.float32(num_samples),
-        min_p=space.float32(num_samples),
-        top_k=space.int64(num_samples),
-        seed=space.int64(num_samples),
-        sample_idx=space.int64(num_samples),
-        position=space.int64(num_samples),
-    )
+    floats = {name: space.float32(num_samples) for name in ("temperature", "top_p", "min_p")}
+    numbers = {name: space.int64(num_samples) for name in ("top_k", "seed", "sample_idx", "position")}
+    return DrawInputs(**floats, **numbers)
 
 
 def draw_inputs(

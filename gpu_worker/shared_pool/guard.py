@@ -15,7 +15,7 @@ check them: products and sums of int64 wrap modulo 2^64 on every device.
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,24 +35,6 @@ _STEP = 0x9E3779B97F4A7C15
 _LAST_64_BITS = (1 << 64) - 1
 # Two plans in flight, and one more.
 _NUM_RESULTS = 3
-
-
-class PageChecksums(Protocol):
-    """Checksums of the pages of a pool; at most `_NUM_RESULTS - 1` results may be unread."""
-
-    def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
-        """Enqueues the checksums of the pages' present content. The function returns them when the work has ended."""
-        ...
-
-    def of(self, pages: Sequence[int]) -> list[int]:
-        """The checksums of the pages' present content. Waits for the device."""
-        ...
-
-
-def checksums_of(words: Sequence[Tensor]) -> PageChecksums:
-    """words: of each group of pools, as `words_of` returns them."""
-    library = native_library() if words[0].is_cpu else None
-    return TorchChecksums(words) if library is None else KernelChecksums(words, library)
 
 
 class _PageWords(ctypes.Structure):
@@ -86,15 +68,17 @@ class KernelChecksums:
             self.calls.append(_PageWords(*addresses, num_pools, group.stride(0), num_heads, group.stride(1), num_words))
 
     def begin(self, pages: Sequence[int]) -> Callable[[], list[int]]:
+        """Enqueues the checksums of the pages' present content. The function returns them when the work has ended."""
         sums = self.of(pages)
         return lambda: sums
 
     def of(self, pages: Sequence[int]) -> list[int]:
+        """The same, after a wait for the device."""
         return [sum(self._sum(call, page) for call in self.calls) & _LAST_64_BITS for page in pages]
 
 
 class TorchChecksums:
-    """On any device."""
+    """On any device. At most `_NUM_RESULTS - 1` results may be unread."""
 
     def __init__(self, words: Sequence[Tensor]) -> None:
         self._device, num_pages = words[0].device, min(group.shape[2] for group in words)
@@ -129,6 +113,15 @@ class TorchChecksums:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return read()
+
+
+PageChecksums = KernelChecksums | TorchChecksums
+
+
+def checksums_of(words: Sequence[Tensor]) -> PageChecksums:
+    """words: of each group of pools, as `words_of` returns them."""
+    library = native_library() if words[0].is_cpu else None
+    return TorchChecksums(words) if library is None else KernelChecksums(words, library)
 
 
 def odd(count: int) -> NDArray[np.uint64]:
@@ -195,15 +188,8 @@ class PageGuard:
         self._generation = generation
         self._header.begin_generation(generation)
 
-    def forget(self) -> None:
-        """The pool was zeroed: there is nothing to check, and nothing that steps in flight filled is left."""
-        self._restart(is_unchecked=False)
-
-    def taken_over(self) -> None:
-        """The pool is now that of a dead worker."""
-        self._restart(is_unchecked=True)
-
-    def _restart(self, *, is_unchecked: bool) -> None:
+    def restart(self, *, is_unchecked: bool) -> None:
+        """The pool is now that of a dead worker, and unchecked, or zeroed. What steps in flight filled is gone."""
         self._is_unchecked = bytearray(bytes([is_unchecked]) * len(self._is_unchecked))
         self._may_be_unchecked = is_unchecked
         for pages in self._in_flight:

@@ -74,8 +74,7 @@ class Pools:
         if self._total() + num_bytes > self._max_bytes:
             raise HolderError(
                 f"a pool of {numbered(num_bytes, 'byte')} does not fit: pools in use have "
-                f"{numbered(self._total(), 'byte')}, and the limit is "
-                f"{self._max_bytes} (max_bytes)"
+                f"{numbered(self._total(), 'byte')}, and the limit is {self._max_bytes} (max_bytes)"
             )
         pool_id = secrets.token_bytes(POOL_ID_BYTES)
         memory = os.memfd_create("tandem-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

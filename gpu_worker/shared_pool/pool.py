@@ -95,7 +95,7 @@ class WorkerPool(PoolMemory):
             raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
             close_all(memories)
-        self._guard.taken_over()
+        self._guard.restart(is_unchecked=True)
         replaced_id, self.pool_id = self.pool_id, order.pool_id
         if replaced_id != order.pool_id:
             # If the holder does not answer, it frees the pool when this process ends.
@@ -109,7 +109,7 @@ class WorkerPool(PoolMemory):
     def _describe(self) -> None:
         """Notes that the pool is zeroed: no page is whole."""
         self._header.write(pool_id=self.pool_id, layout=self.layout, identity=self._identity)
-        self._guard.forget()
+        self._guard.restart(is_unchecked=False)
 
 
 class SharedPool(WorkerPool):

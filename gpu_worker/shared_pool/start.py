@@ -1,6 +1,7 @@
 """Decides at a worker's start whether its KV pool is in shared memory."""
 
 import logging
+import re
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry
+from gpu_worker.process.machine import text_of
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.shared_pool.cuda_driver import CudaError, Driver, cuda_driver
 from gpu_worker.shared_pool.cuda_region import check_exportable
@@ -53,7 +55,7 @@ def open_pool(
         log.warning("the KV pool ends with this worker: %s", error)
         return None
     log.info("the KV pool outlives this worker: pool %s", pool.pool_id.hex()[:8])
-    if device.type == "cpu" and not _has_huge_pages():
+    if device.type == "cpu" and re.search(r"\[(never|deny)\]", text_of(_HUGE_PAGES)):
         log.info(
             "shared memory has no huge pages here, so decode steps may take 10 %% longer; root can allow them: "
             "echo advise > %s",
@@ -96,21 +98,8 @@ def _refusal(error: Exception) -> ValueError:
     return ValueError(f"shared_pool is on: {error}; {hint}set shared_pool to auto")
 
 
-def _has_huge_pages() -> bool:
-    """Whether shared memory gets huge pages on advice. True where the system does not say."""
-    try:
-        return "[never]" not in (text := _HUGE_PAGES.read_text()) and "[deny]" not in text
-    except OSError:
-        return True
-
-
 def _is_wanted(settings: WorkerSettings, device: torch.device) -> bool:
-    """Raises ValueError if shared_pool is on for a device without shared pools."""
     if settings.shared_pool == "off" or settings.connect:
-        return False
-    if device.type not in ("cpu", "cuda"):
-        if settings.shared_pool == "on":
-            raise ValueError(f"shared_pool is on; the KV pool of {device} cannot be shared: set shared_pool to auto")
         return False
     if settings.shared_pool == "on":
         return True

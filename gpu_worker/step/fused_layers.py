@@ -52,11 +52,6 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return list(layers)
 
 
-def _kernels_of(layer: nn.Module) -> tuple[int, ...]:
-    attention: list[Any] = [module for module in layer.modules() if hasattr(module, "paged_layer")]
-    return tuple(module.paged_layer.kernel_idx for module in attention)
-
-
 class FusedLayers:
     """The decoder layers of one model. Each compiles at its first calls; if one cannot, all stay eager."""
 
@@ -69,7 +64,8 @@ class FusedLayers:
         self.why_eager = "" if self.layers else "no list of modules contains attention"
         compiled: dict[object, Callable[..., Any]] = {}
         for layer in self.layers:
-            kernels = _kernels_of(layer)
+            attention: list[Any] = [module for module in layer.modules() if hasattr(module, "paged_layer")]
+            kernels = tuple(module.paged_layer.kernel_idx for module in attention)
             if (type(layer), kernels) not in compiled:
                 compiled[type(layer), kernels] = _compiled_layer()
             run = compiled[type(layer), kernels]

@@ -28,7 +28,6 @@ class PageLabels:
         self._by_page: dict[int, tuple[bytes, bytes]] = {}
 
     def forget(self) -> None:
-        """Drops all labels, because the pool is zeroed or another one."""
         self._by_page.clear()
 
     def begin_session(self, message: pb.Joined) -> None:

@@ -24,7 +24,6 @@ from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
-from gpu_worker.step.warm_up import warm_up
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
 from gpu_worker.wire.page_orders import SavedPages
 
@@ -161,8 +160,19 @@ class Runner:
             self._failed = True
         return outcome
 
-    def warm_up(self, on_kernel: Callable[[str, float], None] | None = None) -> None:
-        warm_up(self, on_kernel)
+    def warm_up(self, on_kernel: Callable[[str, float], object] = lambda *_: None) -> None:
+        """Compiles every kernel, captures steps, and calls `on_kernel` (name, seconds) after each.
+
+        Any later compilation of a kernel raises.
+        """
+        for name, run in self.steps.warm_up_steps(self.rehearse):
+            begun = time.perf_counter()
+            run()
+            on_kernel(name, time.perf_counter() - begun)
+        self.reset(0)
+        self.on_device.zero_pages(np.ones(1, np.int64))
+        self.on_device.pool_is_zero = True
+        self.on_device.may_compile = False
 
     def rehearse(self, *plans: Plan, after_each: Callable[[], None] | None = None) -> list[Outcome]:
         """Runs test plans before serving and resets the runner. Unlike `submit`, it raises the errors of the plans.

@@ -1,9 +1,7 @@
 """Plans that the runner executes before it serves, to compile every kernel and to measure memory and time."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,25 +9,6 @@ from numpy.typing import NDArray
 from gpu_worker.geometry import Geometry, align_up
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.started import EVERYTHING, GREEDY, StartedRows
-
-if TYPE_CHECKING:
-    from gpu_worker.step.runner import Runner
-
-
-def warm_up(runner: "Runner", on_kernel: Callable[[str, float], None] | None) -> None:
-    """Compiles every kernel, captures steps, and calls `on_kernel` (name, seconds).
-
-    Any later compilation of a kernel raises.
-    """
-    for name, run in runner.steps.warm_up_steps(runner.rehearse):
-        begun = time.perf_counter()
-        run()
-        if on_kernel is not None:
-            on_kernel(name, time.perf_counter() - begun)
-    runner.reset(0)
-    runner.on_device.zero_pages(np.ones(1, np.int64))
-    runner.on_device.pool_is_zero = True
-    runner.on_device.may_compile = False
 
 
 def rehearsals(rehearse: Callable[..., object], geometry: Geometry) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -72,11 +51,7 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
 
     Each row has its own pages as long as the pool has enough.
     """
-    counts: list[int] = []
-    left = geometry.token_budget - geometry.token_budget % geometry.chunk_align
-    while left > 0 and len(counts) < geometry.max_rows:
-        counts.append(min(left, geometry.max_length))
-        left -= align_up(counts[-1], geometry.chunk_align)
+    counts = _chunks(geometry, others_decode=False)
     num_pages = [align_up(count, geometry.page_size) // geometry.page_size for count in counts]
     pages = (1 + np.arange(sum(num_pages)) % (geometry.num_pages - 1)).astype(np.int32)
     started = StartedRows.of_prompts(
@@ -84,13 +59,13 @@ def full_prompts_plan(geometry: Geometry) -> Plan:
         [np.zeros(count, np.int32) for count in counts],
         np.split(pages, np.cumsum(num_pages)[:-1]),
     )
-    return _first_plan(started, np.array(counts, np.int32))
+    return _first_plan(started, counts)
 
 
 def full_plan(geometry: Geometry) -> Plan:
     """Returns the largest plan, on page 1: each row uses every feature, and chunks fill the rest of the budget."""
     num_rows = geometry.max_rows
-    counts = _chunks(geometry)
+    counts = _chunks(geometry, others_decode=True)
     rows = np.arange(1, num_rows + 1, dtype=np.int32)
     ones, zeros = np.ones(num_rows, np.int32), np.zeros(num_rows, np.int32)
     lengths = ones.copy()
@@ -110,15 +85,14 @@ def full_plan(geometry: Geometry) -> Plan:
     return _first_plan(started, counts)
 
 
-def _chunks(geometry: Geometry) -> NDArray[np.int32]:
+def _chunks(geometry: Geometry, *, others_decode: bool) -> NDArray[np.int32]:
     """Returns the tokens of the first rows' chunks: a row's full length each, and the remaining budget for the last."""
-    counts: list[int] = []
+    counts, used = list[int](), 0
     for row in range(geometry.max_rows):
-        # The rows after this one decode.
-        used = sum(align_up(n, geometry.chunk_align) for n in counts)
-        left = geometry.token_budget - (geometry.max_rows - row - 1) - used
+        left = geometry.token_budget - used - (geometry.max_rows - row - 1 if others_decode else 0)
         left -= left % geometry.chunk_align
         if left <= 0:
             break
         counts.append(min(left, geometry.max_length))
+        used += align_up(counts[-1], geometry.chunk_align)
     return np.array(counts, np.int32)

@@ -61,7 +61,7 @@ WRITERS = {
     "gpu_worker/native/build.py _compile": "a warning; torch's own operators are used",
     "gpu_worker/native/build.py _own": "a warning; torch's own operators are used",
     "gpu_worker/process/starting.py _session_at_low_priority": "/proc",
-    "gpu_worker/process/threads.py _write": "nothing; the next worker measures again",
+    "gpu_worker/process/threads.py choose_or_follow": "nothing; the next worker measures again",
     "gpu_worker/sharding/trial.py PlanTrial": "a warning; the next start compares again",
     "gpu_worker/sharding/trial.py _whole": START,
     "gpu_worker/shared_pool/holder_pools.py Pools": "memory, not a file",
