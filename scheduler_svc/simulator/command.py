@@ -19,12 +19,11 @@ from functools import partial
 
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.simulator.cost import FittedCost
-from scheduler_svc.simulator.options import PROGRAM, Options, SetupError, setup_of, workload_of
+from scheduler_svc.simulator.options import PROGRAM, Options, SetupError, Workload, setup_of, workload_of
 from scheduler_svc.simulator.report import Figures, comparison_table, duration, figures_of, summary, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.traces import REQUESTS, Trace, write_trace
-from scheduler_svc.simulator.workload import Workload
 from tandem_contract.plural import counted
 
 LATE_SHARE = 0.01

@@ -21,7 +21,7 @@ from scheduler_svc.core.messages.worker_info import WorkerInfo
 from scheduler_svc.simulator.cost import FittedCost, Roofline, fit, read_steps
 from scheduler_svc.simulator.hardware import MACHINES, MODELS, Model
 from scheduler_svc.simulator.simulation import Setup
-from scheduler_svc.simulator.traces import BLOCK_TOKENS, TraceFormat, read_trace
+from scheduler_svc.simulator.traces import BLOCK_TOKENS, Trace, TraceFormat, read_trace
 from scheduler_svc.simulator.worker import FrontEndCosts
 from scheduler_svc.simulator.workload import (
     GRAMMAR,
@@ -29,7 +29,6 @@ from scheduler_svc.simulator.workload import (
     Spacing,
     Spread,
     Synthetic,
-    Workload,
     WorkloadError,
     eos_of,
     parse_lengths,
@@ -216,6 +215,10 @@ _TIMEOUT_SECONDS = 1e15
 
 
 _Filled = TypeVar("_Filled")
+
+
+Workload = Synthetic | Trace
+"""Requests in the order of their arrival."""
 
 
 class SetupError(ValueError):

@@ -21,7 +21,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,34 +57,6 @@ class Arrival:
     prompt: Int32Array
     output_tokens: int
     tenant: int = 0
-
-
-class Workload(Protocol):
-    """Requests in the order of their arrival."""
-
-    @property
-    def name(self) -> str:
-        """A short description for the report."""
-        ...
-
-    @property
-    def num_requests(self) -> int:
-        """How many requests arrive in all."""
-        ...
-
-    @property
-    def num_tenants(self) -> int:
-        """How many tenants there are, numbered from 0."""
-        ...
-
-    @property
-    def own_rate(self) -> float:
-        """Mean requests per second, 0 if all arrive at once."""
-        ...
-
-    def arrivals(self, rate: float, vocab_size: int) -> Iterator[Arrival]:
-        """Yields the arrivals from the first on, with all gaps scaled so that their mean rate is `rate`."""
-        ...
 
 
 MAX_TOKENS = 10_000_000
