@@ -128,8 +128,8 @@ class SuspicionLog:
         self._revision = self._core.quarantine.revision
         names = ("key", "request_id", "tenant", "cause")
         entries = [
-            {"convicted_at": unix_now - (now - entry.at), **{name: getattr(entry, name) for name in names}}
-            for entry in self._core.quarantine.entries(now)
+            {"convicted_at": unix_now - entry.age_seconds, **{name: getattr(entry, name) for name in names}}
+            for entry in self._core.quarantine.report(now)
         ]
         return record(quarantine={"entries": entries})
 

@@ -10,7 +10,6 @@ from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.memory_limit import Reduction
 from scheduler_svc.core.status import state_of
-from scheduler_svc.core.suspicion.quarantine import Entry
 
 
 class Operators(Organ):
@@ -34,10 +33,7 @@ class Operators(Organ):
     def _quarantine_restored(self, event: QuarantineRestored, now: float) -> list[fx.Effect]:
         """Continues the quarantine of an earlier process."""
         for entry in event.entries:
-            at = now - entry.age_seconds
-            self._core.quarantine.restore(
-                Entry(key=entry.key, request_id=entry.request_id, tenant=entry.tenant, at=at, cause=entry.cause)
-            )
+            self._core.quarantine.restore(entry, now)
         return []
 
     @handles(QuarantineQuery, ClearQuarantine)

@@ -9,7 +9,7 @@ from tandem.internal.v1.frontend_pb2 import Submit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import ClearQuarantine, QuarantineEntry, QuarantineQuery, QuarantineReply
-from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES, Entry, Quarantine, key_of
+from scheduler_svc.core.suspicion.quarantine import MAX_ENTRIES, Quarantine, key_of
 from scheduler_svc.wire import frontend as wire
 from tests.rigs.executor import Shape
 from tests.rigs.sampling import Settings
@@ -93,8 +93,11 @@ def test_operators_clear_entries(by_key: bool) -> None:
 def test_the_oldest_entry_gives_way_to_a_new_one() -> None:
     quarantine = Quarantine(3600.0)
     for i in range(MAX_ENTRIES + 3):
-        quarantine.restore(Entry(key=f"{i:064}", request_id=f"r{i}", tenant="", at=float(i), cause=""))
-    kept = quarantine.entries(float(MAX_ENTRIES))
+        entry = QuarantineEntry(
+            key=f"{i:064}", request_id=f"r{i}", tenant="", age_seconds=0.0, expires_seconds=0.0, cause=""
+        )
+        quarantine.restore(entry, float(i))
+    kept = quarantine.report(float(MAX_ENTRIES))
     assert [entry.request_id for entry in kept] == [f"r{i}" for i in range(3, MAX_ENTRIES + 3)]
 
 
