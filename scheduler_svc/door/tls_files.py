@@ -31,11 +31,12 @@ class TlsFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsContent:
-    """The content of the files, PEM."""
+    """The content of the files, PEM, and a server's context that has it."""
 
     certificate: bytes
     key: bytes
     client_ca: bytes | None
+    context: ssl.SSLContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,13 @@ class TlsFiles:
 
     def read(self) -> TlsContent:
         """Reads and checks the files. Raises TlsFileError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         content = TlsContent(
             certificate=_read("--tls-cert", self.certificate),
             key=_read("--tls-key", self.key),
             client_ca=None if self.client_ca is None else _read("--tls-client-ca", self.client_ca),
+            context=context,
         )
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # An encrypted key would make OpenSSL ask the terminal.
             context.load_cert_chain(self.certificate, self.key, password="")

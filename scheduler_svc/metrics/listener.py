@@ -9,7 +9,6 @@ import socket
 import ssl
 import time
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -20,18 +19,11 @@ from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.processes import address
 
 
-def _context(files: TlsFiles, content: TlsContent) -> ssl.SSLContext:
-    """Returns a new context. Raises TlsFileError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(files.certificate, files.key, password="")
-    except (ssl.SSLError, OSError, ValueError):
-        raise TlsFileError(f"--tls-key: {files.key} was replaced while it was read") from None
+def _context(content: TlsContent) -> ssl.SSLContext:
+    content.context.minimum_version = ssl.TLSVersion.TLSv1_2
     if content.client_ca is not None:
-        context.load_verify_locations(cadata=content.client_ca.decode("ascii"))
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+        content.context.verify_mode = ssl.CERT_REQUIRED
+    return content.context
 
 
 def refusal(
@@ -76,7 +68,7 @@ class MetricsListener:
         host, port = address.split(listen, missing=missing, flag=FLAG)
         self.meter = CoreMeter()
         try:
-            context = None if tls is None else FollowedFiles(tls, partial(_context, tls), whose="metrics: ")
+            context = None if tls is None else FollowedFiles(tls, _context, whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error), flag=FLAG) from None
         self._tokens = tokens
