@@ -17,7 +17,7 @@ from tandem_contract.address import host_and_port
 CAN_SHARE = sys.platform == "linux"
 # Attempts with a port that the system chose, because another program may take the port before it is held.
 _TRIES = 16
-# An address of this machine at which no program listens; see `HeldAddress.stop_sharing`.
+# An address of this machine at which no program listens; see `HeldAddress.share`.
 _UNUSED_LOOPBACK = "127.255.255.254"
 _REASONS = {
     errno.EADDRINUSE: "the port is taken",
@@ -93,7 +93,7 @@ class HeldAddress:
     The held sockets never listen, so no caller reaches them. While the address is held, the kernel refuses programs
     that do not share ports, and another Tandem, which holds its address first. A program that shares ports, as other
     gRPC servers of the same user do by default, can bind the address only while front ends are started: see
-    `stop_sharing`. Outside Linux the address is checked and not held, and one front end has it.
+    `share`. Outside Linux the address is checked and not held, and one front end has it.
     """
 
     def __init__(
@@ -118,18 +118,15 @@ class HeldAddress:
         if not CAN_SHARE:
             self.close()
 
-    def start_sharing(self) -> None:
-        """Lets front ends bind the address."""
-        self._set_sharing(1)
-
-    def stop_sharing(self) -> None:
-        """Refuses every other program; front ends that listen already are not affected.
+    def share(self, *, is_on: bool) -> None:
+        """Lets front ends bind the address; off, every other program is refused. Those that listen are not affected.
 
         The kernel compares a new socket with every bound socket only if the last one bound does not share. So a socket
         that does not share is bound for a moment, at an address that no program uses.
         """
-        self._set_sharing(0)
-        if not self._sockets:
+        for one in self._sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_on))
+        if is_on or not self._sockets:
             return
         # If a program does use that address, sharing stays possible, as without this method.
         with contextlib.suppress(OSError), socket.socket() as unshared:
@@ -139,10 +136,6 @@ class HeldAddress:
         """Frees the address."""
         while self._sockets:
             self._sockets.pop().close()
-
-    def _set_sharing(self, value: int) -> None:
-        for one in self._sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, value)
 
 
 def _resolved(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:

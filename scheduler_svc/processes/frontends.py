@@ -236,10 +236,7 @@ class FrontendProcesses:
     def share(self, *, is_on: bool) -> None:
         """Lets front ends bind the addresses; off, no process can."""
         for held in self._held:
-            if is_on:
-                held.start_sharing()
-            else:
-                held.stop_sharing()
+            held.share(is_on=is_on)
 
     def announce_when_all_listen(self) -> None:
         """Logs the addresses, unless a front end does not listen yet."""

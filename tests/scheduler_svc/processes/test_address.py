@@ -63,10 +63,10 @@ def test_front_ends_share_the_address_and_get_every_connection(held: HeldAddress
         assert min(counts) > 0
 
 
-def test_a_program_that_shares_ports_is_refused_after_stop_sharing(held: HeldAddress) -> None:
+def test_a_program_that_shares_ports_is_refused_after_sharing(held: HeldAddress) -> None:
     port = port_of(held)
     with bound(port, share=True) as front_end:
-        held.stop_sharing()
+        held.share(is_on=False)
         for address in ("127.0.0.1", "0.0.0.0"):
             with pytest.raises(OSError, match="in use"), bound(port, share=True, address=address):
                 pass
@@ -75,7 +75,7 @@ def test_a_program_that_shares_ports_is_refused_after_stop_sharing(held: HeldAdd
     # It is refused also while no front end runs.
     with pytest.raises(OSError, match="in use"), bound(port, share=True):
         pass
-    held.start_sharing()
+    held.share(is_on=True)
     with bound(port, share=True), pytest.raises(OSError, match="in use"), bound(port, share=False):
         pass
 
@@ -151,7 +151,7 @@ def test_the_message_about_a_failed_bind_names_the_cause(code: int, reason: str)
 def test_outside_linux_an_address_is_checked_and_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "CAN_SHARE", False)
     checked = HeldAddress("127.0.0.1:0")
-    checked.stop_sharing()
+    checked.share(is_on=False)
     with bound(port_of(checked), share=False) as other, pytest.raises(ListenError, match="the port is taken"):
         HeldAddress(f"127.0.0.1:{other.getsockname()[1]}")
     with pytest.raises(ListenError, match="on Linux only"):
