@@ -299,17 +299,15 @@ class WorkerLinks:
         return self._remote if SEPARATOR in peer else self._local
 
     def host_of(self, peer: str) -> str:
-        """Returns the name of the peer's host if it is another one; empty for a peer on this host."""
         return self._of(peer).host_of(peer)
 
     def has_frames(self) -> bool:
-        """Whether a frame can be received. If not, one of `fds` becomes readable when this may have changed."""
         # Both are asked: an answer takes the news from the descriptor.
         local, remote = self._local.has_frames(), self._remote.has_frames()
         return local or remote
 
     def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
-        """Yields (peer, payload) of at most `limit` messages of each link."""
+        """As in `RouterLink`, of each link."""
         for peer, frame in self._local.receive(limit):
             # Another process of this user could give itself the name of a remote worker.
             if SEPARATOR not in peer:
@@ -317,24 +315,19 @@ class WorkerLinks:
         yield from self._remote.receive(limit)
 
     def limit_frames(self, peer: str, max_bytes: int) -> None:
-        """Sets the largest frame that this peer accepts; 0 keeps the default."""
         self._of(peer).limit_frames(peer, max_bytes)
 
     def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
-        """Keeps only what it knows of these peers; returns (peer, reason) of those that lost their right to connect."""
         return [lost for link in self._links for lost in link.check(peers, now)]
 
     def send(self, peer: str, payload: bytes) -> None:
-        """Queues a frame. Raises PeerLostError."""
         self._of(peer).send(peer, payload)
 
     def has_disconnects(self) -> bool:
-        """Whether the connection of a peer ended since the last call. One of `monitor_fds` becomes readable then."""
         local, remote = self._local.has_disconnects(), self._remote.has_disconnects()
         return local or remote
 
     def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
-        """Returns (peer, reason) for those of `peers` to which no frame can be sent."""
         asked = list(peers)
         return [
             lost for link in self._links for lost in link.unreachable(peer for peer in asked if self._of(peer) is link)
