@@ -148,6 +148,7 @@ class CoreMeter:
             if not metric.buckets and (metric.values or not metric.labels)
         }
         self.frontend_deaths = 0
+        """Front ends that were lost. The loop counts them."""
         self.step_tokens = Histogram(catalogue.STEP_TOKENS.buckets)
         self.plan_to_result = Histogram(catalogue.PLAN_TO_RESULT.buckets)
         self.core_step = Histogram(catalogue.CORE_STEP.buckets)
@@ -159,14 +160,6 @@ class CoreMeter:
         self._look_at = float("-inf")
         # The core's clock and Unix time since which no request is computed.
         self._since = (0.0, 0.0)
-
-    def reported(self, frontend: str, report: frontend_pb2.MetricsReport) -> None:
-        """Takes a front end's report. Raises WireError if it is malformed."""
-        self.fronts.take(frontend, report)
-
-    def frontend_lost(self) -> None:
-        """Counts a front end that was lost."""
-        self.frontend_deaths += 1
 
     def step_arrived(self, event: StepDone, core: Scheduler) -> None:
         """Measures a step before the core reads its result; results of void plans do not count."""

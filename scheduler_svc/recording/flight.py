@@ -100,8 +100,8 @@ class FlightRecorder(Observer):
         if self._writing is not None:
             self._writing.join()
         if self._due_at is not None:
-            self._due_at = None
-            self._write(self._ring.entries(), self._take_causes(), time.monotonic(), False)
+            causes, self._causes, self._due_at = self._causes, [], None
+            self._write(self._ring.entries(), causes, time.monotonic(), False)
         flight_files.collect_crashes(self._path)
 
     @contextmanager
@@ -133,10 +133,6 @@ class FlightRecorder(Observer):
         self._causes = causes[:_MAX_CAUSES]
         if self._due_at is None:
             self._due_at = max(now + _AFTER_SECONDS, self._not_before)
-
-    def _take_causes(self) -> list[str]:
-        taken, self._causes = self._causes, []
-        return taken
 
     def _write(self, entries: list[Entry], why: list[str], now: float, is_background: bool) -> None:
         self._number += 1

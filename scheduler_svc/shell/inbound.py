@@ -176,7 +176,7 @@ class Inbound:
             if message.HasField("metrics"):
                 # Neither the core nor its event log reads it.
                 if self.metrics is not None:
-                    self.metrics.reported(peer, message.metrics)
+                    self.metrics.fronts.take(peer, message.metrics)
                 return []
             if message.HasField("leaving"):
                 self._leaving.add(peer)

@@ -289,7 +289,7 @@ class Loop:
         if self._stop.deadline is None:
             log.warning("front end %s was lost: %s", frontend, reason)
             if self._metrics is not None:
-                self._metrics.frontend_lost()
+                self._metrics.frontend_deaths += 1
         self._children.kill(frontend)
 
     def _is_over(self) -> bool:

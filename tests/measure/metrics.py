@@ -110,7 +110,7 @@ def measure(num_steps: int) -> dict[str, float]:
         "step_us_p99": float(np.percentile(core.step_us, 99)),
         "flight_us": float(np.median(core.flight_us)),
         "look_us": core.look_us(),
-        "report_us": _us_each(lambda: core.meter.reported("f-1", report)),
+        "report_us": _us_each(lambda: core.meter.fronts.take("f-1", report)),
         **of_front,
         "page_ms": _page_ms(page),
     }

@@ -19,7 +19,7 @@ def full_meter() -> CoreMeter:
     report = frontend_pb2.MetricsReport(process=7, values=values, backlog_bytes=5)
     report.tenants.add(tenant="acme", prompt_tokens=3, generation_tokens=4)
     report.tenants.add(tenant="gone", prompt_tokens=1, generation_tokens=1)
-    meter.reported("f-1", report)
+    meter.fronts.take("f-1", report)
     meter.steps[0] = tuple(Histogram(catalogue.STEP_SECONDS.buckets) for _ in catalogue.STEP_KINDS)
     return meter
 
@@ -79,7 +79,7 @@ def test_the_text_is_made_twice_a_second_at_most(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("scheduler_svc.metrics.page.time.monotonic", lambda: now[0])
     page = Page(meter, lambda: ())
     first = page.text()
-    meter.frontend_lost()
+    meter.frontend_deaths += 1
     now[0] += 0.4
     assert page.text() is first
     now[0] += 0.2
