@@ -175,13 +175,10 @@ class JournalKeeper(Observer):
         """
         self._saved = saved
         self._state = journal_pb2.JournalState(
-            cache_root=cache_root,
-            identity=saved.identity,
-            next_generation=next_generation,
-            boot_id=clock.boot_id,
-            booted_at=clock.booted_at,
+            cache_root=cache_root, next_generation=next_generation, boot_id=clock.boot_id, booted_at=clock.booted_at
         )
-        self._set_weights(saved.weights)
+        for name in ("identity", "weights_version", "weights_folder"):
+            setattr(self._state, name, getattr(saved.state, name))
         self._length_of, self._outputs_of, self._spans_of = length_of, outputs_of, spans_of
         self._suspicion = suspicion
         self._make_writer, self._clock = make_writer, clock.now
@@ -204,9 +201,10 @@ class JournalKeeper(Observer):
         if saved.quarantine.entries:
             quarantine = record_pb2.RestoredQuarantine(quarantine=saved.quarantine, unix_now=self._clock())
             effects += handle(quarantine_event(quarantine), quarantine_restored=quarantine)
-        if saved.weights is not None:
-            weights = record_pb2.WeightsRestored(version=saved.weights.version, folder=saved.weights.folder)
-            effects += handle(ev.WeightsRestored(weights=saved.weights), weights_restored=weights)
+        if saved.state.weights_version:
+            weights = Weights(version=saved.state.weights_version, folder=saved.state.weights_folder)
+            entry = record_pb2.WeightsRestored(version=weights.version, folder=weights.folder)
+            effects += handle(ev.WeightsRestored(weights=weights), weights_restored=entry)
         for request, entry in wanted(saved, self._clock()):
             self._by_id[request.submit.request_id] = _Kept(
                 number=request.number,
@@ -250,7 +248,8 @@ class JournalKeeper(Observer):
                         self._state.identity = effect.info.identity
                         self._payloads.append(record(state=self._state))
                 case fx.WeightsChanged():
-                    self._set_weights(effect.weights)
+                    self._state.weights_version = effect.weights.version
+                    self._state.weights_folder = effect.weights.folder
                     self._payloads.append(record(state=self._state))
                 case _:
                     pass
@@ -308,10 +307,6 @@ class JournalKeeper(Observer):
                 weights=tuple(tuple(weights.get(i, ())) for i in range(kept.submit.num_samples)),
             )
             yield record(request=REQUEST.encode(saved))
-
-    def _set_weights(self, weights: Weights | None) -> None:
-        if weights is not None:
-            self._state.weights_version, self._state.weights_folder = weights.version, weights.folder
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
@@ -395,12 +390,12 @@ class OpenedJournal:
         self._folder = JournalFolder(path)
         stack.callback(self._folder.close)
         self._saved = reader.read(self._folder)
-        self._clock = clock_after(self._saved.boot_id, self._saved.booted_at)
+        self._clock = clock_after(self._saved.state.boot_id, self._saved.state.booted_at)
         self._saved.written_at = self._clock.written_at(self._saved.written_at)
         self._sync = sync
         self._max_bytes = max_bytes
-        self.cache_root = self._saved.cache_root or secrets.token_bytes(HASH_BYTES)
-        self.first_generation = self._saved.next_generation
+        self.cache_root = self._saved.state.cache_root or secrets.token_bytes(HASH_BYTES)
+        self.first_generation = self._saved.state.next_generation
 
     def keeper(self, core: Scheduler, monotonic: Callable[[], float]) -> JournalKeeper:
         """Returns the keeper of the requests that the core will get."""

@@ -30,7 +30,7 @@ from tandem.internal.v1 import journal_pb2, record_pb2
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored, Weights
+from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored
 from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import records
 from scheduler_svc.journal.file import FORMAT, JournalFolder
@@ -45,8 +45,6 @@ log = logging.getLogger("tandem.core")
 
 # A sample's offsets and tokens, and the indices of their records.
 _Later: TypeAlias = tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]
-# The fields of a SavedCore that stand in a JournalState.
-_STATE = ("cache_root", "identity", "next_generation", "boot_id", "booted_at")
 # If this many schedulers in a row crashed with the same journal, it is taken for the cause.
 _MAX_CRASHES = 2
 
@@ -55,10 +53,7 @@ _MAX_CRASHES = 2
 class SavedCore:
     """What the journal holds; all fields are empty if there was none."""
 
-    cache_root: bytes = b""
-    identity: str = ""
-    next_generation: int = 0
-    weights: Weights | None = None
+    state: journal_pb2.JournalState = field(default_factory=journal_pb2.JournalState)
     next_number: int = 1
     requests: list[SavedRequest] = field(default_factory=list[SavedRequest])
     """Live and lingering requests, in the order of arrival."""
@@ -67,9 +62,6 @@ class SavedCore:
     quarantine: journal_pb2.JournalQuarantine = field(default_factory=journal_pb2.JournalQuarantine)
     written_at: float = 0.0
     """Time of the last write by the system's clock: about when the earlier scheduler died."""
-    boot_id: str = ""
-    booted_at: float = 0.0
-    """Unix time of the machine's start, from which the journal's clock goes on."""
 
 
 def read(folder: JournalFolder) -> SavedCore:
@@ -161,23 +153,15 @@ class _Collected:
         self.requests: dict[int, SavedRequest] = {}
         """Those that are not forgotten, without the tokens and ends that came later."""
         self._ends: dict[int, SampleEnd] = {}
-        self._numbers: list[npt.NDArray[np.uint64]] = []
-        self._offsets: list[Int32Array] = []
-        self._tokens: list[Int32Array] = []
-        # The version of the weights that computed each of these entries.
+        # Numbers, offsets and tokens of each record of tokens, and the version of the weights that computed them.
+        self._tokens: list[tuple[npt.NDArray[np.uint64], Int32Array, Int32Array]] = []
         self._versions: list[str] = []
 
     def add(self, record: journal_pb2.JournalRecord) -> None:
         """Takes the next record. Raises WireError if it does not follow from those before."""
         match record.WhichOneof("record"):
             case "state":
-                state = record.state
-                weights = Weights(version=state.weights_version, folder=state.weights_folder)
-                self.saved = replace(
-                    self.saved,
-                    **{name: getattr(state, name) for name in _STATE},
-                    weights=weights if state.weights_version else None,
-                )
+                self.saved.state = record.state
             case "request":
                 request = records.REQUEST.decode(record.request)
                 self.requests[request.number] = request
@@ -188,9 +172,7 @@ class _Collected:
                 tokens = array(record.tokens.tokens, np.int32, "tokens")
                 if not len(numbers) == len(offsets) == len(tokens):
                     raise WireError("numbers, offsets and tokens differ in length")
-                self._numbers.append(numbers)
-                self._offsets.append(offsets)
-                self._tokens.append(tokens)
+                self._tokens.append((numbers, offsets, tokens))
                 self._versions.append(record.tokens.weights_version)
             case "end":
                 self._ends[record.end.number] = records.SAMPLE_END.decode(record.end)
@@ -222,11 +204,11 @@ class _Collected:
 
     def _outputs(self) -> dict[int, _Later]:
         """Returns the tokens of each sample from all records of tokens."""
-        if not self._numbers:
+        if not self._tokens:
             return {}
-        numbers = np.concatenate(self._numbers)
-        offsets, tokens = np.concatenate(self._offsets), np.concatenate(self._tokens)
-        versions = np.repeat(np.arange(len(self._numbers)), list(map(len, self._numbers)))
+        parts_of_numbers, parts_of_offsets, parts_of_tokens = zip(*self._tokens, strict=True)
+        numbers, offsets, tokens = map(np.concatenate, (parts_of_numbers, parts_of_offsets, parts_of_tokens))
+        versions = np.repeat(np.arange(len(self._tokens)), list(map(len, parts_of_numbers)))
         order = numbers.argsort(kind="stable")
         ids, first = np.unique(numbers[order], return_index=True)
         bounds = [*first.tolist(), len(order)]
@@ -275,7 +257,7 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
             entry = record_pb2.RestoredRequest(
                 request=records.REQUEST.to_message(request),
                 linger_seconds=left,
-                identity=saved.identity,
+                identity=saved.state.identity,
                 suspects=[i for i, number in enumerate(request.numbers) if number in saved.suspects],
                 age_seconds=max(0.0, unix_now - request.accepted_at),
             )

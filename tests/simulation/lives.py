@@ -155,7 +155,7 @@ class Lives:
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
         journal._saved.written_at = self._died_at
-        if not journal._saved.cache_root:
+        if not journal._saved.state.cache_root:
             # Drawn by the service; here a run repeats exactly.
             journal.cache_root = sha256(f"{self._seed} {self.num_lives}".encode()).digest()
         self.roots.add(journal.cache_root)

@@ -62,8 +62,8 @@ def test_everything_that_callers_got_is_read(tmp_path: Path) -> None:
     data, lives = real_journal(tmp_path)
     saved = saved_by(tmp_path, data)
     assert len(saved.requests) == 4
-    assert saved.cache_root == next(iter(lives.roots))
-    assert saved.next_generation == 1 << 32
+    assert saved.state.cache_root == next(iter(lives.roots))
+    assert saved.state.next_generation == 1 << 32
     assert saved.next_number == saved.requests[-1].numbers.stop
     for caller, request in zip(lives.callers, saved.requests, strict=True):
         assert [tokens.tolist() for tokens in request.outputs] == caller.received
@@ -110,7 +110,7 @@ def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
         caplog.clear()
         saved = saved_by(tmp_path, bytes(changed))
         assert saved.requests == []
-        assert saved.next_generation == 1 << 32
+        assert saved.state.next_generation == 1 << 32
         [record] = caplog.records
         assert record.levelno == logging.ERROR
         assert "does not match its checksum; its" in record.message
@@ -171,7 +171,7 @@ def test_a_record_that_cannot_be_read_is_damage(
 ) -> None:
     data = FORMAT.first_line + framing.frame(STATE) + framing.frame(payload) + framing.frame(STATE)
     saved = saved_by(tmp_path, data)
-    assert (saved.cache_root, saved.identity, saved.next_generation) == (ROOT, "model 1", 1 << 40)
+    assert (saved.state.cache_root, saved.state.identity, saved.state.next_generation) == (ROOT, "model 1", 1 << 40)
     assert "is damaged: a record cannot be read: " in caplog.text
     assert why in caplog.text
 
@@ -187,7 +187,7 @@ def test_a_journal_with_which_two_schedulers_crashed_is_set_aside(
         folder.close()
         saved = saved_by(tmp_path, data)
         assert len(saved.requests) == num_requests
-        assert saved.cache_root
+        assert saved.state.cache_root
     assert "2 schedulers in a row crashed with it; its 4 requests are not restored" in caplog.text
     assert (tmp_path / "journal" / "journal.damaged").read_bytes() == data
     assert len(saved_by(tmp_path, data).requests) == 4
