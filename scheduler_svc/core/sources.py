@@ -99,7 +99,6 @@ class Sources:
                 lane.resources.unused(need, lane.step)
 
     def orders(self, lane: Lane, now: float) -> list[fx.Effect]:
-        """Makes the orders to prepare what the lane wants."""
         return [
             fx.PrepareResource(worker=lane.worker, hash=need.hash, source=self._sources[need].content, kind=need.kind)
             for need in lane.resources.take_wanted(now)

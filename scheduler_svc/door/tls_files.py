@@ -49,7 +49,6 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[Path | None, ...]:
-        """All of them."""
         return self.certificate, self.key, self.client_ca
 
     def read(self) -> TlsContent:

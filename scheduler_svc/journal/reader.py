@@ -280,7 +280,6 @@ def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
 
 
 def quarantine_event(entry: record_pb2.RestoredQuarantine) -> QuarantineRestored:
-    """Returns the core's event."""
     return QuarantineRestored(
         entries=tuple(
             QuarantineEntry(

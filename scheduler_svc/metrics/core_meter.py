@@ -126,7 +126,6 @@ class Places:
         self._places: dict[int, int] = {}
 
     def of(self, lane: Lane, core: Scheduler) -> int:
-        """Returns the place of a lane."""
         place = self._places.get(lane.number)
         if place is None:
             present = {one.number for one in core.lanes.values()}

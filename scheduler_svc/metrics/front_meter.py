@@ -92,7 +92,6 @@ class StreamMeter:
             self.use.prompt_tokens += prompt_tokens
 
     def sample(self) -> SampleMeter:
-        """Returns the meter of a sample."""
         return SampleMeter(self._front, self)
 
     def first_token(self, now: float) -> None:

@@ -36,7 +36,6 @@ class Page:
         self._fresh_until = float("-inf")
 
     def text(self) -> bytes:
-        """Returns the page."""
         now = time.monotonic()
         if now >= self._fresh_until:
             self._text = generate_latest(self)  # pyright: ignore[reportArgumentType]

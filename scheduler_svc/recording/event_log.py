@@ -107,7 +107,6 @@ class EffectsDigest:
         self._hash = hashlib.sha256()
 
     def add(self, effects: Iterable[fx.Effect]) -> None:
-        """Adds the effects of one event."""
         for effect in effects:
             self._feed(effect)
 
@@ -197,7 +196,6 @@ class Recorder(Observer):
         self._write(header.SerializeToString())
 
     def arrived(self, now: float, event: ev.Event, entry: Mapping[str, Any]) -> None:
-        """Writes the event."""
         message = pb.RecordedEvent(now=now, effects_digest=self._digest.value(), **entry)
         self._write(message.SerializeToString())
 

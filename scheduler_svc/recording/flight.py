@@ -64,7 +64,6 @@ class FlightRecorder(Observer):
         self._is_broken = self._is_stopping = False
 
     def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        """Adds an event and its effects."""
         # Most ticks have none.
         if self._is_broken or (not effects and isinstance(event, ev.Tick)):
             return
@@ -80,7 +79,6 @@ class FlightRecorder(Observer):
             self._is_stopping = True
 
     def checked(self, now: float) -> None:
-        """Writes a file if one is due."""
         if self._due_at is None:
             return
         flight_files.collect_crashes(self._path)

@@ -64,7 +64,6 @@ class StepsFile(Observer):
         self._write()
 
     def add(self, report: StepReport) -> None:
-        """Adds the report's line."""
         if self._is_removed:
             return
         self._held.append(line_of(report, self._origin))
@@ -72,7 +71,6 @@ class StepsFile(Observer):
             self._write()
 
     def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        """Adds the reports among the effects."""
         for effect in effects:
             if isinstance(effect, StepReport):
                 self.add(effect)

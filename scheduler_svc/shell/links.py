@@ -168,7 +168,6 @@ class RouterLink:
         return lost
 
     def close(self) -> None:
-        """Closes the socket and its monitor."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(200)

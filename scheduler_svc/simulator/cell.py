@@ -267,7 +267,6 @@ class Cell:
         self._was_idle = is_idle
 
     def report_load(self, now: float) -> None:
-        """Sets `load`."""
         self._handle(ev.LoadQuery(frontend=FRONTEND, query=0), now)
 
     def _take_time(self, now: float) -> None:

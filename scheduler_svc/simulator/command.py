@@ -80,7 +80,6 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def note(line: str) -> None:
-    """Prints a line to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 

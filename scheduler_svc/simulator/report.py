@@ -103,7 +103,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def table(figures: Figures) -> str:
-    """Returns the figures as a table."""
     requests, throughput, pages, waste = (figures[name] for name in ("requests", "throughput", "pages", "waste"))
     computed = waste["computed_tokens"]
     ends = ", ".join(f"{count:,} {reason}" for reason, count in figures["ends"].items())

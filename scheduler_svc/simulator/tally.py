@@ -49,7 +49,6 @@ class Histogram:
         self.largest = max(self.largest, high)
 
     def add_one(self, seconds: float) -> None:
-        """Adds one value."""
         self._counts[_bucket(seconds)] += 1
         self.count += 1
         self.total += seconds
@@ -176,7 +175,6 @@ class Tally:
         return slot
 
     def reject(self, effect: fx.Rejected) -> None:
-        """Counts a rejected request."""
         self.rejected += 1
         self.ends[f"rejected: {effect.code}"] += 1
         self._free.append(effect.stream & SLOT_MASK)

@@ -261,7 +261,6 @@ def _fill_started(out: pb.StartedRows, starts: tuple[RowStart, ...]) -> None:
 
 
 def fill_labels(out: pb.PageLabels, labels: PageLabels) -> None:
-    """Encodes the labels."""
     out.forget = labels.forget
     out.pages = packed(labels.pages)
     out.hashes = b"".join(labels.hashes)
@@ -269,7 +268,6 @@ def fill_labels(out: pb.PageLabels, labels: PageLabels) -> None:
 
 
 def fill_needs(out: pb.StartedRows, starts: Sequence[RowStart]) -> None:
-    """Fills in what the started rows need."""
     if any(start.constraint for start in starts):
         out.constraints = b"".join(start.constraint or _NO_CONSTRAINT for start in starts)
     for idx, start in enumerate(starts):

@@ -202,7 +202,6 @@ class OperationState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether it is over."""
         return self.name not in ("DRAINING", "LEAVING", "UPDATING")
 
 

@@ -83,7 +83,6 @@ class Resource:
 
     @property
     def need(self) -> Need:
-        """Its name."""
         return Need(self.kind, self.hash)
 
     @property

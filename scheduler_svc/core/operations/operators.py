@@ -46,7 +46,6 @@ class Operators(Organ):
 
 
 def load_of(lanes: Lanes, queue: RequestQueue, weights_version: str, now: float) -> Load:
-    """Returns the load at `now`."""
     lost_at, lost_reason = lanes.last_loss or (None, "")
     counters, seated = lanes.counters, lanes.seated
     reductions = counters.memory_reductions

@@ -90,7 +90,6 @@ class Update(Operation[UpdateState]):
     """Number of the lane that loads first."""
 
     def is_asked_by(self, event: UpdateWeights) -> bool:
-        """Whether an operator asks for this update."""
         return (event.weights, event.running, event.in_turn) == (self.weights, self.running, self.in_turn)
 
 

@@ -91,7 +91,6 @@ class HostPool:
         self._place = place
 
     def hashes(self) -> list[bytes]:
-        """Returns the hashes of all pages."""
         return list(self._pages)
 
     def audit(self) -> None:

@@ -185,7 +185,6 @@ class PagePool:
         return list(self._page_by_hash.values())
 
     def cached_hashes(self) -> list[bytes]:
-        """Returns the hashes of the index."""
         return list(self._page_by_hash)
 
     def restore(self, pages: Sequence[int], hashes: Sequence[bytes], tokens: Sequence[bytes]) -> None:

@@ -53,7 +53,6 @@ class HeldPools:
 
     @property
     def pools(self) -> tuple[HeldPool, ...]:
-        """The pools that are kept."""
         return tuple(self._held.values())
 
     def keep(self, lane: Lane, pool_id: bytes, now: float) -> None:

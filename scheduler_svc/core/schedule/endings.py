@@ -29,12 +29,10 @@ class Ending:
 
     @staticmethod
     def failed(request: Request, message: str) -> "Ending":
-        """Returns an ending with an internal failure."""
         return Ending(request=request, failure=Failure(code=FailureCode.INTERNAL, message=message))
 
     @staticmethod
     def not_finite(request: Request) -> "Ending":
-        """Returns the ending of a request with logits that contain NaN or infinite values."""
         what = f"request {request.submit.request_id}: the model's output was not finite; the request was ended"
         return Ending.failed(request, what)
 

@@ -43,7 +43,6 @@ class Counters:
 
     @property
     def resets(self) -> int:
-        """Number of lane resets."""
         return sum(self.resets_by_cause.values())
 
     def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:

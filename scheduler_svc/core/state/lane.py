@@ -151,7 +151,6 @@ class Lane:
         self.pages.answered(wanted, used)
 
     def plan_made(self, record: SentPlan) -> None:
-        """Adds the record of a new plan to the plans in flight."""
         assert record.step == self.step + 1, f"step {record.step} planned after step {self.step}"
         self.step = record.step
         self.in_flight.append(record)

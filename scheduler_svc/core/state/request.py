@@ -174,7 +174,6 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens in the prompt."""
         return len(self.submit.prompt)
 
     def admitted(self, now: float, *, first_position: int) -> bool:
@@ -281,7 +280,6 @@ class Request:
             self.first_token_at = self.last_token_at = self.arrived_at
 
     def add_outputs(self, tokens: Int32Array) -> None:
-        """Appends output tokens."""
         if len(tokens):
             self.outputs.append(tokens)
             self.num_outputs += len(tokens)

@@ -111,7 +111,6 @@ class Rows:
 
     @property
     def num_free(self) -> int:
-        """Number of free rows."""
         return len(self._free)
 
     def seated(self) -> npt.NDArray[np.int64]:

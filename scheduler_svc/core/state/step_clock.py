@@ -190,7 +190,6 @@ class StepClock:
         )
 
     def _predicted_seconds(self, oldest: SentPlan) -> float:
-        """Returns the predicted seconds of the oldest plan in flight."""
         if self._oldest is not oldest:
             self._oldest, self._work = oldest, self._times.work(oldest)
             self._prediction = self._times.predict(oldest, self._work)

@@ -29,7 +29,6 @@ class Quarantine:
         return len(self._entries)
 
     def add(self, request: Request, cause: str, now: float) -> None:
-        """Quarantines a convicted request."""
         submit = request.submit
         key, tenant = key_of(submit), _tenant(submit.prefix_root)
         names = {"key": key, "request_id": submit.request_id, "tenant": tenant}

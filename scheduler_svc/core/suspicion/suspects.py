@@ -143,7 +143,6 @@ class Suspects:
 
     @property
     def handles(self) -> set[int]:
-        """Handles of all suspects."""
         return set(self._by_handle)
 
     @property
