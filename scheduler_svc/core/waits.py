@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from scheduler_svc.core.lanes import Lanes
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages.effects import Wait
 from scheduler_svc.core.messages.reports import NotServing, WaitReason
 from scheduler_svc.core.messages.resources import Need, named
 from scheduler_svc.core.queue.request_queue import RequestQueue
@@ -193,9 +192,9 @@ class Waits:
         return entry._replace(waits=True, sent=why, sent_at=now, tokens=self._lanes.known(request))
 
 
-def _wait(why: Why, waited: Sequence[tuple[int, float]]) -> Wait:
+def _wait(why: Why, waited: Sequence[tuple[int, float]]) -> fx.Wait:
     streams, seconds = zip(*waited, strict=True)
-    return Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
+    return fx.Wait(reason=why[0], message=why[1], streams=streams, seconds=seconds)
 
 
 def _is_same(sent: Why | None, why: Why) -> bool:

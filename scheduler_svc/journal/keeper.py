@@ -21,7 +21,6 @@ from tandem.internal.v1 import journal_pb2, record_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.requests.lingering import outputs_of, spans_of
@@ -161,7 +160,7 @@ class JournalKeeper(Observer):
         next_generation: int,
         length_of: Callable[[str], int],
         outputs_of: Callable[[str], Sequence[Int32Array]],
-        spans_of: Callable[[str], Mapping[int, Sequence[WeightsSpan]]],
+        spans_of: Callable[[str], Mapping[int, Sequence[fx.WeightsSpan]]],
         suspicion: SuspicionLog,
         make_writer: Callable[[Snapshot], JournalWriter],
         on_steady: Callable[[], None],

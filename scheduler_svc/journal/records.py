@@ -10,7 +10,6 @@ from tandem.internal.v1 import journal_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.wire.frontend import END, SPAN, SUBMIT
 from tandem_contract.bounds import WireError
 from tandem_contract.codec import Codec, array, packed
@@ -38,7 +37,7 @@ class SavedRequest:
     """The output of each sample; empty, like the next two, in the record of a request that is accepted."""
     ends: tuple[SampleEnd | None, ...] = ()
     """The end of each sample, None if it lives."""
-    weights: tuple[tuple[WeightsSpan, ...], ...] = ()
+    weights: tuple[tuple[fx.WeightsSpan, ...], ...] = ()
     """The spans by weights of each sample's output."""
 
     @property

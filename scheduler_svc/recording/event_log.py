@@ -32,10 +32,7 @@ from tandem.internal.v1.worker_pb2 import WorkerToCore
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
-from scheduler_svc.core.messages.effects import Detached, Forgotten, Replaced, Resumed
-from scheduler_svc.core.messages.operators import QuarantineReply, RequestsReply
 from scheduler_svc.core.messages.plan import RowStart
-from scheduler_svc.core.messages.reports import DrainReport, StepReport, WeightsReport
 from scheduler_svc.journal.reader import event_of as restored_event
 from scheduler_svc.journal.reader import quarantine_event
 from scheduler_svc.observer import Observer
@@ -61,8 +58,8 @@ TAGS: dict[type[Any], bytes] = {
     fx.AbortReply: b"abort",
     fx.LoadReply: b"load",
     fx.FlushReply: b"flush",
-    QuarantineReply: b"quarantine",
-    RequestsReply: b"requests",
+    fx.QuarantineReply: b"quarantine",
+    fx.RequestsReply: b"requests",
     fx.ModelServed: b"model",
     fx.CoreStatus: b"status",
     fx.WorkerAccepted: b"accepted",
@@ -76,18 +73,18 @@ TAGS: dict[type[Any], bytes] = {
     fx.DropResource: b"drop",
     fx.LoadWeights: b"load weights",
     fx.WeightsChanged: b"weights",
-    WeightsReport: b"update",
+    fx.WeightsReport: b"update",
     fx.UpdateRefused: b"update refused",
     fx.AnnounceDrain: b"announce",
-    DrainReport: b"drain",
+    fx.DrainReport: b"drain",
     fx.DrainRefused: b"drain refused",
     fx.Note: b"note",
     fx.News: b"news",
-    StepReport: b"step",
-    Resumed: b"resumed",
-    Replaced: b"replaced",
-    Detached: b"detached",
-    Forgotten: b"forgotten",
+    fx.StepReport: b"step",
+    fx.Resumed: b"resumed",
+    fx.Replaced: b"replaced",
+    fx.Detached: b"detached",
+    fx.Forgotten: b"forgotten",
 }
 """One tag per class of effect, which never changes. What is within an effect needs none: its place says what it is."""
 

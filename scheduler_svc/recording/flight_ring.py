@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.effects import Resumed
 
 # The longest reason or detail, which another program may have written.
 MAX_TEXT = 300
@@ -105,7 +104,7 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
     fx.DropResource: _form("drop_resource", "worker resource hash", hash=_hash, resource=_KIND),
     fx.Note: _form("note", "message", message=_text("message")),
     fx.News: _form("news", "message", message=_text("message")),
-    Resumed: _form("resumed", "frontend stream request_id"),
+    fx.Resumed: _form("resumed", "frontend stream request_id"),
     fx.Replaced: _form("replaced", "frontend stream"),
 }
 """The short forms of effects, except plans, rejections and ends (`Ring`)."""

@@ -14,19 +14,9 @@ from tandem.v1 import control_pb2, inference_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
-from scheduler_svc.core.messages.events import SECRET_HASH_BYTES
 from scheduler_svc.core.messages.names import core_id, meant, own_id
-from scheduler_svc.core.messages.operators import (
-    ClearQuarantine,
-    QuarantineQuery,
-    QuarantineReply,
-    RequestsQuery,
-    RequestsReply,
-    UpdateWeights,
-    Weights,
-)
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
-from scheduler_svc.core.messages.reports import DrainReport, Load, RequestEntry, WeightsReport
+from scheduler_svc.core.messages.reports import RequestEntry
 from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, RESOURCE_HASH_BYTES, Resource
 from scheduler_svc.wire.worker import kind_of
 from tandem_contract.bounds import Range, WireError
@@ -76,7 +66,7 @@ def _check_submit(submit: ev.Submit) -> None:
     # The core, which knows the page size, compares the hashes with the prompt's full pages.
     if num_hashes > (limit := limit if num_root else 0) * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
-    num_hash, expected = len(submit.secret_hash), SECRET_HASH_BYTES if submit.lingers else 0
+    num_hash, expected = len(submit.secret_hash), ev.SECRET_HASH_BYTES if submit.lingers else 0
     if num_hash != expected:
         raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {expected}")
     if submit.lingers and (submit.num_logprobs or submit.prompt_logprobs_from):
@@ -132,7 +122,7 @@ def _meant_by_abort(abort: pb.Abort) -> list[tuple[str, ...]]:
     return [meant(name, abort.tenant, all_tenants=abort.all_tenants) for name in abort.request_ids]
 
 
-_WEIGHTS = Codec(control_pb2.UpdateWeightsRequest, Weights, is_whole=False)
+_WEIGHTS = Codec(control_pb2.UpdateWeightsRequest, fx.Weights, is_whole=False)
 EVENTS = OneOf(
     pb.FrontendToCore,
     hello=Codec(pb.Hello, ev.FrontendJoined, given=_OF_FRONTEND, other=("secret",)),
@@ -162,11 +152,11 @@ EVENTS = OneOf(
     ),
     load_query=Codec(pb.LoadQuery, ev.LoadQuery, given=_OF_FRONTEND),
     flush_cache=Codec(pb.FlushCache, ev.FlushCache, given=_OF_FRONTEND),
-    quarantine_query=Codec(pb.QuarantineQuery, QuarantineQuery, given=_OF_FRONTEND),
-    clear_quarantine=Codec(pb.ClearQuarantine, ClearQuarantine, given=_OF_FRONTEND),
+    quarantine_query=Codec(pb.QuarantineQuery, ev.QuarantineQuery, given=_OF_FRONTEND),
+    clear_quarantine=Codec(pb.ClearQuarantine, ev.ClearQuarantine, given=_OF_FRONTEND),
     requests_query=Codec(
         pb.RequestsQuery,
-        RequestsQuery,
+        ev.RequestsQuery,
         given=_OF_FRONTEND,
         made={"tenant": lambda query: None if query.all_tenants else query.tenant},
         other=("all_tenants",),
@@ -174,13 +164,13 @@ EVENTS = OneOf(
     drain=Codec(pb.Drain, ev.Drain, given=_OF_FRONTEND, within=("request",)),
     update_weights=Codec(
         pb.UpdateWeights,
-        UpdateWeights,
+        ev.UpdateWeights,
         given=_OF_FRONTEND,
         within=("request",),
         made={
             # An operator that leaves names the query alone.
             "weights": lambda asked: (
-                Weights(version="", folder="") if asked.stop_replies else _WEIGHTS.decode(asked.request)
+                fx.Weights(version="", folder="") if asked.stop_replies else _WEIGHTS.decode(asked.request)
             ),
             "max_seconds": lambda asked: asked.request.max_seconds or DEFAULT_UPDATE_SECONDS,
         },
@@ -239,7 +229,7 @@ _REFUSAL: dict[str, Any] = {
 }
 _ENTRY = Codec(control_pb2.RequestEntry, RequestEntry, other=("abort_id",))
 # The front end adds these.
-_LOAD = Codec(control_pb2.GetLoadResponse, Load, other=("not_serving", "not_serving_since", "not_serving_reason"))
+_LOAD = Codec(control_pb2.GetLoadResponse, fx.Load, other=("not_serving", "not_serving_since", "not_serving_reason"))
 _EFFECTS = OneOf(
     pb.CoreToFrontend,
     admitted=Codec(pb.Admitted, fx.Admitted, given=_OF_FRONTEND),
@@ -247,17 +237,17 @@ _EFFECTS = OneOf(
     abort_reply=Codec(pb.AbortReply, fx.AbortReply, given=(*_OF_FRONTEND, "outcomes"), sent={"results": _outcomes}),
     load_reply=Codec(pb.LoadReply, fx.LoadReply, given=_OF_FRONTEND, parts=(_LOAD,)),
     flush_reply=Codec(pb.FlushReply, fx.FlushReply, given=_OF_FRONTEND),
-    quarantine_reply=Codec(pb.QuarantineReply, QuarantineReply, given=_OF_FRONTEND, names={"entries": "requests"}),
-    requests_reply=Codec(pb.RequestsReply, RequestsReply, given=_OF_FRONTEND, parts=(_ENTRY,)),
+    quarantine_reply=Codec(pb.QuarantineReply, fx.QuarantineReply, given=_OF_FRONTEND, names={"entries": "requests"}),
+    requests_reply=Codec(pb.RequestsReply, fx.RequestsReply, given=_OF_FRONTEND, parts=(_ENTRY,)),
     core_status=Codec(pb.CoreStatus, fx.CoreStatus, given=_OF_FRONTEND),
     waits=Codec(pb.Waits, fx.Waits, given=_OF_FRONTEND),
     draining=Codec(pb.Draining, fx.AnnounceDrain, given=_OF_FRONTEND),
     drain_reply=(
-        Codec(pb.DrainReply, DrainReport, **_PROGRESS),
+        Codec(pb.DrainReply, fx.DrainReport, **_PROGRESS),
         Codec(pb.DrainReply, fx.DrainRefused, **_REFUSAL),
     ),
     update_weights_reply=(
-        Codec(pb.UpdateWeightsReply, WeightsReport, **_PROGRESS),
+        Codec(pb.UpdateWeightsReply, fx.WeightsReport, **_PROGRESS),
         Codec(pb.UpdateWeightsReply, fx.UpdateRefused, **_REFUSAL),
     ),
     resumed=Codec(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.requests.deadlines import add_deadlines
 from scheduler_svc.core.requests.lingering import detach, meant
@@ -71,7 +70,7 @@ class Requests(Organ):
         return []
 
 
-def accept(core: Core, submit: Submit, now: float) -> int:
+def accept(core: Core, submit: ev.Submit, now: float) -> int:
     """Queues the samples of a request. Returns the handle of the first one."""
     queue, first_handle = core.queue, core.accepted.take_handles(submit.num_samples)
     if submit.tenant:
@@ -111,7 +110,7 @@ def restore(core: Core, now: float) -> None:
 
 
 def _new_requests(
-    core: Core, submit: Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
+    core: Core, submit: ev.Submit, first_handle: int, arrived_at: float, *, is_restored: bool = False
 ) -> list[Request]:
     """Makes one request for each sample; `arrived_at` is on the core's clock. The handle numbers them by arrival.
 
@@ -155,7 +154,7 @@ def _new_requests(
     ]
 
 
-def _kept(submit: Submit) -> Submit:
+def _kept(submit: ev.Submit) -> ev.Submit:
     """Returns what the requests keep of their Submit: without what may be large and is kept and freed elsewhere."""
     if not (submit.page_hashes or submit.resources or submit.description):
         return submit
@@ -164,13 +163,13 @@ def _kept(submit: Submit) -> Submit:
     return replace(submit, page_hashes=b"", resources=resources, description=b"")
 
 
-def _banned(submit: Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def _banned(submit: ev.Submit, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the tokens that may not be sampled before `min_new_tokens`."""
     eos = () if submit.ignore_eos else eos_token_ids
     return tuple(dict.fromkeys((*eos, *submit.stop_token_ids))) if submit.min_new_tokens > 0 else ()
 
 
-def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:
+def _length(submit: ev.Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[int, bool]:
     """Returns the length at which a request ends, and whether that is what the workers hold.
 
     A journal has what was accepted, by workers that may be larger than those that are back.
@@ -184,7 +183,7 @@ def _length(submit: Submit, infos: WorkerInfos, *, is_restored: bool) -> tuple[i
     return total, total < wanted or (not maximum.is_set and total >= infos.longest_known)
 
 
-def _page_hashes(submit: Submit, page_size: int) -> list[bytes]:
+def _page_hashes(submit: ev.Submit, page_size: int) -> list[bytes]:
     """Returns the hashes of the prompt's full pages that came with the request; others are computed when needed."""
     if not submit.prefix_root:
         return []

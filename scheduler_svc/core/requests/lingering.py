@@ -11,7 +11,6 @@ from scheduler_svc.core.core import Core, Organ, handles
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
-from scheduler_svc.core.messages.effects import WeightsSpan
 from scheduler_svc.core.queue.kept_requests import KeptRequest, KeptRequests
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.state.request import Request
@@ -131,7 +130,7 @@ def outputs_of(core: Core, request_id: str) -> tuple[Int32Array, ...]:
     return tuple(outputs)
 
 
-def spans_of(core: Core, request_id: str) -> dict[int, Sequence[WeightsSpan]]:
+def spans_of(core: Core, request_id: str) -> dict[int, Sequence[fx.WeightsSpan]]:
     """Returns the spans by weights of each live sample of a request that lingers."""
     entry = core.kept.by_id(request_id)
     assert entry is not None, f"request {request_id} is not kept"
