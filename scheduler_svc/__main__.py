@@ -24,7 +24,7 @@ from scheduler_svc.door import tls_files
 from scheduler_svc.door.tls_files import ReadyCommand, TlsFileError, TlsFiles
 from scheduler_svc.door.token_file import TokenFile, TokenFileError
 from scheduler_svc.journal.file import Sync
-from scheduler_svc.journal.keeper import OpenedJournal
+from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.metrics.listener import MetricsListener
 from scheduler_svc.processes.address import ListenError, is_loopback, missing_flags
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
@@ -153,7 +153,7 @@ class _Service:
         core = Scheduler(self._core_config)
         keeper = None
         if journal is not None:
-            keeper = journal.keeper(core, time.monotonic)
+            keeper = JournalKeeper(journal, core)
             self._stack.enter_context(journal.closing(keeper, time.monotonic))
         return Loop(
             core=core,

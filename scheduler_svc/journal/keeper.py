@@ -7,10 +7,10 @@ turn's tokens. Only requests that linger are kept, because no other one can be r
 
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -27,8 +27,8 @@ from scheduler_svc.core.requests.lingering import outputs_of, spans_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import reader
-from scheduler_svc.journal.file import JournalFolder, JournalWriter, Snapshot, Sync
-from scheduler_svc.journal.reader import JournalClock, SavedCore, clock_after, event_of, quarantine_event, wanted
+from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
+from scheduler_svc.journal.reader import SavedCore, clock_after, event_of, quarantine_event, wanted
 from scheduler_svc.journal.records import REQUEST, SampleEnd, SavedRequest, end_arguments, kept_submit, record
 from scheduler_svc.observer import Observer
 from tandem_contract.codec import packed
@@ -152,38 +152,20 @@ class _Kept:
 class JournalKeeper(Observer):
     """The kept requests. `restore` comes before everything else."""
 
-    def __init__(
-        self,
-        *,
-        saved: SavedCore,
-        cache_root: bytes,
-        next_generation: int,
-        length_of: Callable[[str], int],
-        outputs_of: Callable[[str], Sequence[Int32Array]],
-        spans_of: Callable[[str], Mapping[int, Sequence[fx.WeightsSpan]]],
-        suspicion: SuspicionLog,
-        make_writer: Callable[[Snapshot], JournalWriter],
-        on_steady: Callable[[], None],
-        clock: JournalClock,
-    ) -> None:
-        """`length_of` returns the tokens at which a live request ends, prompt and output together.
-
-        `outputs_of` returns the outputs of a request's samples, `spans_of` those of its live samples by weights.
-
-        `on_steady` is called once, when the scheduler has run for a while or ends in order.
-        """
-        self._saved = saved
+    def __init__(self, journal: "OpenedJournal", core: Scheduler) -> None:
+        self._journal, self._core = journal, core
         self._state = journal_pb2.JournalState(
-            cache_root=cache_root, next_generation=next_generation, boot_id=clock.boot_id, booted_at=clock.booted_at
+            cache_root=journal.cache_root,
+            next_generation=journal.first_generation + _GENERATIONS,
+            boot_id=journal.clock.boot_id,
+            booted_at=journal.clock.booted_at,
         )
         for name in ("identity", "weights_version", "weights_folder"):
-            setattr(self._state, name, getattr(saved.state, name))
-        self._length_of, self._outputs_of, self._spans_of = length_of, outputs_of, spans_of
-        self._suspicion = suspicion
-        self._make_writer, self._clock = make_writer, clock.now
-        self._on_steady: Callable[[], None] | None = on_steady
+            setattr(self._state, name, getattr(journal.saved.state, name))
+        self._suspicion = SuspicionLog(core, journal.saved.suspects)
+        self._clock = journal.clock.now
         self._steady_at = 0.0
-        self._next_number = saved.next_number
+        self._next_number = journal.saved.next_number
         self._by_id: dict[str, _Kept] = {}
         self._streams: dict[str, KeptStreams[_Kept]] = {}
         self._payloads: list[bytes] = []
@@ -196,7 +178,8 @@ class JournalKeeper(Observer):
         `handle` takes an event, and by keyword its entry for the event log.
         """
         effects: list[fx.Effect] = []
-        saved, self._saved = self._saved, SavedCore()
+        journal = self._journal
+        saved, journal.saved = journal.saved, SavedCore()
         if saved.quarantine.entries:
             quarantine = record_pb2.RestoredQuarantine(quarantine=saved.quarantine, unix_now=self._clock())
             effects += handle(quarantine_event(quarantine), quarantine_restored=quarantine)
@@ -220,7 +203,9 @@ class JournalKeeper(Observer):
                 "%s on from the journal; the time of %d is over", numbered(len(self._by_id), "request", "go"), late
             )
         self._now, self._steady_at = now, now + _STEADY_SECONDS
-        self._writer = self._make_writer(self.snapshot)
+        self._writer = JournalWriter(
+            journal.folder, snapshot=self.snapshot, max_bytes=journal.max_bytes, sync=journal.sync, now=now
+        )
         return effects
 
     def handled(self, now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
@@ -268,9 +253,9 @@ class JournalKeeper(Observer):
             self._steady()
 
     def _steady(self) -> None:
-        on_steady, self._on_steady = self._on_steady, None
-        if on_steady is not None:
-            on_steady()
+        """The scheduler has run for a while, or ends in order."""
+        self._journal.folder.forget_crashes()
+        self._steady_at = inf
 
     def described(self, effects: list[fx.Effect]) -> list[fx.Effect]:
         """Returns the effects; each LoadReply also has the state of the journal."""
@@ -301,11 +286,21 @@ class JournalKeeper(Observer):
                 number=kept.number,
                 accepted_at=kept.accepted_at,
                 submit=kept.submit,
-                outputs=tuple(self._outputs_of(request_id)),
+                outputs=self._outputs_of(request_id),
                 ends=tuple(kept.ends),
                 weights=tuple(tuple(weights.get(i, ())) for i in range(kept.submit.num_samples)),
             )
             yield record(request=REQUEST.encode(saved))
+
+    def _length_of(self, request_id: str) -> int:
+        """Returns the tokens at which a live request ends, prompt and output together."""
+        return self._core.queue.by_request_id(request_id)[0].total_length
+
+    def _outputs_of(self, request_id: str) -> tuple[Int32Array, ...]:
+        return outputs_of(self._core, request_id)
+
+    def _spans_of(self, request_id: str) -> dict[int, Sequence[fx.WeightsSpan]]:
+        return spans_of(self._core, request_id)
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
@@ -386,32 +381,13 @@ class OpenedJournal:
 
     def __init__(self, path: Path, *, sync: Sync, max_bytes: int, stack: ExitStack) -> None:
         """Raises SettingError if the folder or the journal in it cannot be used."""
-        self._folder = JournalFolder(path)
-        stack.callback(self._folder.close)
-        self._saved = reader.read(self._folder)
-        self._clock = clock_after(self._saved.state.boot_id, self._saved.state.booted_at)
-        self._saved.written_at = self._clock.written_at(self._saved.written_at)
-        self._sync = sync
-        self._max_bytes = max_bytes
-        self.cache_root = self._saved.state.cache_root or secrets.token_bytes(HASH_BYTES)
-        self.first_generation = self._saved.state.next_generation
-
-    def keeper(self, core: Scheduler, monotonic: Callable[[], float]) -> JournalKeeper:
-        """Returns the keeper of the requests that the core will get."""
-        return JournalKeeper(
-            saved=self._saved,
-            cache_root=self.cache_root,
-            next_generation=self.first_generation + _GENERATIONS,
-            length_of=lambda request_id: core.queue.by_request_id(request_id)[0].total_length,
-            outputs_of=partial(outputs_of, core),
-            spans_of=partial(spans_of, core),
-            suspicion=SuspicionLog(core, self._saved.suspects),
-            make_writer=lambda snapshot: JournalWriter(
-                self._folder, snapshot=snapshot, max_bytes=self._max_bytes, sync=self._sync, now=monotonic()
-            ),
-            on_steady=self._folder.forget_crashes,
-            clock=self._clock,
-        )
+        self.folder, self.sync, self.max_bytes = JournalFolder(path), sync, max_bytes
+        stack.callback(self.folder.close)
+        self.saved = reader.read(self.folder)
+        self.clock = clock_after(self.saved.state.boot_id, self.saved.state.booted_at)
+        self.saved.written_at = self.clock.written_at(self.saved.written_at)
+        self.cache_root = self.saved.state.cache_root or secrets.token_bytes(HASH_BYTES)
+        self.first_generation = self.saved.state.next_generation
 
     @contextmanager
     def closing(self, keeper: JournalKeeper, monotonic: Callable[[], float]) -> Generator[None]:
@@ -422,6 +398,6 @@ class OpenedJournal:
         try:
             yield
         except BaseException:
-            self._folder.count_crash()
+            self.folder.count_crash()
             raise
         keeper.close(monotonic())

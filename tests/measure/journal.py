@@ -8,7 +8,8 @@ is made, encoded and written to a file. Figures are wall time of the scheduler's
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
-from scheduler_svc.journal.keeper import JournalKeeper, SuspicionLog
-from scheduler_svc.journal.reader import SavedCore, clock_after
+from scheduler_svc.journal.file import Sync
+from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.journal.records import record
 from scheduler_svc.wire.framing import frame
 from tandem_contract.codec import packed
@@ -31,27 +32,31 @@ _PROMPT_TOKENS = 512
 _WARM = 20
 
 
+class _Keeper(JournalKeeper):
+    """All requests have the same output, of which the core knows nothing."""
+
+    def __init__(self, journal: OpenedJournal, output: Int32Array) -> None:
+        super().__init__(journal, Scheduler(CoreConfig()))
+        self._all_outputs = (output,)
+
+    def _length_of(self, request_id: str) -> int:
+        return 4096
+
+    def _outputs_of(self, request_id: str) -> tuple[Int32Array, ...]:
+        return self._all_outputs
+
+    def _spans_of(self, request_id: str) -> dict[int, Sequence[fx.WeightsSpan]]:
+        return {}
+
+
 class Load:
     """A keeper with `rows` requests, each with `num_tokens` tokens of output, in a folder."""
 
     def __init__(self, folder: Path, rows: int, *, num_tokens: int, sync: Sync) -> None:
         self.rows = rows
-        self._outputs = np.arange(num_tokens, dtype=np.int32)
-        self._folder = JournalFolder(folder)
-        self.keeper = JournalKeeper(
-            saved=SavedCore(),
-            cache_root=bytes(32),
-            next_generation=1 << 32,
-            length_of=lambda request_id: 4096,
-            outputs_of=lambda request_id: (self._outputs,),
-            spans_of=lambda request_id: {},
-            suspicion=SuspicionLog(Scheduler(CoreConfig())),
-            make_writer=lambda snapshot: JournalWriter(
-                self._folder, snapshot=snapshot, max_bytes=1 << 30, sync=sync, now=time.monotonic()
-            ),
-            on_steady=self._folder.forget_crashes,
-            clock=clock_after("", 0.0),
-        )
+        self._stack = ExitStack()
+        journal = OpenedJournal(folder, sync=sync, max_bytes=1 << 30, stack=self._stack)
+        self.keeper = _Keeper(journal, np.arange(num_tokens, dtype=np.int32))
         self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):
             self._admit(stream)
@@ -82,7 +87,7 @@ class Load:
 
     def close(self) -> None:
         self.keeper.close(time.monotonic())
-        self._folder.close()
+        self._stack.close()
 
 
 def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync) -> dict[str, Any]:

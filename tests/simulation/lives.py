@@ -154,8 +154,8 @@ class Lives:
 
     def begin(self, *, workers: bool = True) -> None:
         journal = self.journal = OpenedJournal(self.folder, sync=Sync.OFF, max_bytes=1 << 24, stack=self._stack)
-        journal._saved.written_at = self._died_at
-        if not journal._saved.state.cache_root:
+        journal.saved.written_at = self._died_at
+        if not journal.saved.state.cache_root:
             # Drawn by the service; here a run repeats exactly.
             journal.cache_root = sha256(f"{self._seed} {self.num_lives}".encode()).digest()
         self.roots.add(journal.cache_root)
@@ -168,7 +168,7 @@ class Lives:
         self.core = Scheduler(config)
         if self._session is not None:
             self._session.begin(config)
-        self.keeper: JournalKeeper = journal.keeper(self.core, lambda: self.now)
+        self.keeper = JournalKeeper(journal, self.core)
         # All times are those of the virtual clock.
         self.keeper._clock = lambda: UNIX_TIME + self.now
         self.num_lives += 1

@@ -15,7 +15,7 @@ from scheduler_svc.core.requests.lingering import outputs_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import Sync
-from scheduler_svc.journal.keeper import OpenedJournal
+from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from tests.rigs.executor import Shape
 from tests.simulation.deaths import Deaths
 from tests.simulation.lives import FRONTEND, Caller, Died, Lives
@@ -93,9 +93,9 @@ def test_the_next_journal_has_the_clock_of_the_last_one(tmp_path: Path) -> None:
     for _ in range(2):
         with ExitStack() as stack:
             journal = OpenedJournal(tmp_path / "journal", sync=Sync.OFF, max_bytes=1 << 24, stack=stack)
-            keeper = journal.keeper(Scheduler(CoreConfig()), lambda: 0.0)
+            keeper = JournalKeeper(journal, Scheduler(CoreConfig()))
             keeper.restore(lambda *_, **__: [], 0.0)
-            found.append(journal._clock)
+            found.append(journal.clock)
     assert found[0] == found[1]
 
 

@@ -6,7 +6,6 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -343,7 +342,7 @@ def test_the_journal_is_written_before_a_front_end_gets_the_turn(bench: Bench, t
     path = tmp_path / "journal"
     with ExitStack() as stack:
         opened = OpenedJournal(path, sync=Sync.OFF, max_bytes=1 << 20, stack=stack)
-        bench.journal = opened.keeper(bench.core, time.monotonic)
+        bench.journal = JournalKeeper(opened, bench.core)
         link, written = bench.links[1], list[tuple[bytes, bytes]]()
         send = link.send
 
