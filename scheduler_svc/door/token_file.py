@@ -221,20 +221,16 @@ def _priority(value: Any) -> tuple[int, int]:
 
 def _count(table: Mapping[str, Any], field: str, limit: int) -> int | None:
     value = table.get(field)
-    if value is None:
-        return None
-    if type(value) is not int or not 1 <= value <= limit:
+    if value is not None and (type(value) is not int or not 1 <= value <= limit):
         raise _FieldError(field, f"is {shown(value)}; it must be a whole number from 1 to {limit:,}")
     return value
 
 
 def _share(table: Mapping[str, Any], field: str) -> float | None:
     value = table.get(field)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not 0 < value <= 1:
+    if value is not None and (type(value) not in (int, float) or not 0 < value <= 1):
         raise _FieldError(field, f"is {shown(value)}; it must be above 0 and at most 1")
-    return float(value)
+    return None if value is None else float(value)
 
 
 def _check_keys(field: str, table: Mapping[str, Any], settings: Iterable[str]) -> None:

@@ -56,7 +56,8 @@ class FrontTotals:
         self._of_process[report.process] = cells
         self._backlogs[frontend] = report.backlog_bytes
         for use in report.tenants:
-            self._take_tenant(report.process, use)
+            if use.tenant in self._of_tenant or len(self._of_tenant) < _MAX_TENANTS:
+                self._of_tenant.setdefault(use.tenant, {})[report.process] = use.prompt_tokens, use.generation_tokens
 
     def _fold(self, process: int) -> None:
         """Adds a process's numbers to those of processes that are gone."""
@@ -70,14 +71,6 @@ class FrontTotals:
                 use, before = others.pop(process), others.get(_GONE, (0, 0))
                 others[_GONE] = before[0] + use[0], before[1] + use[1]
                 self._of_tenant[tenant] = others
-
-    def _take_tenant(self, process: int, use: frontend_pb2.TenantUse) -> None:
-        kept = self._of_tenant.get(use.tenant)
-        if kept is None:
-            if len(self._of_tenant) >= _MAX_TENANTS:
-                return
-            kept = self._of_tenant[use.tenant] = {}
-        kept[process] = use.prompt_tokens, use.generation_tokens
 
     def keep(self, frontends: Container[str]) -> None:
         """Forgets the backlogs of all other front ends."""

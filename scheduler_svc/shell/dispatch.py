@@ -41,16 +41,14 @@ class ServedModel:
     max_waiting: int
     # 32 random bytes that only front ends receive and that are never logged.
     cache_root: bytes
-    _tokenizer_json: bytes | None = field(default=None, init=False)
-    _chat_template: str = field(default="", init=False)
-    # A serialized ChatFiles.
-    _chat_files: bytes = field(default=b"", init=False)
+    # The tokenizer and the files of chats.
+    _files: frontend_pb2.ModelState | None = field(default=None, init=False)
     # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
     _on_probation: dict[str, worker_pb2.Join] = field(default_factory=dict[str, worker_pb2.Join], init=False)
 
     def joined(self, worker: str, join: worker_pb2.Join, workers: Collection[str]) -> None:
         """Keeps the Join of a worker that the core accepted; `workers` are all that have joined, this one included."""
-        if self._tokenizer_json is not None:
+        if self._files is not None:
             return
         self._on_probation = {name: kept for name, kept in self._on_probation.items() if name in workers}
         self._on_probation[worker] = join
@@ -59,8 +57,10 @@ class ServedModel:
         """Takes the tokenizer of a worker that confirmed a step, if it is the first one."""
         join = self._on_probation.get(worker)
         if join is not None:
-            self._tokenizer_json, self._chat_template = join.tokenizer_json, join.chat_template
-            self._chat_files = join.chat.SerializeToString(deterministic=True)
+            chat_files = join.chat.SerializeToString(deterministic=True)
+            self._files = frontend_pb2.ModelState(
+                tokenizer_json=join.tokenizer_json, chat_template=join.chat_template, chat_files=chat_files
+            )
             self._on_probation.clear()
 
     def state(self, effect: fx.ModelServed) -> frontend_pb2.ModelState:
@@ -68,28 +68,27 @@ class ServedModel:
         served = effect.info
         if served is None:
             return frontend_pb2.ModelState(ready=False)
-        assert self._tokenizer_json is not None, "a model is served before a worker is proven"
+        assert self._files is not None, "a model is served before a worker is proven"
         info = control_pb2.GetModelInfoResponse(
             **{name: getattr(served, name) for name in _SAME},
             num_pages=served.usable_pages,
             sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
             default_max_new_tokens=self.default_max_new_tokens,
             max_waiting=self.max_waiting,
-            has_tokenizer=bool(self._tokenizer_json),
+            has_tokenizer=bool(self._files.tokenizer_json),
             max_num_samples=min(MAX_NUM_SAMPLES, self.max_waiting),
             max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
         )
-        return frontend_pb2.ModelState(
+        state = frontend_pb2.ModelState(
             ready=True,
             info=info,
-            tokenizer_json=self._tokenizer_json,
-            chat_template=self._chat_template,
-            chat_files=self._chat_files,
             cache_root=self.cache_root,
             recent_max_length=effect.recent_max_length,
             constraint_refusal=effect.constraint_refusal,
             longest_sequence=served.longest_sequence,
         )
+        state.MergeFrom(self._files)
+        return state
 
 
 log = logging.getLogger("tandem.core")
