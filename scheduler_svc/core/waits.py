@@ -171,7 +171,8 @@ class Waits:
 
     def _look(self, request: Request, now: float) -> tuple[_Known | None, Why | None]:
         """Returns what is known of the request now, None if nothing needs to be; and why it waits."""
-        entry, reader, why = self._known.get(request.submit.request_id), _reader(request), self.why(request, now)
+        entry, why = self._known.get(request.submit.request_id), self.why(request, now)
+        reader = request.frontend, request.stream - request.sample_idx
         if entry is not None and entry.reader != reader:
             entry = None
         if why is None:
@@ -200,7 +201,3 @@ def _wait(why: Why, waited: Sequence[tuple[int, float]]) -> fx.Wait:
 def _is_same(sent: Why | None, why: Why) -> bool:
     """Whether the reason is not news. The numbers of other requests change constantly, and are no news."""
     return sent is not None and sent[0] is why[0] and (sent == why or why[0] in _PATIENT)
-
-
-def _reader(request: Request) -> tuple[str, int]:
-    return request.frontend, request.stream - request.sample_idx

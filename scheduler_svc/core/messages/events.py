@@ -59,14 +59,14 @@ class Submit:
     sampling: Annotated[bytes, Length(0, MAX_SAMPLING_BYTES)]
     """A serialized SamplingParams. The core passes it to the worker and does not parse it."""
     max_new_tokens: Annotated[int, Range(1, MAX_TOKENS)]
-    min_new_tokens: Annotated[int, Range(0, MAX_TOKENS)]
-    stop_token_ids: Annotated[tuple[int, ...], Length(0, 1024)]
-    ignore_eos: bool
-    priority: int
+    min_new_tokens: Annotated[int, Range(0, MAX_TOKENS)] = 0
+    stop_token_ids: Annotated[tuple[int, ...], Length(0, 1024)] = ()
+    ignore_eos: bool = False
+    priority: int = 0
     """Requests of a higher priority go first (`queue/turns.queue_key`)."""
-    max_time_seconds: Seconds
+    max_time_seconds: Seconds = 0.0
     """Time from this event after which the request ends with TIME_LIMIT. 0 for no limit."""
-    deadline_seconds: Seconds
+    deadline_seconds: Seconds = 0.0
     """Time from this event after which the request fails with DEADLINE. 0 for no deadline."""
     max_queue_seconds: Seconds = 0.0
     """Time from this event after which the request fails with DEADLINE if it has had no row. 0 for no limit."""

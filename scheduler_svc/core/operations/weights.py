@@ -89,9 +89,6 @@ class Update(Operation[UpdateState]):
     first: int = 0
     """Number of the lane that loads first."""
 
-    def is_asked_by(self, event: UpdateWeights) -> bool:
-        return (event.weights, event.running, event.in_turn) == (self.weights, self.running, self.in_turn)
-
 
 RETRY_SECONDS = 5.0
 """A worker that could not load the service's weights is asked again after this time."""
@@ -128,6 +125,7 @@ class Updates(Organ):
     def _refusal(self, event: UpdateWeights) -> fx.UpdateRefused | None:
         """Returns why no update begins and no operator watches, or None."""
         weights, roots, going_on = event.weights, self._config.weights_folders, self._update
+        asked = weights, event.running, event.in_turn
 
         def refused(code: fx.RejectCode, message: str, field: str = "") -> fx.UpdateRefused:
             return fx.UpdateRefused(frontend=event.frontend, query=event.query, code=code, message=message, field=field)
@@ -137,7 +135,7 @@ class Updates(Organ):
             return refused(fx.RejectCode.NOT_FOUND, message)
         if why := why_not_allowed(weights.folder, roots):
             return refused(fx.RejectCode.INVALID, f"folder: {why}", "folder")
-        if going_on is not None and going_on.is_asked_by(event):
+        if going_on is not None and asked == (going_on.weights, going_on.running, going_on.in_turn):
             why = why_not_watched([going_on], "the update of weights")
             return refused(fx.RejectCode.QUEUE_FULL, why) if why else None
         if going_on is not None:

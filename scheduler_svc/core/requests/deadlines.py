@@ -13,13 +13,12 @@ from scheduler_svc.core.state.request import Request
 
 def add_deadlines(core: Core, request: Request, submit: Submit, now: float) -> None:
     """Adds the deadlines of a new request. Its time limits count from its arrival."""
-    if submit.max_time_seconds > 0:
-        core.queue.add_deadline(request.arrived_at + submit.max_time_seconds, request, DeadlineKind.TIME_LIMIT)
-    if submit.deadline_seconds > 0:
-        core.queue.add_deadline(request.arrived_at + submit.deadline_seconds, request, DeadlineKind.DEADLINE)
+    limits = {DeadlineKind.TIME_LIMIT: submit.max_time_seconds, DeadlineKind.DEADLINE: submit.deadline_seconds}
     # A request from the journal that has output has run before.
-    if submit.max_queue_seconds > 0 and not request.num_outputs:
-        core.queue.add_deadline(request.arrived_at + submit.max_queue_seconds, request, DeadlineKind.QUEUE_TIME)
+    limits[DeadlineKind.QUEUE_TIME] = 0.0 if request.num_outputs else submit.max_queue_seconds
+    for kind, seconds in limits.items():
+        if seconds > 0:
+            core.queue.add_deadline(request.arrived_at + seconds, request, kind)
     core.update_worker_wait(request, now)
 
 

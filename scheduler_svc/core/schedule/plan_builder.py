@@ -30,7 +30,7 @@ from scheduler_svc.core.schedule.policy import ending_budget, swapping_pays
 from scheduler_svc.core.schedule.prefix_match import PrefixMatch
 from scheduler_svc.core.schedule.trials import EVERYBODY, Turn
 from scheduler_svc.core.state.counters import Counters
-from scheduler_svc.core.state.lane import Lane, began, swap_out
+from scheduler_svc.core.state.lane import Lane, may_sample, swap_out
 from scheduler_svc.core.state.request import Move, Request
 
 DETACHED = 0
@@ -184,7 +184,8 @@ class PlanBuilder:
         held_from = lane.first_seen_page(first) if None in matched.pages else 0
         reader = self.frontends.get(request.frontend, DETACHED)
         row = lane.seat(request, pages, reader, first_position=first, held_from=held_from)
-        began(lane, request)
+        if not may_sample(lane, request):
+            lane.rows.await_needs(row, True)
         self.starts.append(_start(request, row, pages, first))
         self.started_tokens += request.known
         self.bytes_left -= start_bytes(request, len(pages))

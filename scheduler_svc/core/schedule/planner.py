@@ -304,12 +304,7 @@ def probation_plan(lane: Lane, *, max_bytes: int, now: float) -> Plan:
         prompt=np.zeros(1, np.int32),
         sampling=b"",
         max_new_tokens=1,
-        min_new_tokens=0,
-        stop_token_ids=(),
         ignore_eos=True,
-        priority=0,
-        max_time_seconds=0.0,
-        deadline_seconds=0.0,
     )
     handle = -lane.number
     request = Request(

@@ -313,12 +313,6 @@ def want(lane: Lane, request: Request) -> None:
         lane.resources.want(need)
 
 
-def began(lane: Lane, request: Request) -> None:
-    """Lets the row of a request that was seated just now wait for what it needs, unless that is ready."""
-    if not may_sample(lane, request):
-        lane.rows.await_needs(request.row, True)
-
-
 def prepared(lane: Lane) -> None:
     """Lets rows sample for which the worker has prepared the last that they need."""
     for request in lane.rows.requests_at(lane.rows.awaits_needs.nonzero()[0]):
