@@ -103,6 +103,13 @@ def _audit_pages(lane: Lane) -> None:
     lane.host.audit()
 
 
+# Arrays of `Rows`.
+_COUNTERS = (
+    *("confirmed", "planned", "known", "tokens_in_flight", "last", "verified", "num_pages", "plans_in_flight"),
+    *("handle", "num_logprobs", "prompt_logprobs_from"),
+)
+
+
 def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None:
     rows, page_size = lane.rows, lane.info.page_size
     at = rows.seated()
@@ -114,22 +121,8 @@ def _audit_rows(core: Scheduler, lane: Lane, in_flight: _InFlightCounts) -> None
     metered = [row for row in seated if rows.request_at(row).meter]
     assert rows.num_metered == len(metered) == np.count_nonzero(rows.meter[at])
     # Lists, because reading an element of an array takes ten times as long.
-    confirmed, planned, known, tokens, last, verified, num_pages, plans, handles, num_logprobs, wanted_from = (
-        array.tolist()
-        for array in (
-            rows.confirmed,
-            rows.planned,
-            rows.known,
-            rows.tokens_in_flight,
-            rows.last,
-            rows.verified,
-            rows.num_pages,
-            rows.plans_in_flight,
-            rows.handle,
-            rows.num_logprobs,
-            rows.prompt_logprobs_from,
-        )
-    )
+    lists = [getattr(rows, name).tolist() for name in _COUNTERS]
+    confirmed, planned, known, tokens, last, verified, num_pages, plans, handles, num_logprobs, wanted_from = lists
     for row in seated:
         request = rows.requests[row]
         assert request is not None and request.row == row and request.handle == handles[row]

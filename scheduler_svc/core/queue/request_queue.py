@@ -206,7 +206,8 @@ class RequestQueue:
         if len(tenants) == 1:
             return tenants[0].waiting[:count]
         if self._merged is None or self._num_merged < count:
-            merged = heapq.merge(*(tenant.turns(count) for tenant in tenants), key=_by_turn)
+            turns = (tenant.turns(count) for tenant in tenants)
+            merged = heapq.merge(*turns, key=lambda item: (item[0], item[1][1].handle))
             self._merged, self._num_merged = [entry for _, entry in islice(merged, count)], count
         return self._merged[:count]
 
@@ -322,11 +323,6 @@ class RequestQueue:
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline on the core's clock, or None. It may belong to a request that has ended."""
         return self._deadlines.next()
-
-
-def _by_turn(item: tuple[int, Entry]) -> tuple[int, int]:
-    turn, (_, request) = item
-    return turn, request.handle
 
 
 def audit_tenants(queue: RequestQueue) -> None:

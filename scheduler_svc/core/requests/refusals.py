@@ -6,7 +6,7 @@ or positions that cannot exist. A request is accepted with all its samples or no
 
 from scheduler_svc.core.core import Core
 from scheduler_svc.core.messages.arrays import is_within
-from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES, CoreConfig
+from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.maximum import Maximum
@@ -98,7 +98,8 @@ def _invalid(core: Core, event: Submit) -> Refusal | None:
 def _queue_full(core: Core, event: Submit) -> str:
     """Returns one sentence if the queue has no room for the request now, otherwise ''."""
     queue, config = core.queue, core.config
-    prompt, samples, limit, token_limit = len(event.prompt), event.num_samples, *_limits(config)
+    prompt, samples, limit = len(event.prompt), event.num_samples, config.max_waiting
+    token_limit = config.max_waiting_tokens
     if queue.accounts.has_own_place(event.tenant, samples, samples * prompt, limit, token_limit):
         return ""
     if queue.num_waiting + samples > limit:
@@ -111,22 +112,18 @@ def _queue_full(core: Core, event: Submit) -> str:
     return ""
 
 
-def _limits(config: CoreConfig) -> tuple[int, int]:
-    return config.max_waiting, config.max_waiting_tokens
-
-
 def _tenant_queue_full(core: Core, tenant: str, count: int, tokens: int) -> str:
     """Returns one sentence if the tenant has too much of the queue for this request, otherwise ''.
 
     count: the samples of the request. tokens: the prompt's in all samples.
     """
-    queue, config, limits = core.queue, core.config, _limits(core.config)
-    account = queue.accounts.of(tenant)
+    queue, account = core.queue, core.queue.accounts.of(tenant)
+    limits = core.config.max_waiting, core.config.max_waiting_tokens
     if message := account.queue_refusal(count, tokens, *limits):
         return message
     if not queue.accounts.is_shared or queue.accounts.has_own_place(tenant, count, tokens, *limits):
         return ""
-    free = config.max_waiting - queue.num_waiting, config.max_waiting_tokens - queue.waiting_tokens
+    free = limits[0] - queue.num_waiting, limits[1] - queue.waiting_tokens
     return account.crowds_others(count, tokens, *free)
 
 
