@@ -212,8 +212,6 @@ class Lanes(dict[str, Lane]):
         """Returns the number of known tokens of a live request, also while it runs."""
         return int(self[request.worker].rows.known[request.row]) if request.row else request.known
 
-    # Workers -------------------------------------------------------------------------------------------------
-
     def join(self, event: ev.WorkerJoined, now: float) -> list[fx.Effect]:
         """Opens a lane for the worker, or refuses it with a reason."""
         info, worker = event.info, event.worker

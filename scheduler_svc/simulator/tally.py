@@ -142,8 +142,6 @@ class Tally:
         self._group: npt.NDArray[np.int8] = np.zeros(1024, np.int8)
         self._slots = 0
 
-    # Requests ------------------------------------------------------------------------------------------------
-
     @property
     def live(self) -> int:
         """Requests submitted and not ended."""
@@ -229,8 +227,6 @@ class Tally:
         self.preempted_requests += stats.preemptions > 0
         self.last_at = max(self.last_at, now)
         self._free.append(slot)
-
-    # The core ------------------------------------------------------------------------------------------------
 
     def observe(self, load: Load, now: float) -> None:
         """Takes the core's load. The load before it counts until `now`."""

@@ -104,8 +104,6 @@ class Updates(Organ):
         self._used = deque[str](maxlen=MAX_VERSIONS)
         self._looked_at = -inf
 
-    # Events ----------------------------------------------------------------------------------------------------------
-
     @handles(UpdateWeights)
     def asked(self, event: UpdateWeights, now: float) -> list[fx.Effect]:
         """Begins an update, lets the operator watch the same one that goes on, or refuses it. The next Tick answers."""
@@ -190,8 +188,6 @@ class Updates(Organ):
         elif not is_new:
             return []
         return [fx.Note(message=f"worker {lane.worker} has not loaded weights {weights.version!r}: {detail}")]
-
-    # Every Tick -----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[fx.Effect]:
         """Asks workers to load, marks lanes, and reports."""

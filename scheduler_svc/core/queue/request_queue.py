@@ -145,8 +145,6 @@ class RequestQueue:
             del self._by_id[request.submit.request_id]
         tenant.fair_share.prune(len(self))
 
-    # The queue -----------------------------------------------------------------------------------------------
-
     def enter(self, tenant: str, share: bytes, cost: int) -> int:
         """Places a new request among its tenant's: `share` is its part, by salt. Returns its virtual start time."""
         return self._open(tenant).fair_share.enter(share, cost)
@@ -308,8 +306,6 @@ class RequestQueue:
         """Returns all waiting requests: those in the queue, by tenant in order, then those set aside and held."""
         queued = [request for tenant in self.tenants.values() for _, request in tenant.waiting]
         return [*queued, *self._set_aside.values(), *self._held_waiting.values()]
-
-    # Deadlines -----------------------------------------------------------------------------------------------
 
     def add_deadline(self, at: float, request: Request, kind: DeadlineKind) -> None:
         """Adds a time on the core's clock at which the request ends."""

@@ -232,9 +232,6 @@ def _start(builder: PlanBuilder, request: Request, start: _Start) -> None:
         builder.chunk(row, matched.first_position, start.count)
 
 
-# The head of the queue -------------------------------------------------------------------------------------------
-
-
 def set_aside_misfits(builder: PlanBuilder) -> None:
     """Sets aside each request at the queue's head that no present lane can ever run."""
     lane, queue = builder.lane, builder.queue
@@ -242,16 +239,10 @@ def set_aside_misfits(builder: PlanBuilder) -> None:
         queue.set_aside(head)
 
 
-# Resources -------------------------------------------------------------------------------------------------------
-
-
 def _may_begin(lane: Lane, request: Request, matched: PrefixMatch) -> bool:
     """Returns whether a request has something to compute: it may sample, or it may start and has positions before."""
     left = request.known - matched.first_position
     return may_sample(lane, request) or (may_start(lane, request) and before_sampling(left, lane.info.chunk_align) > 0)
-
-
-# Sizes -------------------------------------------------------------------------------------------------------------
 
 
 def _first_chunk(builder: PlanBuilder, request: Request, matched: PrefixMatch) -> int:

@@ -58,9 +58,6 @@ def swapping_pays(info: WorkerInfo) -> bool:
     return info.host_pages > 0 and 2 * info.page_copy_us < info.page_size * info.token_us
 
 
-# Headroom ------------------------------------------------------------------------------------------------------
-
-
 def headroom(lane: Lane, admission: Admission) -> int:
     """Returns how many pages admission must leave free for the growth of running rows; 0 if no row runs."""
     rows, info = lane.rows, lane.info

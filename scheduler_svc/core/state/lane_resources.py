@@ -79,8 +79,6 @@ class LaneResources:
         else:
             self._states[need] = to
 
-    # Orders --------------------------------------------------------------------------------------------------------
-
     def want(self, need: Need) -> None:
         """Lets the worker prepare a resource, unless it has or was already asked to."""
         if (self.state(need), Move.WANT) in TRANSITIONS:
@@ -111,8 +109,6 @@ class LaneResources:
         """Gives the worker more time, because the scheduler did not run."""
         for need in self._due:
             self._due[need] += seconds
-
-    # Dropping ------------------------------------------------------------------------------------------------------
 
     def unused(self, need: Need, last_step: int) -> None:
         """Records that no live request needs the resource. The plans up to `last_step` may name it."""
