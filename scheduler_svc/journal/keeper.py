@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -141,12 +141,11 @@ _STEADY_SECONDS = 10.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    number: int
-    accepted_at: float  # on the journal's clock
-    submit: ev.Submit
-    frontend: str
-    stream: int
-    ends: list[SampleEnd | None] = field(default_factory=list[SampleEnd | None])
+    # As it was accepted or restored; outputs and weights are the core's.
+    saved: SavedRequest
+    ends: list[SampleEnd | None]
+    frontend: str = ""
+    stream: int = 0
 
 
 class JournalKeeper(Observer):
@@ -188,14 +187,8 @@ class JournalKeeper(Observer):
             entry = record_pb2.WeightsRestored(version=weights.version, folder=weights.folder)
             effects += handle(ev.WeightsRestored(weights=weights), weights_restored=entry)
         for request, entry in wanted(saved, self._clock()):
-            self._by_id[request.submit.request_id] = _Kept(
-                number=request.number,
-                accepted_at=request.accepted_at,
-                submit=kept_submit(request.submit, request.ends),
-                frontend="",
-                stream=0,
-                ends=list(request.ends),
-            )
+            kept = replace(request, submit=kept_submit(request.submit, request.ends), outputs=(), weights=())
+            self._by_id[request.submit.request_id] = _Kept(saved=kept, ends=list(request.ends))
             effects += handle(event_of(entry), restored=entry)
         if saved.requests:
             late = len(saved.requests) - len(self._by_id)
@@ -282,14 +275,8 @@ class JournalKeeper(Observer):
         yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
         for request_id, kept in self._by_id.items():
             weights = self._spans_of(request_id)
-            saved = SavedRequest(
-                number=kept.number,
-                accepted_at=kept.accepted_at,
-                submit=kept.submit,
-                outputs=self._outputs_of(request_id),
-                ends=tuple(kept.ends),
-                weights=tuple(tuple(weights.get(i, ())) for i in range(kept.submit.num_samples)),
-            )
+            spans = tuple(tuple(weights.get(i, ())) for i in range(kept.saved.submit.num_samples))
+            saved = replace(kept.saved, outputs=self._outputs_of(request_id), ends=tuple(kept.ends), weights=spans)
             yield record(request=REQUEST.encode(saved))
 
     def _length_of(self, request_id: str) -> int:
@@ -304,7 +291,7 @@ class JournalKeeper(Observer):
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
-        return None if kept is None else kept.number + request.sample_idx
+        return None if kept is None else kept.saved.number + request.sample_idx
 
     def _accepted(self, submit: ev.Submit) -> None:
         # What workers cut is known of those that are there now: smaller ones may be the first to come back. One that
@@ -312,18 +299,10 @@ class JournalKeeper(Observer):
         most = self._length_of(submit.request_id) - len(submit.prompt)
         is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
         submit = replace(submit, max_new_tokens=most, is_max_unset=is_max_unset)
-        kept = _Kept(
-            number=self._next_number,
-            accepted_at=self._clock(),
-            submit=submit,
-            frontend=submit.frontend,
-            stream=submit.stream,
-            ends=[None] * submit.num_samples,
-        )
-        self._next_number += submit.num_samples
-        self._by_id[submit.request_id] = kept
-        self._of(submit.frontend).add(submit.stream, submit.num_samples, kept.number, kept)
-        saved = SavedRequest(number=kept.number, accepted_at=kept.accepted_at, submit=submit)
+        saved = SavedRequest(number=self._next_number, accepted_at=self._clock(), submit=submit)
+        self._next_number = saved.numbers.stop
+        self._by_id[submit.request_id] = _Kept(saved=saved, ends=[None] * submit.num_samples)
+        self._attach(submit.request_id, submit.frontend, submit.stream)
         self._payloads.append(record(request=REQUEST.encode(saved)))
 
     def _attach(self, request_id: str, frontend: str, stream: int) -> None:
@@ -332,7 +311,8 @@ class JournalKeeper(Observer):
             return
         self._leave(kept)
         kept.frontend, kept.stream = frontend, stream
-        self._of(frontend).add(stream, kept.submit.num_samples, kept.number, kept)
+        streams = self._streams.setdefault(frontend, KeptStreams())
+        streams.add(stream, kept.saved.submit.num_samples, kept.saved.number, kept)
 
     def _forget(self, request_id: str) -> None:
         kept = self._by_id.pop(request_id, None)
@@ -340,10 +320,7 @@ class JournalKeeper(Observer):
             return
         self._leave(kept)
         self._drops = True
-        self._payloads.append(record(forgotten={"number": kept.number}))
-
-    def _of(self, frontend: str) -> KeptStreams[_Kept]:
-        return self._streams.setdefault(frontend, KeptStreams())
+        self._payloads.append(record(forgotten={"number": kept.saved.number}))
 
     def _leave(self, kept: _Kept) -> None:
         streams = self._streams.get(kept.frontend)
@@ -359,8 +336,8 @@ class JournalKeeper(Observer):
                 kept, sample = kept_sample
                 sample_end = SampleEnd(end=end, at=self._clock())
                 kept.ends[sample] = sample_end
-                kept.submit = kept_submit(kept.submit, kept.ends)
-                self._payloads.append(record(end=end_arguments(kept.number + sample, sample_end)))
+                kept.saved = replace(kept.saved, submit=kept_submit(kept.saved.submit, kept.ends))
+                self._payloads.append(record(end=end_arguments(kept.saved.number + sample, sample_end)))
 
     def _tokens(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
         offsets, tokens = effect.offsets, effect.tokens

@@ -238,7 +238,7 @@ def test_the_journal_brings_both_kinds_back_after_a_kill(tmp_path: Path) -> None
     assert all(caller.done for caller in callers)
     lives.check()
     assert len(lives.core.sources) == 0
-    assert not any(kept.submit.resources for kept in lives.keeper._by_id.values())
+    assert not any(kept.saved.submit.resources for kept in lives.keeper._by_id.values())
     lives.close()
 
 

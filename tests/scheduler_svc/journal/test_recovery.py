@@ -380,7 +380,7 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
     assert len(reasons) == 4 and fx.EndReason.CONSTRAINT_COMPLETE in reasons
     assert ended.done and len(lives.core.sources) == 0
     # The journal does not keep what is not needed any more.
-    assert all(not kept.submit.resources for kept in lives.keeper._by_id.values() if all(kept.ends))
+    assert all(not kept.saved.submit.resources for kept in lives.keeper._by_id.values() if all(kept.ends))
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
