@@ -19,7 +19,7 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.messages.reports import RequestEntry
 from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, RESOURCE_HASH_BYTES, Resource
 from scheduler_svc.wire.worker import kind_of
-from tandem_contract.bounds import Range, WireError
+from tandem_contract.bounds import Length, Range, WireError
 from tandem_contract.codec import Codec, OneOf, packed, parsed
 from tandem_contract.plural import numbered
 
@@ -66,9 +66,8 @@ def _check_submit(submit: ev.Submit) -> None:
     # The core, which knows the page size, compares the hashes with the prompt's full pages.
     if num_hashes > (limit := limit if num_root else 0) * HASH_BYTES:
         raise WireError(f"page_hashes has {num_hashes // HASH_BYTES} hashes; the limit is {limit}")
-    num_hash, expected = len(submit.secret_hash), ev.SECRET_HASH_BYTES if submit.lingers else 0
-    if num_hash != expected:
-        raise WireError(f"secret_hash has {numbered(num_hash, 'byte')}; it must have {expected}")
+    expected = ev.SECRET_HASH_BYTES if submit.lingers else 0
+    Length(expected, expected).checked("secret_hash", submit.secret_hash)
     if submit.lingers and (submit.num_logprobs or submit.prompt_logprobs_from):
         raise WireError("the request wants logprobs and lingers; logprobs are not kept")
     _check_resources(submit)
@@ -76,11 +75,8 @@ def _check_submit(submit: ev.Submit) -> None:
 
 def _check_resources(submit: ev.Submit) -> None:
     for one in submit.resources:
-        num_source, num_hash, limit = len(one.source), len(one.hash), KINDS[one.kind].max_bytes
-        if not 1 <= num_source <= limit:
-            raise WireError(f"{one.kind} has {numbered(num_source, 'byte')}; it must have 1 to {limit}")
-        if num_hash != RESOURCE_HASH_BYTES:
-            raise WireError(f"{one.kind}_hash has {numbered(num_hash, 'byte')}; it must have {RESOURCE_HASH_BYTES}")
+        Length(1, KINDS[one.kind].max_bytes).checked(one.kind, one.source)
+        Length(RESOURCE_HASH_BYTES, RESOURCE_HASH_BYTES).checked(f"{one.kind}_hash", one.hash)
     kinds = [one.kind for one in submit.resources]
     if len(set(kinds)) != len(kinds):
         raise WireError("two resources of the request have the same kind; it may have one of each")

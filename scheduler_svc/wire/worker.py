@@ -23,7 +23,7 @@ from tandem_contract.plural import numbered
 
 # The members of both enums have the same names.
 _STATUS = {pb.StepStatus.Value(f"STEP_STATUS_{status.name}"): status for status in ev.StepStatus}
-_ROOT_BYTES = 16
+_ROOT = Length(16, 16)
 _OF_WORKER = ("worker",)
 _POOL_ID = Length(0, MAX_POOL_BYTES)
 # In a plan, the hash of a row without a constraint.
@@ -37,8 +37,11 @@ def kind_of(name: str) -> str:
     return name or CONSTRAINT
 
 
-def _name_of(order: fx.PrepareResource | fx.DropResource | ev.ResourceReady) -> str:
-    return "" if order.kind == CONSTRAINT else order.kind
+_OF_RESOURCE: dict[str, Any] = {
+    "given": _OF_WORKER,
+    "made": {"kind": lambda order: kind_of(order.kind)},
+    "sent": {"kind": lambda order: "" if order.kind == CONSTRAINT else order.kind},
+}
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -69,8 +72,7 @@ def kept_pages_of(join: pb.Join) -> KeptPages | None:
         return None
     kept, page_bytes = join.kept, 4 * join.page_size
     pages = array(kept.labels.pages, np.int32, "kept.labels.pages")
-    if len(kept.page_root) != _ROOT_BYTES:
-        raise WireError(f"kept.page_root has {numbered(len(kept.page_root), 'byte')}; it must have {_ROOT_BYTES}")
+    _ROOT.checked("kept.page_root", kept.page_root)
     if len(pages) and not 1 <= int(pages.min()) <= int(pages.max()) < join.num_pages:
         raise WireError(f"kept.labels.pages must be 1 to {join.num_pages - 1}")
     if len(np.unique(pages)) != len(pages):
@@ -127,13 +129,7 @@ EVENTS = OneOf(
         pb.Leave, ev.WorkerLost, given=_OF_WORKER, made={"reason": lambda _: "it stops", "is_orderly": lambda _: True}
     ),
     stops=Codec(pb.Stops, ev.WorkerStops, given=_OF_WORKER),
-    constraint_ready=Codec(
-        pb.ConstraintReady,
-        ev.ResourceReady,
-        given=_OF_WORKER,
-        made={"kind": lambda ready: kind_of(ready.kind)},
-        sent={"kind": _name_of},
-    ),
+    constraint_ready=Codec(pb.ConstraintReady, ev.ResourceReady, **_OF_RESOURCE),
     weights_loaded=Codec(pb.WeightsLoaded, WeightsLoaded, given=_OF_WORKER),
 )
 
@@ -292,20 +288,8 @@ _EFFECTS = OneOf(
     seated=Codec(pb.Seated, fx.WorkerProven, given=(*_OF_WORKER, "was_standby")),
     dismissed=Codec(pb.Dismissed, fx.DismissWorker, given=_OF_WORKER),
     load_weights=Codec(pb.LoadWeights, fx.LoadWeights, given=_OF_WORKER),
-    prepare_constraint=Codec(
-        pb.PrepareConstraint,
-        fx.PrepareResource,
-        given=_OF_WORKER,
-        sent={"kind": _name_of},
-        made={"kind": lambda order: kind_of(order.kind)},
-    ),
-    drop_constraint=Codec(
-        pb.DropConstraint,
-        fx.DropResource,
-        given=_OF_WORKER,
-        sent={"kind": _name_of},
-        made={"kind": lambda order: kind_of(order.kind)},
-    ),
+    prepare_constraint=Codec(pb.PrepareConstraint, fx.PrepareResource, **_OF_RESOURCE),
+    drop_constraint=Codec(pb.DropConstraint, fx.DropResource, **_OF_RESOURCE),
 )
 
 
