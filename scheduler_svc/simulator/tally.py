@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages.reports import Load
+from scheduler_svc.simulator.cost import FloatArray
 from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK
 
 _MIN, _MAX = 1e-6, 1e6
@@ -32,7 +33,7 @@ class Histogram:
         self.total = 0.0
         self.largest = 0.0
 
-    def add(self, seconds: npt.NDArray[np.float64]) -> None:
+    def add(self, seconds: FloatArray) -> None:
         """Adds float64[n]."""
         if not len(seconds):
             return
@@ -71,8 +72,6 @@ class Histogram:
 def _bucket(seconds: float) -> int:
     return int(math.log(min(max(seconds, _MIN), _MAX) / _MIN) / _GROWTH) + 1
 
-
-FloatArray = npt.NDArray[np.float64]
 
 _MAX_POINTS = 512
 

@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array
+from scheduler_svc.simulator.cost import FloatArray, IntArray
 from scheduler_svc.simulator.workload import BLOCK_SPACE, MAX_TOKENS, OWN_SPACE, Arrival, WorkloadError, tokens_of
 from tandem_contract.plural import counted, numbered
-
-IntArray = npt.NDArray[np.int64]
 
 BLOCK_TOKENS = 512
 _MAX_ID = 1 << 48
@@ -54,7 +52,7 @@ class Trace:
     """
 
     name: str
-    at: npt.NDArray[np.float64]
+    at: FloatArray
     inputs: IntArray
     outputs: IntArray
     block_ends: IntArray

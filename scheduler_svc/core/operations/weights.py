@@ -8,21 +8,20 @@ request while another lane serves; it loads as soon as it has none.
 A worker is asked to load when it has no plan in flight, and gets no plan before its answer. If it refuses,
 its lane goes on as it was.
 
-No page that older weights computed is found afterwards: all pages leave the cache. With CONTINUE rows keep theirs; such
-rows cache no page and share none with their siblings until they start again.
+No page that older weights computed is found afterwards: all pages leave the cache, also those in host memory. With
+CONTINUE rows keep theirs; such rows cache no page and share none with their siblings until they start again.
 
 | running | a lane's requests |
 |---|---|
 | FINISH | end with the old weights; no other starts on the lane meanwhile |
 | RECOMPUTE | pause while the worker loads; then the lane is reset, and they start again with their known tokens |
-| CONTINUE | pause while the worker loads; then go on with the pages of the old weights, which are never shared |
+| CONTINUE | pause while the worker loads; then go on with the pages of the old weights |
 | ABORT | pause while the worker loads; then end with ABORTED |
 
-Because rows only pause until the worker has answered, a folder that it refuses costs them that pause and nothing else.
+So a folder that the worker refuses costs them that pause and nothing else.
 
-**Pages.** All pages of a lane leave its cache with the swap, also those in host memory; the worker drops its labels.
-The pool of a dead worker is taken over only by a lane with the same version, and never if its worker died while it
-loaded.
+**Pages.** The worker drops its labels with the swap. The pool of a dead worker is taken over only by a lane with the
+same version, and never if its worker died while it loaded.
 
 **Where versions come from.** `Core.weights` is what the first worker of an update has loaded. The journal keeps it.
 Without a journal a new core takes the version and the folder from the first worker that joins with some. A lane that

@@ -23,8 +23,7 @@ window, so the positions before `verified_from` are never verified.
 **Room.** A request with an unset maximum runs on any worker that holds its next token. If the worker has less room than
 `Request.total_length`, `total` and `last` are those of the longest sequence that it holds.
 
-**Window.** The row has released the pages with logical index from `sink_pages` (`Lane`) to `held_from - 1`. Its page
-list still contains them, and so does the worker's table.
+**Window.** The row has released the pages with logical index from `sink_pages` (`Lane`) to `held_from - 1`.
 
 **Checksum.** It is updated with every change and sent with every plan, so that the worker can check its own tables
 (worker.proto has the formula). The worker does not learn that a row became free and keeps its entry. So `planned` and
