@@ -29,7 +29,15 @@ from scheduler_svc.core.state.request import Request
 from scheduler_svc.journal import reader
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.reader import SavedCore, clock_after, event_of, quarantine_event, wanted
-from scheduler_svc.journal.records import REQUEST, SampleEnd, SavedRequest, end_arguments, kept_submit, record
+from scheduler_svc.journal.records import (
+    QUARANTINED,
+    REQUEST,
+    SampleEnd,
+    SavedRequest,
+    end_arguments,
+    kept_submit,
+    record,
+)
 from scheduler_svc.observer import Observer
 from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
@@ -125,9 +133,8 @@ class SuspicionLog:
 
     def _quarantine_record(self, now: float, unix_now: float) -> bytes:
         self._revision = self._core.quarantine.revision
-        names = ("key", "request_id", "tenant", "cause")
         entries = [
-            {"convicted_at": unix_now - entry.age_seconds, **{name: getattr(entry, name) for name in names}}
+            {"convicted_at": unix_now - entry.age_seconds, **QUARANTINED.encode(entry)}
             for entry in self._core.quarantine.report(now)
         ]
         return record(quarantine={"entries": entries})

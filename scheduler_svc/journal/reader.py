@@ -30,14 +30,14 @@ from tandem.internal.v1 import journal_pb2, record_pb2
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.effects import WeightsSpan
-from scheduler_svc.core.messages.operators import QuarantineEntry, QuarantineRestored
+from scheduler_svc.core.messages.operators import QuarantineRestored
 from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import records
 from scheduler_svc.journal.file import FORMAT, JournalFolder
 from scheduler_svc.journal.records import SampleEnd, SavedRequest
 from scheduler_svc.wire.framing import ForeignFileError, Frames, Tail
 from tandem_contract.bounds import WireError
-from tandem_contract.codec import array, parsed
+from tandem_contract.codec import Codec, array, parsed
 from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
 
@@ -264,36 +264,23 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
             yield request, entry
 
 
+_RESTORED = Codec(
+    record_pb2.RestoredRequest, ev.Restored, given=("submit", "outputs", "ends", "weights"), other=("request",)
+)
+
+
 def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
     """Returns the core's event. Raises WireError if the entry is malformed."""
     request = records.REQUEST.decode(entry.request)
-    return ev.Restored(
-        submit=request.submit,
-        outputs=request.outputs,
-        ends=tuple(None if end is None else end.end for end in request.ends),
-        weights=request.weights,
-        linger_seconds=entry.linger_seconds,
-        identity=entry.identity,
-        suspects=tuple(entry.suspects),
-        age_seconds=entry.age_seconds,
-    )
+    ends = tuple(None if end is None else end.end for end in request.ends)
+    return _RESTORED.decode(entry, submit=request.submit, outputs=request.outputs, ends=ends, weights=request.weights)
 
 
 def quarantine_event(entry: record_pb2.RestoredQuarantine) -> QuarantineRestored:
-    return QuarantineRestored(
-        entries=tuple(
-            QuarantineEntry(
-                key=one.key,
-                request_id=one.request_id,
-                tenant=one.tenant,
-                age_seconds=max(0.0, entry.unix_now - one.convicted_at),
-                # The core's setting decides.
-                expires_seconds=0.0,
-                cause=one.cause,
-            )
-            for one in entry.quarantine.entries
-        )
-    )
+    ages = [(one, max(0.0, entry.unix_now - one.convicted_at)) for one in entry.quarantine.entries]
+    # The core's setting decides when one expires.
+    entries = [records.QUARANTINED.decode(one, age_seconds=age, expires_seconds=0.0) for one, age in ages]
+    return QuarantineRestored(entries=tuple(entries))
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -10,6 +10,7 @@ from tandem.internal.v1 import journal_pb2
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.operators import QuarantineEntry
 from scheduler_svc.wire.frontend import END, SPAN, SUBMIT
 from tandem_contract.bounds import WireError
 from tandem_contract.codec import Codec, array, packed
@@ -87,6 +88,9 @@ def _none(request: journal_pb2.JournalRequest, nothing: Any) -> tuple[Any, ...]:
 
 
 SAMPLE_END = Codec(journal_pb2.JournalEnd, SampleEnd, names={"at": "ended_at"}, parts=(END,), other=("number",))
+QUARANTINED = Codec(
+    journal_pb2.JournalQuarantined, QuarantineEntry, given=("age_seconds", "expires_seconds"), other=("convicted_at",)
+)
 REQUEST = Codec(
     journal_pb2.JournalRequest,
     SavedRequest,

@@ -218,13 +218,11 @@ class FrontendProcesses:
         settings = replace(
             settings, secret=self.secret, listen=listen, health_listen=self._health_listen, share_port=CAN_SHARE
         )
-        several = [
-            (f"front end {number} of {count}", replace(settings, name=f"frontend-{number}"))
-            for number in range(1, count + 1)
-        ]
+        names = {f"front end {number} of {count}": f"frontend-{number}" for number in range(1, count + 1)}
+        if count == 1:
+            names = {"the front end": settings.name}
         self._children = [
-            _FrontEnd(name, settings_of_one, self, silence_seconds)
-            for name, settings_of_one in (several if count > 1 else [("the front end", settings)])
+            _FrontEnd(name, replace(settings, name=in_logs), self, silence_seconds) for name, in_logs in names.items()
         ]
         self._is_stopping = False
 
