@@ -283,18 +283,17 @@ def setup_of(options: Options) -> Setup:
         report_steps=options.steps is not None,
         policy=options.policy,
     )
-    return Setup(
+    return _filled(
+        Setup,
+        options,
         config=config,
         info=info,
         cost=cost,
         workers=options.cell_lanes or options.workers,
-        cells=options.cells,
-        spread=options.spread,
         core_seconds=options.core_us * 1e-6,
         front_ends=_front_ends(options),
         kill_seconds=options.kill_lane_every,
         restart_seconds=options.restart,
-        seed=options.seed,
         link_seconds=options.link_us * 1e-6,
         # The worker pads a step's tokens, except on a CPU.
         token_multiple=1 if machine.name == "cpu" else options.chunk_align,
