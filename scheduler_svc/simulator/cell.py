@@ -132,36 +132,6 @@ class FrontEnd:
         self._window_tokens += tokens
 
 
-class FrontEnds:
-    """The front ends of one service, each of which has an equal share of the streams."""
-
-    def __init__(self, costs: FrontEndCosts, tally: Tally) -> None:
-        self.processes = [FrontEnd(costs, tally) for _ in range(costs.count)]
-
-    def admit(self, stream: int, now: float) -> float:
-        """A request arrives. Returns when the core gets it."""
-        return self.processes[(stream >> SLOT_BITS) % len(self.processes)].admit(now)
-
-    def take(self, output: fx.StepOutput, now: float) -> None:
-        """The core sends a step's tokens and ends."""
-        streams: npt.NDArray[np.int64] = output.streams.astype(np.int64)
-        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.processes)
-        for number, front_end in enumerate(self.processes):
-            mine = numbers == number
-            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.processes) == number]
-            if ends or mine.any():
-                front_end.take(slots[mine].tolist(), firsts[mine].tolist(), ends, now)
-
-    def next_moment(self) -> float | None:
-        """When, by the simulation's clock, one of them has to be looked at again."""
-        return min((at for front_end in self.processes if (at := front_end.next_moment()) is not None), default=None)
-
-    def advance(self, now: float) -> None:
-        """They send what is due."""
-        for front_end in self.processes:
-            front_end.advance(now)
-
-
 FRONTEND = "simulator"
 # Wake-ups beyond this time are timeouts, which no virtual worker reaches.
 _NEVER = 1e14
@@ -181,7 +151,9 @@ class Cell:
         self.on_step: Callable[[StepReport], None] | None = None
         self._setup, self._tally = setup, tally
         self._core = Scheduler(setup.config)
-        self.front_ends = FrontEnds(setup.front_ends, tally) if setup.front_ends else None
+        costs = setup.front_ends
+        self.front_ends = [] if costs is None else [FrontEnd(costs, tally) for _ in range(costs.count)]
+        """Each has an equal share of the streams. Without any, what they do takes no time."""
         # Requests on their way to the core: when each arrives, their number, the request.
         self._waiting: list[tuple[float, int, ev.Submit]] = []
         self._num_submitted = 0
@@ -202,7 +174,9 @@ class Cell:
 
     def submit(self, request: ev.Submit, now: float) -> None:
         """A request arrives; the core takes it at its next turn, or when a front end has passed it on."""
-        at = now if self.front_ends is None else self.front_ends.admit(request.stream, now)
+        at = now
+        if self.front_ends:
+            at = self.front_ends[(request.stream >> SLOT_BITS) % len(self.front_ends)].admit(now)
         self._num_submitted += 1
         heapq.heappush(self._waiting, (at, self._num_submitted, request))
         self.live += 1
@@ -217,9 +191,8 @@ class Cell:
 
     def next_moment(self) -> float | None:
         """When, by the simulation's clock, its core or a front end has something to do; None if nothing is due."""
-        front = None if self.front_ends is None else self.front_ends.next_moment()
-        core = self._core_moment()
-        return core if front is None else front if core is None else min(core, front)
+        moments = (self._core_moment(), *(front_end.next_moment() for front_end in self.front_ends))
+        return min((at for at in moments if at is not None), default=None)
 
     def _core_moment(self) -> float | None:
         moments = [worker.results[0][0] for worker in self.workers.values() if worker.results]
@@ -239,8 +212,8 @@ class Cell:
 
     def send(self, now: float) -> None:
         """The front ends send what is due."""
-        if self.front_ends is not None:
-            self.front_ends.advance(now)
+        for front_end in self.front_ends:
+            front_end.advance(now)
 
     def deliver(self, now: float) -> None:
         """The core handles the results that have arrived; workers join again."""
@@ -269,6 +242,19 @@ class Cell:
     def report_load(self, now: float) -> None:
         self._handle(ev.LoadQuery(frontend=FRONTEND, query=0), now)
 
+    def _pass_on(self, output: fx.StepOutput, now: float) -> None:
+        """The core sends a step's tokens and ends to the front ends, or without any to the callers."""
+        if not self.front_ends:
+            self._tally.take(output, now)
+            return
+        streams: npt.NDArray[np.int64] = output.streams.astype(np.int64)
+        slots, firsts, numbers = streams & SLOT_MASK, output.offsets == 0, (streams >> SLOT_BITS) % len(self.front_ends)
+        for number, front_end in enumerate(self.front_ends):
+            mine = numbers == number
+            ends = [end for end in output.ends if (end.stream >> SLOT_BITS) % len(self.front_ends) == number]
+            if ends or mine.any():
+                front_end.take(slots[mine].tolist(), firsts[mine].tolist(), ends, now)
+
     def _take_time(self, now: float) -> None:
         self._free_at = max(self._free_at, now) + self._setup.core_seconds
         self.core_seconds += self._setup.core_seconds
@@ -281,7 +267,7 @@ class Cell:
                     self.workers[effect.worker].take(effect.plan, leaves)
                 case fx.StepOutput():
                     self.live -= len(effect.ends)
-                    (self.front_ends or self._tally).take(effect, leaves)
+                    self._pass_on(effect, leaves)
                 case fx.Rejected():
                     self.live -= 1
                     self._tally.reject(effect)

@@ -81,7 +81,7 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
 
 
 def _front_end_figures(simulation: Simulation, seconds: float) -> Figures:
-    front_ends = [one for cell in simulation.cells if cell.front_ends is not None for one in cell.front_ends.processes]
+    front_ends = [one for cell in simulation.cells for one in cell.front_ends]
     return {
         "count": len(front_ends),
         "busiest": max(_share(one.busy_seconds, seconds) for one in front_ends),
