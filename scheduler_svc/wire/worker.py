@@ -37,11 +37,15 @@ def kind_of(name: str) -> str:
     return name or CONSTRAINT
 
 
-_OF_RESOURCE: dict[str, Any] = {
-    "given": _OF_WORKER,
-    "made": {"kind": lambda order: kind_of(order.kind)},
-    "sent": {"kind": lambda order: "" if order.kind == CONSTRAINT else order.kind},
-}
+def _kind_in(message: pb.PrepareConstraint | pb.DropConstraint | pb.ConstraintReady) -> str:
+    return kind_of(message.kind)
+
+
+def _name_of(order: fx.PrepareResource | fx.DropResource | ev.ResourceReady) -> str:
+    return "" if order.kind == CONSTRAINT else order.kind
+
+
+_OF_RESOURCE: dict[str, Any] = {"given": _OF_WORKER, "made": {"kind": _kind_in}, "sent": {"kind": _name_of}}
 
 
 # Events --------------------------------------------------------------------------------------------------------------
