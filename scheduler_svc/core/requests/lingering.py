@@ -21,36 +21,32 @@ _NOT_FOUND = (
 
 
 class Lingering(Organ):
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._kept = core.kept
-
     def tick(self, now: float) -> list[fx.Effect]:
         """Drops entries after their time, with their live samples, and those that exceed the bounds."""
         effects: list[fx.Effect] = []
-        if self._kept.next_expiry() is None:
+        if self._core.kept.next_expiry() is None:
             return effects  # every ended entry expires, so the bounds hold as well
-        while (due := self._kept.pop_due(now)) is not None:
+        while (due := self._core.kept.pop_due(now)) is not None:
             for request in self._queue.by_request_id(due.submit.request_id):
                 self._core.remove(request, now)
-            effects += self._kept.forget(due.submit.request_id)
+            effects += self._core.kept.forget(due.submit.request_id)
         return effects
 
     def next_wake(self) -> float | None:
-        return self._kept.next_expiry()
+        return self._core.kept.next_expiry()
 
     def audit(self) -> None:
         """Checks that live requests have readers or linger, and what is kept of those that linger."""
         for request in self._queue:
             _audit_reader(request, self._core)
-        _audit_kept(self._kept, self._queue)
+        _audit_kept(self._core.kept, self._queue)
 
     @handles(ev.Resume)
     def resume(self, event: ev.Resume, now: float) -> list[fx.Effect]:
         """Makes a front end the reader of a request, instead of the present reader if there is one."""
         core = self._core
         request_id = meant(core, event.request_id, event.others)
-        entry = self._kept.authorized(request_id, event.secret_hash)
+        entry = core.kept.authorized(request_id, event.secret_hash)
         if entry is None:
             return [_rejected(event, fx.RejectCode.NOT_FOUND, _NOT_FOUND)]
         if entry.restored is not None:
@@ -61,7 +57,7 @@ class Lingering(Organ):
         effects: list[fx.Effect] = []
         if entry.reader is not None:
             effects.append(fx.Replaced(frontend=entry.reader[0], stream=entry.reader[1]))
-        self._kept.attach(entry, event.frontend, event.stream, now)
+        core.kept.attach(entry, event.frontend, event.stream, now)
         ends = {sample_idx: replace(end, stream=streams[sample_idx]) for sample_idx, (_, end) in entry.answers.items()}
         for request in self._queue.by_request_id(request_id):
             _attach(core, request, event.frontend, streams[request.sample_idx], self._frontends[event.frontend])
@@ -80,11 +76,11 @@ class Lingering(Organ):
         """Keeps a request of an earlier process. Its live samples wait for `KeptRequests.take_restored`."""
         first_handle = self._core.accepted.take_handles(event.submit.num_samples)
         submit = replace(event.submit, frontend="", stream=first_handle)
-        entry = self._kept.add(submit, first_handle, now - event.age_seconds)
+        entry = self._core.kept.add(submit, first_handle, now - event.age_seconds)
         for sample_idx, (tokens, end) in enumerate(zip(event.outputs, event.ends, strict=True)):
             if end is not None:
-                self._kept.sample_ended(entry, sample_idx, (tokens, end), now)
-        self._kept.detach(entry, now, event.linger_seconds)
+                self._core.kept.sample_ended(entry, sample_idx, (tokens, end), now)
+        self._core.kept.detach(entry, now, event.linger_seconds)
         if entry.num_live:
             entry.restored = replace(event, submit=submit)
         self._core.accepted.record(first_handle, event.submit.request_id, now)
