@@ -1,6 +1,6 @@
 """Machines and models by name: figures from public data sheets and configs, in SI units.
 
-Owns the two tables. `roofline.py` computes step times from them.
+Owns the two tables. `cost.py` computes step times from them.
 """
 
 from collections.abc import Mapping
