@@ -3,14 +3,12 @@
 from dataclasses import replace
 from hashlib import sha256
 
-import numpy as np
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS, Resource
+from scheduler_svc.core.messages.resources import CONSTRAINT, KINDS
 from tests.rigs.executor import Shape
-from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World
 
@@ -68,27 +66,6 @@ def test_a_short_prompt_waits_and_later_requests_start_before_it() -> None:
     assert world.end_of(first) is None and world.end_of(second) is not None
     world.answer()
     world.finish()
-
-
-def test_an_order_precedes_the_first_plan_with_its_constraint() -> None:
-    world = World(SHAPE)
-    world.holds_answers = True
-    world.submit(list(range(1, 31)), constraint=SOURCE)
-    world.tick()
-    kinds = [type(effect) for effect in world.effects if isinstance(effect, fx.PrepareResource | fx.SendPlan)]
-    assert kinds[:2] == [fx.PrepareResource, fx.SendPlan]
-
-
-def test_a_constraint_that_cannot_be_prepared_ends_its_requests_alone() -> None:
-    world, refused = World(SHAPE), b"toy_refuse"
-    streams = [world.submit(prompt, constraint=refused) for prompt in ([1], list(range(1, 31)))]
-    others = [world.submit([1, 2], constraint=SOURCE), world.submit([3])]
-    world.run()
-    for stream in streams:
-        assert world.fault(stream).endswith("cannot be used: the toy matcher was told to refuse it")
-    assert all(reason(world, stream) is not None for stream in others)
-    assert world.core.counters.resets == 0
-    world.check_all_ended()
 
 
 def test_a_row_without_a_mask_fails_alone() -> None:
@@ -163,38 +140,6 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
     assert world.executor.violations == []
 
 
-def test_after_a_reset_a_constraint_is_sent_again_before_its_rows_sample() -> None:
-    world = World(SHAPE, faults=Faults(fail_steps=frozenset({4})))
-    world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
-    world.run()
-    assert world.core.counters.resets >= 1
-    assert len(sent(world, fx.PrepareResource)) == 2
-    world.check_all_ended()
-
-
-def test_a_new_worker_gets_the_constraint_and_the_output_goes_on() -> None:
-    world = World(SHAPE)
-    stream = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_complete=12")
-    world.steps(6)
-    begun = len(world.streams[stream].tokens)
-    assert begun
-    world.restart()
-    world.run()
-    assert len(sent(world, fx.PrepareResource)) == 2
-    assert len(world.streams[stream].tokens) > begun
-    world.check_all_ended()
-
-
-def test_preempted_rows_follow_their_constraints_again() -> None:
-    shape = replace(SHAPE, num_pages=9, page_size=2, max_rows=4, chunk_align=1, max_length=14)
-    world = World(shape)
-    for i in range(4):
-        world.submit([1, i], max_new_tokens=9, constraint=b"toy_complete=9" if i % 2 else b"toy_complete=8")
-    world.run()
-    assert world.core.counters.preemptions
-    world.check_all_ended()
-
-
 def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
     world = World(SHAPE)
     world.holds_answers = True
@@ -259,49 +204,6 @@ def test_an_ended_request_that_lingers_keeps_no_source() -> None:
     world.run()
     world.end(stream)
     assert len(world.core.kept) == 1 and len(world.core.sources) == 0
-
-
-def test_a_wrong_hash_is_refused() -> None:
-    world = World(SHAPE)
-    world.submit([1], constraint=SOURCE)
-    wrong = Resource(CONSTRAINT, name_of(SOURCE), b"another")
-    submit = replace(world.streams[1].submit, stream=50, request_id="other", resources=(wrong,))
-    [rejected] = [one for one in world.core.handle(submit, world.now) if isinstance(one, fx.Rejected)]
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
-
-
-def test_a_result_that_completes_a_row_without_a_constraint_is_malformed() -> None:
-    world = World(SHAPE)
-    world.submit([1], max_new_tokens=5)
-    world.tick()
-    world.apply()
-    result = world.results.popleft()
-    result.constraint_complete = np.array([0], "<i4").tobytes()
-    world.results.append(result)
-    world.deliver()
-    assert world.core.lanes == {}
-
-
-def test_workers_that_take_no_constraints_get_none() -> None:
-    why = "this worker takes no constraints"
-    fleet = Fleet()
-    fleet.join_as(SHAPE, constraint_refusal=why)
-    refused = fleet.submit([1], constraint=SOURCE)
-    rejected = fleet.refusal(refused)
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "constraint")
-    assert rejected.message == why
-    fleet.join_as(SHAPE)
-    streams = [fleet.submit([1, i], constraint=SOURCE) for i in range(6)]
-    fleet.run()
-    assert {effect.worker for effect in fleet.effects if isinstance(effect, fx.PrepareResource)} == {"b"}
-    assert all(reason(fleet, stream) is not None for stream in streams)
-    # It waits for a worker like a request that is too long, and ends with a reason of its own.
-    fleet.lose("b")
-    waits = fleet.submit([2], constraint=SOURCE)
-    fleet.run()
-    fleet.tick(fleet.core.config.max_worker_wait_seconds + 1)
-    failure = fleet.failure(waits)
-    assert "took constraints" in failure.message
 
 
 def test_an_idle_lane_that_is_ready_starts_what_another_must_prepare_for() -> None:

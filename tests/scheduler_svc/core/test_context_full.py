@@ -59,12 +59,3 @@ def test_every_sample_is_cut_and_needs_only_the_pages_of_the_cut_length() -> Non
     world.submit(TEN, max_new_tokens=1000, num_samples=2, temperature=1.0, ignore_eos=True)
     world.finish()
     assert [world.end(stream).reason for stream in (1, 2)] == [fx.EndReason.CONTEXT_FULL] * 2
-
-
-def test_a_request_ends_at_the_last_position_after_the_loss_of_its_worker() -> None:
-    world = World(SHAPE)
-    stream = world.submit(TEN, max_new_tokens=1000, ignore_eos=True)
-    world.steps(4)
-    world.restart()
-    world.finish()
-    assert (world.end(stream).reason, world.end(stream).stats.output_tokens) == (fx.EndReason.CONTEXT_FULL, 6)

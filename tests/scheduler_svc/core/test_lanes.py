@@ -110,13 +110,6 @@ def test_placement_skips_a_full_lane_although_it_has_the_prefix() -> None:
     assert (fleet.end(2).stats.cached_prompt_tokens, fleet.end(again).stats.cached_prompt_tokens) == (16, 0)
 
 
-def test_samples_of_one_request_may_run_on_different_lanes() -> None:
-    fleet = Fleet(replace(SHAPE, max_rows=2), replace(SHAPE, max_rows=2))
-    ask(fleet, text(10), num_samples=4, temperature=1.0, seed=3)
-    fleet.finish()
-    assert len(fleet.started("a")) + len(fleet.started("b")) == 4
-
-
 def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane() -> None:
     """The first sample loses its worker before its first token. It and the third then fork from the second one."""
     fleet = Fleet(replace(SHAPE, max_rows=3), config=greedy(plans_in_flight=1))
@@ -210,19 +203,6 @@ def test_each_lane_has_its_own_generation_steps_and_rows() -> None:
     assert [(fleet.lane_of(name).generation, fleet.lane_of(name).step) for name in "ab"] == [(3, 0), (2, 4)]
     assert fleet.running("b") == [2]
     assert len(fleet.lane_of("b").in_flight) == 1
-
-
-def test_the_result_of_a_lane_is_compared_with_a_plan_of_that_lane() -> None:
-    """Both lanes use the same step and row numbers. Each result goes to the request in its own lane's plan."""
-    fleet = Fleet(SHAPE, SHAPE, config=greedy(plans_in_flight=1))
-    streams = [ask(fleet, [i], max_new_tokens=3) for i in range(2)]
-    fleet.tick()
-    fleet.apply_plans("a")
-    fleet.serve("b")
-    assert [len(fleet.streams[stream].tokens) for stream in streams] == [0, 1]
-    fleet.deliver_from("a")
-    assert [len(fleet.streams[stream].tokens) for stream in streams] == [1, 1]
-    fleet.finish()
 
 
 def test_a_result_with_the_generation_of_another_lane_is_ignored() -> None:
@@ -380,16 +360,6 @@ def test_a_request_that_was_set_aside_may_end(how: str) -> None:
     assert (fleet.streams[aside].end is None) == (how == "cancel")
     fleet.join_as(LARGE)
     fleet.settle()
-
-
-def test_a_small_worker_that_joins_does_not_end_a_longer_request() -> None:
-    fleet, long = two_sizes()
-    fleet.lose("a")
-    fleet.join_as(SMALL)
-    fleet.run()
-    assert fleet.streams[long].end is None
-    fleet.join_as(LARGE)
-    fleet.finish()
 
 
 def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:

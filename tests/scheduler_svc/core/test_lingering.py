@@ -19,20 +19,25 @@ def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | No
     return world
 
 
-@pytest.mark.parametrize("by", ["front end", "connection"])
-def test_a_detached_request_goes_on_and_its_new_reader_gets_every_token(by: str) -> None:
+@pytest.mark.parametrize(
+    ("reader", "how"),
+    [
+        (OTHER, ev.FrontendLost(frontend=FRONTEND)),
+        (OTHER, ev.Cancel(frontend=FRONTEND, stream=1, detach=True)),
+        (FRONTEND, ev.FrontendJoined(frontend=FRONTEND)),
+    ],
+    ids=["front end", "connection", "front end that joins again"],
+)
+def test_a_detached_request_goes_on_and_its_new_reader_gets_every_token(reader: str, how: ev.Event) -> None:
     world = world_with_two_frontends()
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
     world.steps(4)
     seen = list(world.streams[stream].tokens)
     assert seen
-    if by == "front end":
-        world.handle(ev.FrontendLost(frontend=FRONTEND))
-    else:
-        world.cancel(stream, detach=True)
+    world.handle(how)
     world.steps(4)
     assert world.streams[stream].tokens == seen
-    again = world.resume(stream, frontend=OTHER)
+    again = world.resume(stream, frontend=reader)
     assert world.streams[again].tokens[: len(seen)] == seen
     assert len(world.streams[again].tokens) == len(seen) + 4
     world.run()
@@ -49,35 +54,6 @@ def test_only_requests_that_linger_outlive_their_front_end() -> None:
     world.steps(3)
     world.handle(ev.FrontendLost(frontend=FRONTEND))
     assert [request.submit.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
-
-
-def test_a_front_end_that_joins_again_may_resume_its_own_request() -> None:
-    world = World()
-    stream = world.submit(prompt(5), max_new_tokens=8, ignore_eos=True, linger_seconds=60.0)
-    world.steps(3)
-    world.handle(ev.FrontendJoined(frontend=FRONTEND))
-    again = world.resume(stream)
-    world.run()
-    assert len(world.streams[again].tokens) == 8
-    world.check_content()
-
-
-def test_a_detached_request_keeps_its_tokens_over_the_loss_of_its_worker_and_preemption() -> None:
-    world = world_with_two_frontends(shape=Shape(page_size=4, num_pages=8, max_rows=4))
-    streams = [
-        world.submit(prompt(4, salt), max_new_tokens=9, ignore_eos=True, linger_seconds=60.0) for salt in range(4)
-    ]
-    world.steps(5)
-    world.handle(ev.FrontendLost(frontend=FRONTEND))
-    world.steps(5)
-    world.restart()
-    again = {stream: world.resume(stream, frontend=OTHER) for stream in streams[:2]}
-    world.steps(3)
-    again |= {stream: world.resume(stream, frontend=OTHER) for stream in streams[2:]}
-    world.run()
-    assert [len(world.streams[again[stream]].tokens) for stream in streams] == [9] * 4
-    world.check_content()
-    world.check_empty()
 
 
 def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
@@ -156,27 +132,6 @@ def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> N
     assert rejected.code is fx.RejectCode.NOT_FOUND
     assert "it was given up" in rejected.message
     assert not world.told(fx.Replaced)
-
-
-def test_samples_end_one_by_one_and_are_resumed_together() -> None:
-    world = World(Shape(eos_token_ids=(0,), sampled_vocab=5))
-    stream = world.submit(prompt(5), max_new_tokens=25, num_samples=4, temperature=0.9, seed=3, linger_seconds=60.0)
-    numbers = range(stream, stream + 4)
-    while not any(world.streams[number].end for number in numbers):
-        world.step()
-    assert not all(world.streams[number].end for number in numbers)
-    world.cancel(stream, detach=True)
-    world.steps(2)
-    again = world.resume(stream)
-    for before, after in zip(numbers, range(again, again + 4), strict=True):
-        tokens, end = world.streams[before].tokens, world.streams[before].end
-        assert world.streams[after].tokens[: len(tokens)] == tokens
-        assert end is None or world.streams[after].end is not None
-    world.run()
-    for number in range(again, again + 4):
-        assert world.streams[number].tokens == list(world.streams[number].expected(world.shape).tokens)
-    world.check_content()
-    world.check_empty()
 
 
 def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
@@ -295,32 +250,6 @@ def test_detached_output_is_reported_to_a_journal() -> None:
     assert len(world.streams[plain].tokens) == 6
 
 
-def test_a_restored_request_continues_where_the_journal_ends() -> None:
-    before = World(Shape(eos_token_ids=(0,), sampled_vocab=5))
-    kinds = {"num_samples": 3, "temperature": 0.9, "seed": 5}
-    streams = [before.submit(prompt(5, salt), max_new_tokens=20, linger_seconds=60.0, **kinds) for salt in range(2)]
-    before.steps(9)
-    after = World(before.shape, join=False)
-    for stream in streams:
-        after.streams |= {n: s for n, s in before.streams.items() if n in before.streams[stream].submit.streams}
-        after.restore(stream, before)
-    assert len(after.core.kept) == 2
-    not_yet = after.refusal(after.resume(streams[0]))
-    assert not_yet.code is fx.RejectCode.NOT_READY
-    after.join()
-    after.steps(3)
-    again = [after.resume(stream) for stream in streams]
-    after.run()
-    for stream, first in zip(streams, again, strict=True):
-        for idx in range(3):
-            now = after.streams[first + idx]
-            was = before.streams[stream + idx].tokens
-            assert now.tokens[: len(was)] == was
-            assert now.tokens == list(now.expected(after.shape).tokens)
-            assert now.end is not None
-    after.check_empty()
-
-
 def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
     before = World()
     stream = before.submit(prompt(5), max_new_tokens=4, ignore_eos=True, linger_seconds=60.0)
@@ -330,6 +259,7 @@ def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
     after = World(join=False)
     after.streams |= before.streams
     after.restore(stream, before)
+    assert after.refusal(after.resume(stream)).code is fx.RejectCode.NOT_READY
     after.join()
     end = after.end(after.resume(stream))
     assert end.reason is fx.EndReason.LENGTH

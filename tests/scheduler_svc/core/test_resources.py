@@ -136,16 +136,17 @@ def test_a_resource_of_one_kind_is_none_of_another() -> None:
     assert refusal(world, first) is None
 
 
-def test_workers_that_refuse_a_kind_get_none_of_it() -> None:
-    fleet = Fleet()
-    fleet.join_as(SHAPE, adapter_refusal="this worker takes no adapters")
-    refused = fleet.submit([1], adapter=SOURCE)
-    assert refusal(fleet, refused) == (fx.RejectCode.INVALID, ADAPTER, "this worker takes no adapters")
-    assert refusal(fleet, fleet.submit([1], constraint=GRAMMAR)) is None
+@pytest.mark.parametrize(("kind", "other"), [(ADAPTER, CONSTRAINT), (CONSTRAINT, ADAPTER)])
+def test_workers_that_refuse_a_kind_get_none_of_it(kind: str, other: str) -> None:
+    fleet, why_not, source = Fleet(), f"this worker takes no {kind}s", {ADAPTER: SOURCE, CONSTRAINT: GRAMMAR}
+    fleet.join_as(SHAPE, **{f"{kind}_refusal": why_not})  # pyright: ignore[reportArgumentType]
+    refused = fleet.submit([1], **{kind: source[kind]})
+    assert refusal(fleet, refused) == (fx.RejectCode.INVALID, kind, why_not)
+    assert refusal(fleet, fleet.submit([1], **{other: source[other]})) is None
     fleet.join_as(SHAPE)
     streams = [fleet.submit([1, i], adapter=SOURCE, constraint=GRAMMAR) for i in range(6)]
     fleet.run()
-    assert {one.worker for one in fleet.effects if isinstance(one, fx.PrepareResource) and one.kind == ADAPTER} == {"b"}
+    assert {one.worker for one in fleet.told(fx.PrepareResource) if one.kind == kind} == {"b"}
     assert all(fleet.end(stream).reason is not None for stream in streams)
     fleet.lose("b")
     waits = fleet.submit([2], adapter=SOURCE, constraint=GRAMMAR)
@@ -162,12 +163,15 @@ def test_workers_that_refuse_a_kind_get_none_of_it() -> None:
 
 def test_an_answer_with_an_error_ends_the_requests_with_this_resource_alone() -> None:
     world = World(SHAPE)
-    streams = [world.submit([1, i], adapter=b"toy_refuse", constraint=GRAMMAR) for i in range(2)]
-    others = [world.submit([2], adapter=SOURCE), world.submit([3], constraint=b"toy_refuse too"), world.submit([4])]
+    of_adapter = [world.submit([1, i], adapter=b"toy_refuse", constraint=GRAMMAR) for i in range(2)]
+    # The prompt of the second one is computed while its worker prepares.
+    of_constraint = [world.submit(prompt, constraint=b"toy_refuse too") for prompt in ([3], LONG)]
+    others = [world.submit([2], adapter=SOURCE), world.submit([4]), world.submit([5], constraint=GRAMMAR)]
     world.run()
-    assert all(world.fault(one).startswith("the adapter cannot be used: the toy matcher") for one in streams)
-    assert world.fault(others[1]).startswith("the constraint cannot be used: ")
-    assert world.end(others[0]).reason is not None and world.end(others[2]).reason is not None
+    for kind, streams in (("adapter", of_adapter), ("constraint", of_constraint)):
+        for stream in streams:
+            assert world.fault(stream) == f"the {kind} cannot be used: the toy matcher was told to refuse it"
+    assert all(world.end(stream).reason is not None for stream in others)
     assert world.core.counters.resets == 0
     world.check_all_ended()
 

@@ -30,14 +30,6 @@ def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> N
     assert [world.end(number).stats.output_tokens for number in range(stream, stream + 3)] == [5, 5, 5]
 
 
-def test_the_first_sample_equals_a_single_sample() -> None:
-    several, alone = World(), World()
-    for world, num_samples in ((several, 4), (alone, 1)):
-        world.submit(PROMPT, num_samples=num_samples, max_new_tokens=8, temperature=0.7, seed=9, ignore_eos=True)
-        world.run()
-    assert several.streams[1].tokens == alone.streams[1].tokens
-
-
 def test_samples_share_the_prompt() -> None:
     world = World()
     world.submit(PROMPT, num_samples=3)
@@ -198,16 +190,6 @@ def test_every_sample_fails_when_the_worker_wait_is_over() -> None:
     world.tick(2.0)
     failures = [world.end(number).failure for number in (1, 2)]
     assert [failure and failure.code for failure in failures] == [fx.FailureCode.NO_WORKER] * 2
-
-
-def test_samples_survive_preemption_and_a_lost_worker() -> None:
-    world = World(Shape(page_size=2, num_pages=7, max_rows=3))
-    world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, seed=3, ignore_eos=True)
-    world.steps(4)
-    world.restart()
-    world.finish()
-    assert world.core.counters.preemptions > 0
-    assert [len(world.streams[number].tokens) for number in (1, 2, 3)] == [6, 6, 6]
 
 
 # The settings of each sample ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def found(world: World, prompt: list[int]) -> int:
 # After the end of their request -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["cancel", "abort", "finish", "time limit"])
+@pytest.mark.parametrize("how", ["cancel", "abort", "finish", "front end", "time limit"])
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) -> None:
     world = World(SHAPE, greedy(plans_in_flight=1))
@@ -43,27 +43,12 @@ def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) 
             world.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r1",)))
         case "finish":
             world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=0))
+        case "front end":
+            world.handle(ev.FrontendJoined(frontend=FRONTEND))
         case _:
             world.tick(2.0)
     assert load(world).pages_used == 0
     # If no step is confirmed, the plan that fills the pages is still in flight, and the next plan comes after it.
-    assert found(world, text(9)) == 8
-
-
-def test_pages_are_cached_while_their_request_runs() -> None:
-    world = World(SHAPE)
-    ask(world, text(9), max_new_tokens=30)
-    world.step()
-    assert found(world, text(9)) == 8
-
-
-def test_pages_stay_cached_when_their_front_end_is_lost() -> None:
-    world = World(SHAPE, greedy(plans_in_flight=1))
-    ask(world, text(9), max_new_tokens=30)
-    world.step()
-    world.handle(ev.FrontendJoined(frontend=FRONTEND))
-    assert load(world).running == 0
-    world.streams.clear()
     assert found(world, text(9)) == 8
 
 
@@ -124,18 +109,21 @@ def test_a_released_page_is_matched_again_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_new_tokens", "recomputed"),
+    ("max_new_tokens", "cache_write", "recomputed"),
     [
-        (5, 0),  # the first request stays within three pages
-        (9, 4),  # it takes a fourth page, the last one that the preempted request left
+        (5, True, 0),  # the first request stays within three pages
+        (9, True, 4),  # it takes a fourth page, the last one that the preempted request left
+        (5, False, 8),  # no page of the preempted request is cached
     ],
 )
-def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tokens: int, recomputed: int) -> None:
+def test_a_preempted_request_resumes_from_its_remaining_cached_pages(
+    max_new_tokens: int, cache_write: bool, recomputed: int
+) -> None:
     world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
     first = ask(world, text(7), max_new_tokens=max_new_tokens)
-    victim = ask(world, text(7, 50), max_new_tokens=9)
+    victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=cache_write)
     world.steps(3)
-    # Eight of its positions were confirmed, so two pages are cached.
+    # Eight of its positions were confirmed: two pages.
     [waiting] = world.core.queue.by_request_id("r2")
     assert (waiting.row, waiting.computed, waiting.preemptions) == (0, 8, 1)
     world.finish()
@@ -145,15 +133,6 @@ def test_a_preempted_request_resumes_from_its_remaining_cached_pages(max_new_tok
     assert first_positions(world) == [0, 0, 8 - recomputed]
     # Its own pages do not count as cached prompt tokens.
     assert load(world).cached_prompt_tokens == 0
-
-
-def test_a_preempted_request_without_cached_pages_recomputes_everything() -> None:
-    world = World(Shape(page_size=4, num_pages=6), greedy(plans_in_flight=1))
-    ask(world, text(7), max_new_tokens=5)
-    victim = ask(world, text(7, 50), max_new_tokens=9, cache_write=False)
-    world.finish()
-    stats = world.end(victim).stats
-    assert (stats.preemptions, stats.recomputed_tokens) == (1, 8)
 
 
 # Until they are void ----------------------------------------------------------------------------------------------
@@ -214,16 +193,6 @@ def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
     assert first_positions(world) == [0, 0]
     assert found(world, text(25)) == 24
     world.check_all_ended()
-
-
-def test_another_request_uses_pages_that_survived_the_failure() -> None:
-    world = World(SHAPE, faults=Faults(fail_steps=frozenset({2})))
-    assert found(world, text(9)) == 0
-    ask(world, text(9, 50), max_new_tokens=4)
-    world.run()
-    assert world.core.counters.resets == 1
-    assert found(world, text(9)) == 8
-    assert found(world, text(9, 50)) == 8
 
 
 # Until they are flushed -------------------------------------------------------------------------------------------

@@ -24,10 +24,6 @@ def all_copies(world: World) -> list[tuple[int, int, int]]:
     return [copy for plan in world.sent for copy in copies(plan)]
 
 
-def finish(world: World) -> None:
-    world.finish()
-
-
 def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     world = World(SHAPE)
     ask(world)
@@ -39,7 +35,7 @@ def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
     assert (chunks(second), copies(second)) == ([], [(3, 4, 1), (3, 5, 1)])
     assert second.decode_rows.tolist() == [1, 2, 3]
     assert [world.lane.pool.references(page) for page in range(1, 7)] == [3, 3, 1, 1, 1, 0]
-    finish(world)
+    world.finish()
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (1, 2, 3)] == [0, 9, 9]
     assert len({tuple(world.streams[stream].tokens) for stream in (1, 2, 3)}) == 3
 
@@ -52,7 +48,7 @@ def test_a_fork_copies_the_last_page_up_to_the_last_token(length: int, first_pos
     """If the prompt is one token longer than its full pages, these are shared and nothing is copied."""
     world = World(SHAPE)
     ask(world, list(range(length)), num_samples=2)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, first_position]
     assert [count for _, _, count in all_copies(world)] == [copied] * (copied > 0)
 
@@ -62,7 +58,7 @@ def test_samples_of_a_single_token_do_not_wait() -> None:
     ask(world, [7])
     world.tick()
     assert [len(plan.starts) for plan in world.sent] == [3, 0]
-    finish(world)
+    world.finish()
 
 
 def test_samples_wait_for_a_chunked_prompt_and_other_requests_pass_them() -> None:
@@ -73,17 +69,19 @@ def test_samples_wait_for_a_chunked_prompt_and_other_requests_pass_them() -> Non
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 8)], [(1, 8, 2), (2, 0, 3)], []]
     assert [len(plan.starts) for plan in world.sent] == [1, 1, 1]
     assert first_positions(world) == [0, 0, 9]
-    finish(world)
+    world.finish()
 
 
-def test_a_cancelled_sibling_leaves_the_full_pages_that_it_planned() -> None:
-    world = World(Shape(page_size=4, num_pages=32, token_budget=8, max_rows=4), greedy(plans_in_flight=1))
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_cancelled_sibling_leaves_its_full_pages_and_is_not_forked(is_computed: bool) -> None:
+    """Two full pages were planned, or the whole prompt. The third page has no running sibling to copy from."""
+    budget = {} if is_computed else {"token_budget": 8}
+    world = World(Shape(page_size=4, num_pages=32, max_rows=4, **budget), greedy(plans_in_flight=1))
     ask(world, num_samples=2)
-    world.tick()
+    world.step() if is_computed else world.tick()
     world.cancel(1)
     world.run()
     world.check_content()
-    # Two full pages were planned. The third page has no running sibling to copy from.
     assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
@@ -91,7 +89,7 @@ def test_a_cancelled_sibling_leaves_the_full_pages_that_it_planned() -> None:
 def test_a_sibling_that_ended_leaves_its_full_pages() -> None:
     world = World(Shape(page_size=4, num_pages=32, max_rows=1))
     ask(world)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 8, 8]
     assert all_copies(world) == []
 
@@ -129,7 +127,7 @@ def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, 
 def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
     world = World(SHAPE)
     ask(world, **options)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 9, 9]
     assert load(world).pages_cached == 0
 
@@ -137,18 +135,18 @@ def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
 def test_samples_that_do_not_read_the_cache_are_forked_from_their_first_sample() -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
-    finish(world)
+    world.finish()
     ask(world, cache_read=False)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 0, 9, 9]
 
 
 def test_a_fork_follows_a_sibling_with_a_cached_prefix() -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
-    finish(world)
+    world.finish()
     ask(world)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 8, 9, 9]
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (2, 3, 4)] == [8, 9, 9]
 
@@ -156,7 +154,7 @@ def test_a_fork_follows_a_sibling_with_a_cached_prefix() -> None:
 def test_forks_skip_the_prompt_logprobs_of_the_first_sample() -> None:
     world = World(SHAPE)
     ask(world, prompt_logprobs_from=2)
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 9, 9]
     assert [len(world.streams[stream].prompt_logprobs) for stream in (1, 2, 3)] == [8, 0, 0]
 
@@ -166,7 +164,7 @@ def test_a_flush_does_not_prevent_a_fork() -> None:
     ask(world, num_samples=2)
     world.step()
     assert flush(world) == 2
-    finish(world)
+    world.finish()
     assert first_positions(world) == [0, 9]
 
 
@@ -177,7 +175,7 @@ def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
     world = World(Shape(page_size=4, num_pages=7, max_rows=3), greedy(plans_in_flight=1))
     ask(world, num_samples=2, max_new_tokens=7)
     world.submit([60, 61], max_new_tokens=9, ignore_eos=True, priority=1)
-    finish(world)
+    world.finish()
     assert world.core.counters.preemptions > 0
     resumed = [start for plan in world.sent for start in plan.starts if len(start.tokens) > start.num_prompt_tokens]
     assert resumed
@@ -188,7 +186,7 @@ def test_a_preempted_sample_with_output_resumes_without_a_fork() -> None:
 def test_siblings_survive_a_failed_step(step: int) -> None:
     world = World(SHAPE, faults=Faults(fail_steps=frozenset({step})))
     ask(world)
-    finish(world)
+    world.finish()
     assert world.core.counters.resets == 1
     assert [len(world.streams[stream].tokens) for stream in (1, 2, 3)] == [6, 6, 6]
 

@@ -228,17 +228,6 @@ def test_a_flush_evicts_and_counts_host_pages() -> None:
 # The host pool by itself ------------------------------------------------------------------------------------------
 
 
-def test_the_least_recently_used_host_page_is_replaced() -> None:
-    pool = HostPool(2)
-    assert [pool.store(name, name, unverified=False) for name in (b"a", b"b")] == [0, 1]
-    pool.touch(b"a")
-    assert pool.store(b"c", b"c", unverified=False) == 1
-    assert pool.find(b"b", b"b") is None
-    found = pool.find(b"a", b"a")
-    assert found is not None
-    assert found.slot == 0
-
-
 def test_a_page_in_host_memory_is_not_stored_again_and_tokens_are_compared() -> None:
     pool = HostPool(2)
     assert pool.store(b"a", b"tokens", unverified=True) == 0
@@ -246,12 +235,6 @@ def test_a_page_in_host_memory_is_not_stored_again_and_tokens_are_compared() -> 
     assert pool.find(b"a", b"others") is None
     assert pool.is_unverified(b"a")
     assert not pool.is_unverified(b"b")
-
-
-def test_an_empty_host_pool_stores_nothing() -> None:
-    pool = HostPool(0)
-    assert pool.store(b"a", b"", unverified=False) is None
-    assert (pool.num_used, pool.evict_all()) == (0, 0)
 
 
 @given(

@@ -9,19 +9,6 @@ from scheduler_svc.core.pages.page_pool import PagePool
 TOKENS = b"tokens"
 
 
-def test_page_zero_is_never_allocated() -> None:
-    pool = PagePool(5)
-    assert pool.allocate(4) == [1, 2, 3, 4]
-    assert pool.allocate(1) is None
-    assert pool.num_unused == 0
-
-
-def test_allocate_returns_none_and_changes_nothing_if_too_few_are_unused() -> None:
-    pool = PagePool(4)
-    assert pool.allocate(4) is None
-    assert pool.free_pages() == [1, 2, 3]
-
-
 def cached(pool: PagePool, count: int, first_hash: int) -> list[int]:
     pages = pool.allocate(count)
     assert pages is not None
@@ -39,41 +26,6 @@ def test_the_free_list_has_uncached_pages_first_then_the_least_recently_released
     pool.release(uncached)
     assert pool.free_pages() == [6, 7, 5, 4, 3, 2, 1]
     assert (pool.num_unused, pool.num_evictable, pool.num_used) == (7, 5, 0)
-
-
-def test_a_page_is_unused_when_its_last_reference_is_released() -> None:
-    pool = PagePool(3)
-    assert pool.allocate(1) == [1]
-    pool.share(1)
-    pool.release([1])
-    assert pool.free_pages() == [2]
-    pool.release([1])
-    assert pool.free_pages() == [1, 2]
-
-
-def test_a_cached_page_is_found_by_hash_and_tokens_until_it_is_allocated() -> None:
-    pool = PagePool(3)
-    [page] = cached(pool, 1, 5)
-    assert not pool.cache(page, b"another", TOKENS), "it is cached already"
-    pool.release([page])
-    assert pool.find(bytes([5]), TOKENS) == page
-    assert pool.find(bytes([5]), b"others") == 0
-    pool.share(page)
-    assert (pool.num_evictable, pool.num_cached) == (0, 1)
-    pool.release([page])
-    assert pool.allocate(2) == [2, page]
-    assert pool.find(bytes([5]), TOKENS) == 0
-    assert pool.hash_of(page) is None
-
-
-def test_an_evicted_page_keeps_its_references() -> None:
-    pool = PagePool(3)
-    [page] = cached(pool, 1, 5)
-    pool.evict(page)
-    assert (pool.page_with_hash(bytes([5])), pool.references(page)) == (0, 1)
-    pool.release([page])
-    assert pool.num_evictable == 0
-    assert pool.evict_all() == 0
 
 
 def test_pages_are_unverified_from_their_allocation_on() -> None:
@@ -98,7 +50,7 @@ def test_a_pool_of_one_page_raises() -> None:
         PagePool(1)
 
 
-_OPERATIONS = st.sampled_from(["allocate", "release", "share", "cache", "evict"])
+_OPERATIONS = st.sampled_from(["allocate", "release", "share", "cache", "evict", "evict all"])
 
 
 @given(st.lists(st.tuples(_OPERATIONS, st.integers(0, 9)), max_size=80))
@@ -135,8 +87,14 @@ def test_the_page_pool_behaves_like_plain_lists(operations: list[tuple[str, int]
         elif what == "evict":
             pool.evict(page)
             hashes.pop(page, None)
+        elif what == "evict all" and number == 0:
+            assert pool.evict_all() == len(hashes)
+            hashes = {}
         assert pool.free_pages() == unused
         assert (pool.num_unused, pool.num_evictable) == (len(unused), sum(page in hashes for page in unused))
         assert all(pool.references(page) == held.count(page) for page in range(1, 8))
         assert all(pool.hash_of(page) == hashes.get(page) for page in range(1, 8))
-        assert all(pool.find(page_hash, TOKENS) == page for page, page_hash in hashes.items())
+        for page_hash in (bytes([number]) for number in range(5)):
+            page = next((page for page, own in hashes.items() if own == page_hash), 0)
+            assert pool.find(page_hash, TOKENS) == pool.page_with_hash(page_hash) == page
+            assert pool.find(page_hash, b"others") == 0

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.suspicion.deadly import KILLER, DeadlyFleet
@@ -161,49 +160,6 @@ def test_a_kill_in_the_middle_of_a_bisection_convicts_no_innocent() -> None:
                 fleet.die(rng.choice(working))
         fleet.run_until_ended()
         check(fleet, streams[3])
-
-
-@pytest.mark.parametrize("how", ["cancel", "abort", "deadline"])
-def test_a_suspect_may_end_from_outside(how: str) -> None:
-    fleet = DeadlyFleet(SHAPE)
-    numbers = [
-        fleet.submit([i], max_new_tokens=8, ignore_eos=True, deadline_seconds=1.0 if how == "deadline" else 0.0)
-        for i in range(8)
-    ]
-    fleet.tick()
-    fleet.die("a")
-    assert len(fleet.core.suspects) == 8
-    match how:
-        case "cancel":
-            for number in numbers[:7]:
-                fleet.cancel(number)
-        case "abort":
-            fleet.handle(ev.Abort(frontend="f-1", query=1, request_ids=tuple(f"r{number}" for number in numbers[:7])))
-        case _:
-            fleet.tick(2.0)
-            assert fleet.core.suspects.handles == set()
-            return
-    assert len(fleet.core.suspects) == 1
-    fleet.run_until_ended()
-    assert fleet.core.suspects.handles == set()
-
-
-def test_samples_of_a_killer_end_and_those_of_others_do_not() -> None:
-    fleet = DeadlyFleet(SHAPE)
-    good = fleet.submit([1, 2, 3, 4, 5], max_new_tokens=10, ignore_eos=True, num_samples=4, temperature=1.0)
-    bad = fleet.submit([1, 2, 3, 4, KILLER], max_new_tokens=10, ignore_eos=True, num_samples=3, temperature=1.0)
-    fleet.run_until_ended()
-    assert all(fleet.end(good + i).failure is None for i in range(4))
-    assert all(fleet.end(bad + i).failure is not None for i in range(3))
-    fleet.check_all_ended()
-
-
-def test_a_pool_that_is_too_small_for_all_suspects_at_once_suffices() -> None:
-    small = Shape(page_size=4, num_pages=12, max_rows=8, max_length=40, token_budget=16, vocab_size=300)
-    fleet = DeadlyFleet(small, config=greedy())
-    streams = submit_all(fleet, 5, 16, tokens=20)
-    fleet.run_until_ended()
-    check(fleet, streams[5])
 
 
 def test_a_machine_on_which_every_worker_dies_convicts_nobody_and_is_a_crash_loop() -> None:

@@ -111,16 +111,6 @@ def test_the_first_prompt_gets_the_logit_rows_and_requests_without_logprobs_pass
     assert [len(world.streams[stream].tokens) for stream in (first, second, *plain)] == [1, 1, 1, 1]
 
 
-def test_a_suspect_with_prompt_logprobs_runs_alone_and_finishes() -> None:
-    world = World(
-        Shape(chunk_align=4, token_budget=16, spare_logit_rows=0), ONE, faults=Faults(fail_steps=frozenset({2}))
-    )
-    world.submit(prompt(10), max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1)
-    world.submit(prompt(10, 1), max_new_tokens=2, ignore_eos=True)
-    world.finish()
-    assert all(stream.end and not stream.end.failure for stream in world.streams.values())
-
-
 # Sent once ---------------------------------------------------------------------------------------------------------
 
 CHUNKED = Shape(page_size=4, num_pages=20, max_rows=2, chunk_align=2, token_budget=6)
@@ -183,38 +173,6 @@ def test_a_request_is_admitted_again_after_its_last_prompt_logprobs_were_pending
     assert [wanted for _, wanted in starts_of(world)] == [0, 1, 0]
 
 
-def test_only_the_first_sample_gets_prompt_logprobs() -> None:
-    world = World(CHUNKED)
-    world.submit(
-        prompt(9), num_samples=2, max_new_tokens=2, ignore_eos=True, prompt_logprobs_from=1, num_logprobs=TWO_BEST
-    )
-    world.finish()
-    assert sum(count for _, count in pieces_of(world, 1)) == 8
-    assert pieces_of(world, 2) == []
-
-
-def test_a_cancelled_request_gets_no_prompt_logprobs() -> None:
-    world = World(CHUNKED)
-    world.submit(prompt(15), prompt_logprobs_from=1)
-    other = world.submit(prompt(5, 1), max_new_tokens=2, ignore_eos=True)
-    world.tick()
-    world.cancel(1)
-    world.run()
-    assert pieces_of(world) == []
-    assert len(world.streams[other].tokens) == 2
-    world.check_empty()
-
-
-def test_each_piece_has_the_number_of_alternatives_of_its_request() -> None:
-    world = World(Shape(token_budget=64, spare_logit_rows=64))
-    for salt, num_logprobs in enumerate([6, 1, 0, 3]):
-        asked = {"num_logprobs": num_logprobs, "prompt_logprobs_from": 1}
-        world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, **asked)
-    world.finish()
-    [output] = [e for e in world.effects if isinstance(e, fx.StepOutput) and e.prompt_logprobs]
-    assert [piece.values.top_token_ids.shape for piece in output.prompt_logprobs] == [(4, 5), (4, 0), (4, 0), (4, 2)]
-
-
 def test_nonfinite_prompt_logprobs_end_the_request_before_its_first_token() -> None:
     world = World(CHUNKED, faults=Faults(nonfinite_token=280))
     doomed = world.submit([*prompt(8), 280, *prompt(6)], prompt_logprobs_from=1, num_logprobs=TWO_BEST)
@@ -237,32 +195,7 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
     world.check_empty()
 
 
-def test_logprobs_of_ended_requests_are_dropped() -> None:
-    """Both lists of the result begin with entries of the first request, which was cancelled meanwhile."""
-    world = World(Shape(token_budget=64, spare_logit_rows=64))
-    for salt in range(3):
-        world.submit(
-            prompt(5, salt), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1 + salt
-        )
-    world.tick()
-    assert len(world.sent[0].chunk_rows) == 3
-    world.cancel(1)
-    world.run()
-    world.check_content()
-    assert [len(stream.logprobs) for stream in world.streams.values()] == [0, 3, 3]
-    assert [len(stream.prompt_logprobs) for stream in world.streams.values()] == [0, 3, 2]
-
-
 # Outputs -----------------------------------------------------------------------------------------------------------
-
-
-def test_only_samples_that_want_logprobs_have_them() -> None:
-    world = World(config=ONE)
-    for salt, num_logprobs in enumerate([0, TWO_BEST, 0, 1]):
-        world.submit(prompt(3, salt), max_new_tokens=2, ignore_eos=True, num_logprobs=num_logprobs)
-    world.finish()
-    outputs = world.told(fx.StepOutput)
-    assert [output.logprobs and output.logprobs.entries.tolist() for output in outputs] == [[1, 3], [1, 3]]
 
 
 def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
@@ -293,7 +226,8 @@ def test_each_front_end_gets_its_own_logprobs() -> None:
     mine, others = outputs[FRONTEND], outputs["f-2"]
     assert mine.logprobs is not None and others.logprobs is not None
     assert (mine.logprobs.entries.tolist(), others.logprobs.entries.tolist()) == ([0], [1])
-    assert others.streams.tolist() == [1, 7]
+    assert (mine.streams.tolist(), others.streams.tolist()) == ([1], [1, 7])
+    assert [[end.stream for end in output.ends] for output in (mine, others)] == [[1], [1, 7]]
     # All three have the same prompt, so the same logprob.
     assert mine.logprobs.values.logprobs.tolist() == others.logprobs.values.logprobs.tolist()
     assert [(piece.frontend, piece.stream) for output in (mine, others) for piece in output.prompt_logprobs] == [
@@ -318,80 +252,3 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
     world.run()
     world.check_content()
     assert (len(world.streams[1].logprobs), len(world.streams[2].logprobs)) == (6, 1)
-
-
-@pytest.mark.parametrize("what", ["logprobs", "prompt_logprobs"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        "too few logprobs",
-        "too many logprobs",
-        "no logprobs",
-        "another top_k",
-        "too few token ids",
-        "too many top logprobs",
-        "token ids outside the vocabulary",
-    ],
-)
-def test_malformed_logprobs_refuse_the_worker_and_its_requests_go_on(what: str, how: str) -> None:
-    world = World()
-    stream = world.submit(prompt(5), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1)
-    world.tick()
-    world.apply()
-    logprobs = getattr(world.results[0], what)
-    match how:
-        case "too few logprobs":
-            logprobs.logprobs = logprobs.logprobs[:-4]
-        case "too many logprobs":
-            logprobs.logprobs += bytes(4)
-        case "no logprobs":
-            world.results[0].ClearField(what)
-        case "another top_k":
-            logprobs.top_k += 1
-        case "too few token ids":
-            logprobs.top_token_ids = logprobs.top_token_ids[4:]
-        case "too many top logprobs":
-            logprobs.top_logprobs += bytes(4)
-        case _:
-            logprobs.top_token_ids = np.full(len(logprobs.top_token_ids) // 4, 288, "<i4").tobytes()
-    world.deliver()
-    assert world.is_lost
-    refused = world.effects[-1]
-    assert isinstance(refused, fx.WorkerRefused)
-    assert refused.retry
-    world.join()
-    world.finish()
-    assert len(world.streams[stream].tokens) == 3
-
-
-def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite() -> None:
-    world = World()
-    world.submit(prompt(5), ignore_eos=True)
-    world.submit(prompt(5, 1), ignore_eos=True, num_logprobs=TWO_BEST)
-    world.tick()
-    world.apply()
-    world.results[0].nonfinite = np.array([0], "<i4").tobytes()
-    world.results[0].logprobs.top_token_ids = np.full(2, 288, "<i4").tobytes()
-    world.deliver()
-    assert world.is_lost
-
-
-def test_a_nan_logprob_of_a_finite_row_is_refused() -> None:
-    world = World()
-    world.submit(prompt(5), ignore_eos=True, num_logprobs=TWO_BEST)
-    world.tick()
-    world.apply()
-    world.results[0].logprobs.logprobs = np.array([np.nan], "<f4").tobytes()
-    world.deliver()
-    assert world.is_lost
-
-
-def test_unrequested_logprobs_are_refused() -> None:
-    for what in ("logprobs", "prompt_logprobs"):
-        world = World()
-        world.submit(prompt(5))
-        world.tick()
-        world.apply()
-        getattr(world.results[0], what).logprobs = bytes(4)
-        world.deliver()
-        assert world.is_lost
