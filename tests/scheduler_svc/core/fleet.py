@@ -3,6 +3,9 @@
 Each worker has its own queues of messages. The test decides when a worker applies a plan, answers or dies.
 """
 
+from dataclasses import replace
+from typing import Any
+
 from tandem.internal.v1 import worker_pb2 as pb
 
 from scheduler_svc.core.messages import effects as fx
@@ -32,18 +35,18 @@ class Fleet(World):
         shape: Shape,
         faults: Faults | None = None,
         *,
-        is_standby: bool = False,
-        constraint_refusal: str = "",
-        adapter_refusal: str = "",
+        name: str = "",
         executor: Executor | None = None,
+        info: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> str:
-        """Lets a new worker join and returns its name."""
-        name = chr(ord("a") + len(self.plans_of))
-        worker = Worker(name=name, shape=shape, faults=faults or Faults(), is_standby=is_standby)
-        worker.constraint_refusal, worker.adapter_refusal = constraint_refusal, adapter_refusal
+        """Lets a new worker join and returns its name. `fields` are those of a `Worker`, `info` others of its info."""
+        name = name or chr(ord("a") + len(self.plans_of))
+        worker = Worker(name=name, shape=shape, faults=faults or Faults(), **fields)
         worker.executor = executor or worker.executor
         self.workers[name], self.plans_of[name] = worker, []
-        self.handle(self.workers[name].joining())
+        joining = worker.joining()
+        self.handle(replace(joining, info=replace(joining.info, **(info or {}))))
         return name
 
     def _take(self, effect: fx.Effect) -> None:

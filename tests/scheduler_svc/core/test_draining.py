@@ -26,21 +26,27 @@ def drain(
     return fleet.handle(ev.Drain(frontend=FRONTEND, query=query, worker=worker, max_seconds=max_seconds, force=force))
 
 
-def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options: Any) -> Fleet:
-    """A fleet with its first worker drained after a step of some requests."""
+def at_work(standbys: Sequence[bool], requests: int, tokens: int = 20) -> Fleet:
+    """A fleet after a step of some requests."""
     fleet = proven_fleet(*standbys)
     ask(fleet, requests, tokens)
     fleet.step(0.01)
+    return fleet
+
+
+def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options: Any) -> Fleet:
+    """A fleet with its first worker drained after a step of some requests."""
+    fleet = at_work(standbys, requests, tokens)
     drain(fleet, "a", **options)
     return fleet
 
 
 def reports(fleet: Fleet, query: int = 1) -> list[DrainReport]:
-    return [one for one in fleet.effects if isinstance(one, DrainReport) and one.query == query]
+    return [one for one in fleet.told(DrainReport) if one.query == query]
 
 
 def dismissed(fleet: Fleet) -> list[str]:
-    return [one.worker for one in fleet.effects if isinstance(one, fx.DismissWorker)]
+    return [one.worker for one in fleet.told(fx.DismissWorker)]
 
 
 def run_until_dismissed(fleet: Fleet, worker: str) -> None:
@@ -51,21 +57,32 @@ def run_until_dismissed(fleet: Fleet, worker: str) -> None:
     raise AssertionError(f"{worker} was not dismissed")
 
 
-def test_rows_move_to_another_worker_and_the_worker_is_dismissed() -> None:
-    fleet = proven_fleet(False, False)
-    ask(fleet, 8)
-    fleet.step(0.01)
+DRAIN = ev.Drain(frontend=FRONTEND, query=1, worker="a", max_seconds=0.0, force=False)
+STOPS = ev.WorkerStops(worker="a")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(DRAIN,), (STOPS,), (STOPS, DRAIN, ev.DrainStarted())],
+    ids=["drained", "asked to stop", "drained although asked to stop, and the service stops"],
+)
+def test_rows_move_to_another_worker_and_the_worker_is_dismissed(events: tuple[ev.Event, ...]) -> None:
+    fleet = at_work([False, False], 8)
     assert fleet.running("a")
-    drain(fleet, "a")
+    for event in events:
+        fleet.handle(event)
     run_until_dismissed(fleet, "a")
     assert not fleet.running("a")
-    assert reports(fleet)[-1].state is DrainState.LEAVING
-    assert reports(fleet)[-1].moved > 0
+    if DRAIN in events:
+        assert reports(fleet)[-1].state is DrainState.LEAVING and reports(fleet)[-1].moved > 0
     fleet.lose("a", is_orderly=True)
     fleet.step(0.01)
-    assert reports(fleet)[-1].state is DrainState.DONE
+    if DRAIN in events:
+        assert reports(fleet)[-1].state is DrainState.DONE
     assert load(fleet).worker_lost_seconds is None
     fleet.finish()
+    # The end of the worker gives no warning.
+    assert fleet.told(fx.Note) == []
 
 
 def test_no_request_starts_on_a_drained_worker() -> None:
@@ -78,9 +95,7 @@ def test_no_request_starts_on_a_drained_worker() -> None:
 
 
 def test_rows_stay_while_no_other_worker_has_room() -> None:
-    fleet = proven_fleet(False, False)
-    ask(fleet, 16, tokens=30)
-    fleet.step(0.01)
+    fleet = at_work([False, False], 16, tokens=30)
     fleet.step(0.01)
     here = set(fleet.running("a"))
     assert len(here) == 8 == len(fleet.running("b"))
@@ -101,16 +116,13 @@ def test_rows_that_no_other_worker_can_hold_end_on_the_drained_worker() -> None:
     fleet.step(0.01)
     drain(fleet, "a")
     fleet.step(0.01)
-    assert fleet.running("a") == [long]
-    assert "end" in reports(fleet)[-1].detail or short
+    assert (fleet.running("a"), fleet.running("b")) == ([long], [short])
     fleet.finish()
     assert dismissed(fleet) == ["a"]
 
 
 def test_the_last_worker_is_refused_unless_it_is_forced() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 2)
-    fleet.step(0.01)
+    fleet = at_work([False], 2)
     (refused,) = drain(fleet, "a")
     assert isinstance(refused, fx.DrainRefused) and refused.code is fx.RejectCode.INVALID
     assert "a is the only worker" in refused.message
@@ -212,9 +224,7 @@ def test_a_dismissed_worker_that_stays_is_closed() -> None:
 
 
 def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 3)
-    fleet.step(0.01)
+    fleet = at_work([False], 3)
     effects = drain(fleet, "")
     assert fx.AnnounceDrain(frontend=FRONTEND) in effects
     assert fleet.core.is_stop_wanted
@@ -227,9 +237,7 @@ def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() ->
 
 
 def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 3)
-    fleet.step(0.01)
+    fleet = at_work([False], 3)
     drain(fleet, "", max_seconds=1.0)
     assert fleet.core.stop_at == pytest.approx(fleet.now + 1.0)
     fleet.handle(ev.DrainEnded())
@@ -237,26 +245,10 @@ def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
     assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and "3 requests" in reports(fleet)[-1].detail
 
 
-def test_the_rows_of_a_worker_that_was_asked_to_stop_move_and_it_is_dismissed() -> None:
-    fleet = proven_fleet(False, False)
-    ask(fleet, 8)
-    fleet.step(0.01)
-    assert fleet.running("a")
-    fleet.handle(ev.WorkerStops(worker="a"))
-    run_until_dismissed(fleet, "a")
-    assert not fleet.running("a")
-    fleet.lose("a", is_orderly=True)
-    fleet.finish()
-    # Its end gives no warning.
-    assert fleet.told(fx.Note) == []
-
-
 def test_what_no_other_worker_takes_goes_on_for_a_moment_and_then_waits_for_one() -> None:
-    fleet = proven_fleet(False)
-    ask(fleet, 2, tokens=90)
-    fleet.step(0.01)
+    fleet = at_work([False], 2, tokens=90)
     at = fleet.now
-    fleet.handle(ev.WorkerStops(worker="a"))
+    fleet.handle(STOPS)
     ask(fleet, 1)
     while not dismissed(fleet):
         assert len(fleet.running("a")) == 2
@@ -272,25 +264,10 @@ def test_what_no_other_worker_takes_goes_on_for_a_moment_and_then_waits_for_one(
 @pytest.mark.parametrize("worker_is_first", [True, False])
 def test_a_worker_stays_while_the_service_stops_whoever_was_asked_first(worker_is_first: bool) -> None:
     """Also for a request that has no row yet, and an idle worker beside one with rows."""
-    fleet = proven_fleet(False)
-    ask(fleet, 9, tokens=40)
-    fleet.step(0.01)
+    fleet = at_work([False], 9, tokens=40)
     assert fleet.core.queue.num_waiting == 1
-    events: list[ev.Event] = [ev.WorkerStops(worker="a"), ev.DrainStarted()]
-    for event in events if worker_is_first else reversed(events):
+    for event in (STOPS, ev.DrainStarted()) if worker_is_first else (ev.DrainStarted(), STOPS):
         fleet.handle(event)
     fleet.steps(20, STAY_SECONDS / 10)
     fleet.finish()
     assert dismissed(fleet) == []
-
-
-def test_an_operators_drain_of_a_worker_that_was_asked_to_stop_goes_on_when_the_service_stops() -> None:
-    fleet = proven_fleet(False, False)
-    ask(fleet, 8)
-    fleet.step(0.01)
-    fleet.handle(ev.WorkerStops(worker="a"))
-    drain(fleet, "a")
-    fleet.handle(ev.DrainStarted())
-    run_until_dismissed(fleet, "a")
-    fleet.lose("a", is_orderly=True)
-    fleet.finish()

@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 
-from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.recovery.held_pools import HOLD_SECONDS
 from tests.rigs.executor import Shape
-from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.test_stats_and_load import load
-from tests.simulation.worker import Worker
 
 SHAPE = Shape(page_size=4, num_pages=100, max_rows=8, max_length=120, token_budget=64, vocab_size=300)
 POOL_BYTES = 7 << 20
@@ -25,10 +22,7 @@ class SharingFleet(Fleet):
 
     def share(self, name: str) -> None:
         """Lets a worker with a pool of its own join."""
-        pool_id = name.encode()
-        worker = Worker(name=name, shape=SHAPE, faults=Faults(), pool_id=pool_id, shared=self.memory)
-        self.workers[name], self.plans_of[name] = worker, []
-        self.handle(ev.WorkerJoined(worker=name, info=replace(worker.info, pool_bytes=POOL_BYTES)))
+        self.join_as(SHAPE, name=name, pool_id=name.encode(), shared=self.memory, info={"pool_bytes": POOL_BYTES})
 
     def kill(self, name: str) -> None:
         """Kills a worker; its memory outlives it."""
@@ -96,9 +90,7 @@ def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it
         fleet.deliver_from("b") if fleet.workers["b"].results else fleet.apply_plans("b") or fleet.tick(0.001)
     assert lane.pool.num_cached
     # The worker was only silent: its pool is its own again, and the core has ordered it to zero the pool.
-    worker = Worker(name="a", shape=SHAPE, faults=Faults(), pool_id=b"a", shared=fleet.memory)
-    fleet.workers["a"] = worker
-    fleet.handle(ev.WorkerJoined(worker="a", info=replace(worker.info, pool_bytes=POOL_BYTES)))
+    fleet.share("a")
     assert lane.pages.pending is None and not lane.pool.num_cached and lane.pages.pool_id == b"b"
     fleet.lose("b")
     fleet.kill("a")

@@ -139,7 +139,7 @@ def test_a_resource_of_one_kind_is_none_of_another() -> None:
 @pytest.mark.parametrize(("kind", "other"), [(ADAPTER, CONSTRAINT), (CONSTRAINT, ADAPTER)])
 def test_workers_that_refuse_a_kind_get_none_of_it(kind: str, other: str) -> None:
     fleet, why_not, source = Fleet(), f"this worker takes no {kind}s", {ADAPTER: SOURCE, CONSTRAINT: GRAMMAR}
-    fleet.join_as(SHAPE, **{f"{kind}_refusal": why_not})  # pyright: ignore[reportArgumentType]
+    fleet.join_as(SHAPE, **{f"{kind}_refusal": why_not})
     refused = fleet.submit([1], **{kind: source[kind]})
     assert refusal(fleet, refused) == (fx.RejectCode.INVALID, kind, why_not)
     assert refusal(fleet, fleet.submit([1], **{other: source[other]})) is None

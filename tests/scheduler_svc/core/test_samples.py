@@ -65,29 +65,22 @@ BOUNDED = greedy(max_waiting=6, max_waiting_tokens=20)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "num_samples", "sentence"),
+    ("prompt", "num_samples", "field", "sentence"),
     [
-        (1, 7, "num_samples is 7; the limit is 6"),
-        (
-            5,
-            5,
-            "num_samples is 5 and the prompt has 5 tokens, 25 together; "
-            "at most 20 tokens may wait (max_waiting_tokens)",
-        ),
+        ([1], 7, "sampling.num_samples", "num_samples is 7; the limit is 6"),
+        ([1] * 5, 5, "sampling.num_samples", "num_samples is 5 and the prompt has 5 tokens, 25 together; "
+            "at most 20 tokens may wait (max_waiting_tokens)"),
+        ([1] * 21, 1, "token_ids", "the prompt has 21 tokens; at most 20 tokens may wait (max_waiting_tokens)"),
+        ([0, 288], 1, "token_ids", "a token id is outside 0 to 287"),
     ],
-)
-def test_more_samples_than_the_queue_can_hold_are_invalid(prompt: int, num_samples: int, sentence: str) -> None:
+    ids=["samples", "tokens of all samples", "prompt", "token outside the vocabulary"],
+)  # fmt: skip
+def test_what_the_queue_or_the_model_can_never_take_is_invalid(
+    prompt: list[int], num_samples: int, field: str, sentence: str
+) -> None:
     world = World(config=BOUNDED)
-    rejected = world.refusal(world.submit([1] * prompt, num_samples=num_samples))
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "sampling.num_samples")
-    assert rejected.message == sentence
-
-
-def test_a_prompt_longer_than_the_queue_can_hold_is_invalid() -> None:
-    world = World(config=BOUNDED)
-    rejected = world.refusal(world.submit([1] * 21))
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
-    assert rejected.message == "the prompt has 21 tokens; at most 20 tokens may wait (max_waiting_tokens)"
+    rejected = world.refusal(world.submit(prompt, num_samples=num_samples))
+    assert (rejected.code, rejected.field, rejected.message) == (fx.RejectCode.INVALID, field, sentence)
 
 
 def test_a_request_may_have_at_most_sixty_four_samples() -> None:
@@ -207,10 +200,3 @@ def test_a_plan_contains_all_settings_of_a_row() -> None:
     assert [start.prompt_logprobs_from for start in starts] == [2, 0]
     assert [start.num_prompt_tokens for start in starts] == [3, 3]
     world.check_all_ended()
-
-
-def test_prompts_outside_the_vocabulary_are_refused() -> None:
-    world = World()
-    rejected = world.refusal(world.submit([0, 288]))
-    assert (rejected.code, rejected.field) == (fx.RejectCode.INVALID, "token_ids")
-    assert rejected.message == "a token id is outside 0 to 287"

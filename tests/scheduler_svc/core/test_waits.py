@@ -221,27 +221,24 @@ def test_another_reader_is_told_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"deadline_seconds": 5.0}, {"max_queue_seconds": 5.0}], ids=["deadline", "time in the queue"]
+    ("options", "code"),
+    [
+        ({"deadline_seconds": 5.0}, fx.FailureCode.DEADLINE),
+        ({"max_queue_seconds": 5.0}, fx.FailureCode.DEADLINE),
+        ({}, fx.FailureCode.NO_WORKER),
+    ],
+    ids=["deadline", "time in the queue", "wait for a worker"],
 )
-def test_a_deadline_names_what_the_request_was_waiting_for(options: dict[str, float]) -> None:
-    world = World(ONE_ROW)
+def test_the_end_of_a_wait_names_what_the_request_was_waiting_for(
+    options: dict[str, float], code: fx.FailureCode
+) -> None:
+    world = World(ONE_ROW, config=greedy(max_worker_wait_seconds=10.0))
     world.kill()
     stream = ask(world, **options)
     world.tick()
-    world.tick(5.0)
+    world.tick(5.0 if options else 10.0)
     failure = world.failure(stream)
-    assert failure.code is fx.FailureCode.DEADLINE
-    assert failure.message.endswith("; it was waiting: no worker is connected; the last one, w-1, was lost: killed")
-
-
-def test_the_end_of_the_wait_for_a_worker_names_its_reason() -> None:
-    world = World(ONE_ROW, config=greedy(max_worker_wait_seconds=10.0))
-    world.kill()
-    stream = ask(world)
-    world.tick()
-    world.tick(10.0)
-    failure = world.failure(stream)
-    assert failure.code is fx.FailureCode.NO_WORKER
+    assert failure.code is code
     assert failure.message.endswith("; it was waiting: no worker is connected; the last one, w-1, was lost: killed")
 
 

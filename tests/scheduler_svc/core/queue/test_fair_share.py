@@ -13,7 +13,7 @@ from tests.scheduler_svc.core.world import World, greedy
 ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
 
 
-def ask(world: World, salt: str = "", *, max_new_tokens: int = 1, **options: object) -> int:
+def ask(world: World, salt: str | None = "", *, max_new_tokens: int = 1, **options: object) -> int:
     """Submits a prompt of two tokens that no other stream has."""
     number = len(world.streams) + 1
     return world.submit(
@@ -29,15 +29,11 @@ def run(world: World) -> list[int]:
 # FairShare ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_tenant_is_served_first_come_first_served() -> None:
+@pytest.mark.parametrize("salt", ["", None], ids=["one salt", "no prefix root"])
+@pytest.mark.parametrize("priority", [-2, 0, 3])
+def test_a_single_tenant_is_served_first_come_first_served(salt: str | None, priority: int) -> None:
     world = World(ONE_AT_A_TIME)
-    streams = [ask(world, max_new_tokens=1 + 7 * i % 5) for i in range(12)]
-    assert run(world) == streams
-
-
-def test_requests_without_a_prefix_root_are_one_tenant() -> None:
-    world = World(ONE_AT_A_TIME)
-    streams = [world.submit([1, i], max_new_tokens=1 + i % 3, ignore_eos=True, salt=None) for i in range(6)]
+    streams = [ask(world, salt, priority=priority, max_new_tokens=1 + 7 * i % 5) for i in range(12)]
     assert run(world) == streams
 
 
@@ -109,13 +105,6 @@ def test_a_low_priority_request_does_not_starve() -> None:
                 world.cancel(stream)
     # The third high request starts at three quarters. The fourth starts where the low one does, but arrived later.
     assert order(world) == [*high[:3], low, *high[3:]]
-
-
-@pytest.mark.parametrize("priority", [-2, 0, 3])
-def test_equal_priorities_go_first_come_first_served(priority: int) -> None:
-    world = World(ONE_AT_A_TIME)
-    streams = [ask(world, priority=priority) for _ in range(5)]
-    assert run(world) == streams
 
 
 def test_a_preempted_request_keeps_its_place() -> None:

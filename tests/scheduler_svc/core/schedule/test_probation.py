@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from scheduler_svc.core.lanes import DEATHS
 from scheduler_svc.core.messages import effects as fx
-from scheduler_svc.core.messages import events as ev
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
 from tests.scheduler_svc.core.fleet import Fleet
+from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import World, greedy
-from tests.simulation.worker import Worker
 
 SHAPE = Shape(page_size=4, num_pages=40, max_length=100)
 STRICT = greedy(prove_workers=True)
@@ -17,9 +16,9 @@ STRICT = greedy(prove_workers=True)
 
 def models(world: World) -> list[int]:
     """Returns the max_length of each ModelServed since the last call."""
-    sent = [effect.info for effect in world.effects if isinstance(effect, fx.ModelServed)]
+    sent = world.told(fx.ModelServed)
     world.effects.clear()
-    return [info.max_length for info in sent if info is not None]
+    return [each.info.max_length for each in sent if each.info is not None]
 
 
 def test_front_ends_get_the_model_after_the_first_confirmed_step() -> None:
@@ -73,9 +72,7 @@ def test_the_first_step_computes_one_token_in_one_page() -> None:
     assert len(world.sent) == 1, "one such step is in flight at a time"
     world.apply()
     world.deliver()
-    load = world.handle(ev.LoadQuery(frontend="f-1", query=1))[0]
-    assert isinstance(load, fx.LoadReply)
-    assert (load.load.steps, load.load.output_tokens, load.load.pages_used) == (0, 0, 0)
+    assert (load(world).steps, load(world).output_tokens, load(world).pages_used) == (0, 0, 0)
 
 
 def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
@@ -96,8 +93,7 @@ def test_an_unproven_worker_changes_no_limits_and_gets_no_request() -> None:
 
 def test_the_identity_of_an_unproven_worker_excludes_no_other() -> None:
     fleet = Fleet(config=STRICT)
-    fleet.workers["unproven"], fleet.plans_of["unproven"] = Worker(name="unproven", shape=SHAPE, faults=Faults()), []
-    fleet.handle(ev.WorkerJoined(worker="unproven", info=replace(fleet.workers["unproven"].info, identity="unproven")))
+    fleet.join_as(SHAPE, name="unproven", info={"identity": "unproven"})
     fleet.tick()
     name = fleet.join_as(SHAPE)
     fleet.tick()
@@ -148,12 +144,9 @@ def test_workers_lost_in_their_first_step_make_a_crash_loop() -> None:
 
 def test_workers_refused_for_their_identity_do_not_count_as_crashes() -> None:
     fleet = Fleet(SHAPE, config=STRICT)
-    for i in range(DEATHS):
-        name = f"unproven-{i}"
-        fleet.workers[name], fleet.plans_of[name] = Worker(name=name, shape=SHAPE, faults=Faults()), []
-        fleet.handle(ev.WorkerJoined(worker=name, info=replace(fleet.workers[name].info, identity="unproven")))
+    unproven = [fleet.join_as(SHAPE, info={"identity": "unproven"}) for _ in range(DEATHS)]
     fleet.tick()
-    for name in ("a", *(f"unproven-{i}" for i in range(DEATHS))):
+    for name in ("a", *unproven):
         fleet.serve(name)
     fleet.tick()
     assert list(fleet.core.lanes) == ["a"]
