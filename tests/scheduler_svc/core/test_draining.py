@@ -238,9 +238,12 @@ def test_a_drain_of_the_service_refuses_requests_and_ends_with_the_last_one() ->
 
 def test_a_drain_of_the_service_reports_requests_that_its_time_ended() -> None:
     fleet = at_work([False], 3)
+    streams = list(fleet.streams)
     drain(fleet, "", max_seconds=1.0)
     assert fleet.core.stop_at == pytest.approx(fleet.now + 1.0)
     fleet.handle(ev.DrainEnded())
+    assert [fleet.failure(stream).code for stream in streams] == [fx.FailureCode.SHUTDOWN] * 3
+    fleet.check_empty()
     fleet.tick()
     assert reports(fleet)[-1].state is DrainState.TIME_LIMIT and "3 requests" in reports(fleet)[-1].detail
 

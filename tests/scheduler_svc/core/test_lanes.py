@@ -156,20 +156,6 @@ def test_requests_of_a_lost_worker_resume_on_the_other_with_their_tokens(steps: 
     assert resumed == [fleet.streams[stream].submit.prompt.tolist() + known[stream] for stream in theirs]
 
 
-def test_requests_of_the_last_worker_wait_for_the_next_one() -> None:
-    fleet = Fleet(SHAPE, SHAPE)
-    for i in range(4):
-        ask(fleet, text(6, 20 * i))
-    fleet.step()
-    fleet.lose("a")
-    fleet.lose("b")
-    fleet.tick()
-    assert (load(fleet).workers, load(fleet).waiting, load(fleet).pages_total) == (0, 4, 0)
-    fleet.join_as(SHAPE)
-    fleet.finish()
-    assert [fleet.end(stream).stats.worker_changes for stream in fleet.streams] == [1] * 4
-
-
 def test_results_of_a_lost_worker_are_ignored() -> None:
     fleet = Fleet(SHAPE, SHAPE)
     for i in range(4):
@@ -356,6 +342,7 @@ def test_a_request_that_was_set_aside_may_end(how: str) -> None:
             fleet.handle(ev.Abort(frontend=FRONTEND, query=1, request_ids=("r2",)))
         case _:
             fleet.tick(10.0)
+            assert fleet.failure(aside).code is fx.FailureCode.DEADLINE
     assert load(fleet).waiting == 1
     assert (fleet.streams[aside].end is None) == (how == "cancel")
     fleet.join_as(LARGE)

@@ -9,7 +9,7 @@ from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.arrays import NO_IDS
 from tests.rigs.core_events import step_done
-from tests.scheduler_svc.core.world import World, greedy, prompt
+from tests.scheduler_svc.core.world import World, prompt
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,6 @@ def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> Non
     world.join()
     world.finish()
     assert len(world.streams[stream].tokens) == 4
-
-
-def test_a_worker_that_hangs_is_dropped_and_receives_rejoin() -> None:
-    world = World(config=greedy(step_timeout_seconds=3.0, silence_timeout_seconds=9.0))
-    world.submit(prompt(3), ignore_eos=True)
-    world.tick(1.0)
-    assert world.core.next_wake() == pytest.approx(4.0)
-    world.tick(3.0)
-    assert world.is_lost
-    assert any(isinstance(effect, fx.AskRejoin) for effect in world.effects)
-    assert isinstance(world.handle(step_done(world.worker, world.sent[0]))[0], fx.AskRejoin)
-    world.join()
-    world.finish()
 
 
 def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> None:

@@ -161,15 +161,17 @@ def test_cancel_and_finish_end_one_sample_and_leave_the_others() -> None:
 
 
 def test_time_limits_and_deadlines_apply_to_each_sample() -> None:
-    world = World(Shape(max_rows=2))
+    world = World(Shape(max_rows=1))
     world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
     world.submit(PROMPT, num_samples=2, deadline_seconds=1.0)
     world.step()
+    assert world.core.next_wake() == pytest.approx(1.0)
     world.tick(1.0)
     failures = [world.end(number).failure for number in (4, 5)]
     assert [failure and failure.code for failure in failures] == [fx.FailureCode.DEADLINE] * 2
     world.tick(1.0)
     assert [world.end(number).reason for number in (1, 2, 3)] == [fx.EndReason.TIME_LIMIT] * 3
+    assert started(world) == [(1, 0)], "what is over is not planned"
 
 
 def test_every_sample_fails_when_the_worker_wait_is_over() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -125,12 +125,6 @@ def test_nobody_is_told_more_often_than_once_a_second() -> None:
         assert all(later - earlier >= LOOK_SECONDS for earlier, later in itertools.pairwise(moments))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    reason: WaitReason
-    act: Callable[[Fleet], int]
-
-
 def too_large(fleet: Fleet) -> int:
     stream = ask(fleet, max_new_tokens=80)
     fleet.step()
@@ -173,22 +167,22 @@ def slow(fleet: Fleet) -> int:
     return stream
 
 
-CASES = [
-    Case(reason=WaitReason.NO_LARGE_WORKER, act=too_large),
-    Case(reason=WaitReason.SUSPECT, act=suspected),
-    Case(reason=WaitReason.CONSTRAINT, act=awaits_constraint),
-    Case(reason=WaitReason.TENANT_SHARE, act=shares),
-    Case(reason=WaitReason.SLOW_STEP, act=slow),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.reason.name for case in CASES])
-def test_each_reason_of_one_request_is_told(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("reason", "act"),
+    [
+        (WaitReason.NO_LARGE_WORKER, too_large),
+        (WaitReason.SUSPECT, suspected),
+        (WaitReason.CONSTRAINT, awaits_constraint),
+        (WaitReason.TENANT_SHARE, shares),
+        (WaitReason.SLOW_STEP, slow),
+    ],
+)
+def test_each_reason_of_one_request_is_told(reason: WaitReason, act: Callable[[Fleet], int]) -> None:
     fleet = Fleet(LARGE, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
-    stream = case.act(fleet)
+    stream = act(fleet)
     for _ in range(6):
         fleet.tick(LOOK_SECONDS / 2)
-    assert (stream, case.reason) in told(fleet)
+    assert (stream, reason) in told(fleet)
 
 
 def test_samples_of_one_request_speak_once_and_not_while_one_of_them_runs() -> None:

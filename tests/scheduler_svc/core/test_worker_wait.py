@@ -101,15 +101,6 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     fleet.check_all_ended()
 
 
-def test_the_deadline_of_a_waiting_request_ends_it_before_the_wait() -> None:
-    fleet = two_sizes()
-    long = fleet.submit([1] * 50, max_new_tokens=40, deadline_seconds=30.0)
-    fleet.lose("a")
-    fleet.tick(31.0)
-    failure = fleet.failure(long)
-    assert failure.code is fx.FailureCode.DEADLINE
-
-
 def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
     fleet = two_sizes()
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)

@@ -219,25 +219,24 @@ class World:
     def join(self, faults: Faults | None = None) -> None:
         """Lets a new worker with an empty pool join."""
         self._workers += 1
-        self.plans.clear()
-        self.results.clear()
-        self.preparing.clear()
+        self._clear()
         self.executor = Executor(self.shape, faults=faults)
         self.handle(ev.WorkerJoined(worker=self.worker, info=self.info()))
 
     def leave(self) -> None:
         """Removes the worker, which has announced its stop, with its plans and undelivered results."""
-        self.plans.clear()
-        self.results.clear()
-        self.preparing.clear()
+        self._clear()
         self.handle(ev.WorkerLost(worker=self.worker, reason="it stops", is_orderly=True))
 
     def kill(self) -> None:
         """Removes the worker, as if it had died, with its plans and undelivered results."""
+        self._clear()
+        self.handle(ev.WorkerLost(worker=self.worker, reason="killed"))
+
+    def _clear(self) -> None:
         self.plans.clear()
         self.results.clear()
         self.preparing.clear()
-        self.handle(ev.WorkerLost(worker=self.worker, reason="killed"))
 
     def restart(self) -> None:
         """Kills the worker and lets another one join."""

@@ -132,23 +132,17 @@ def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
     assert load(world).pages_cached == 0
 
 
-def test_samples_that_do_not_read_the_cache_are_forked_from_their_first_sample() -> None:
+@pytest.mark.parametrize(("cache_read", "cached"), [(True, 8), (False, 0)])
+def test_samples_are_forked_from_their_first_sample_whatever_that_found_in_the_cache(
+    cache_read: bool, cached: int
+) -> None:
     world = World(SHAPE)
     ask(world, num_samples=1)
     world.finish()
-    ask(world, cache_read=False)
+    ask(world, cache_read=cache_read)
     world.finish()
-    assert first_positions(world) == [0, 0, 9, 9]
-
-
-def test_a_fork_follows_a_sibling_with_a_cached_prefix() -> None:
-    world = World(SHAPE)
-    ask(world, num_samples=1)
-    world.finish()
-    ask(world)
-    world.finish()
-    assert first_positions(world) == [0, 8, 9, 9]
-    assert [world.end(stream).stats.cached_prompt_tokens for stream in (2, 3, 4)] == [8, 9, 9]
+    assert first_positions(world) == [0, cached, 9, 9]
+    assert [world.end(stream).stats.cached_prompt_tokens for stream in (2, 3, 4)] == [cached, 9, 9]
 
 
 def test_forks_skip_the_prompt_logprobs_of_the_first_sample() -> None:

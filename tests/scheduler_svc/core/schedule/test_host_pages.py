@@ -158,15 +158,6 @@ def test_another_request_with_the_same_prefix_swaps_pages_in() -> None:
     assert len(all_swap_ins(world)) == 3
 
 
-def test_another_tenant_swaps_no_pages_in() -> None:
-    world = scene()
-    world.run()
-    world.submit([100 + i for i in range(17)], max_new_tokens=3, ignore_eos=True)
-    world.submit([*NEWER, 200], max_new_tokens=2, ignore_eos=True, salt="another")
-    world.finish()
-    assert first_positions(world)[-1] == 0
-
-
 # Void host pages --------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from scheduler_svc.core.scheduler import CoreConfig
 from scheduler_svc.core.state.lane_schedule import SHARE_RAISE
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.sent_plans import chunks, first_positions, flush, load, starts
+from tests.scheduler_svc.core.sent_plans import chunks, first_positions, starts
 from tests.scheduler_svc.core.world import World, greedy, text
 
 
@@ -235,13 +235,3 @@ def test_a_preempted_request_resumes_without_the_pages_before_its_window() -> No
     assert (first_position, [page > 0 for page in pages]) == (16, [False, False, True, True, True])
     stats = world.end(victim).stats
     assert (stats.output_tokens, stats.preemptions, stats.recomputed_tokens) == (20, 1, 0)
-
-
-def test_a_flush_does_not_release_pages_of_running_rows() -> None:
-    world = World(shape(), greedy(plans_in_flight=1))
-    world.submit(text(21), max_new_tokens=8, ignore_eos=True)
-    world.step()
-    assert load(world).pages_cached == 4
-    # Four cached pages behind the window and one that the row holds. The last page is not full.
-    assert flush(world) == 5
-    world.finish()
