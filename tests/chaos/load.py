@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 
@@ -38,10 +39,10 @@ class Flight:
     ask: Ask
     connection: Connection
     stream: Stream
-    fate: str
-    act_after: int
+    fate: str = "reads"
+    act_after: int = 0
     # The name of its poison, or empty.
-    poison: str
+    poison: str = ""
     began: float
     # The time of the last token, and the number of tokens then.
     moved: float
@@ -104,7 +105,7 @@ class Load:
         """Opens streams up to the number, lets callers act, and checks streams that have ended."""
         now = self._clock()
         while open_new and len(self.flights) < self._num_streams and now >= self._opens_at:
-            self.flights.append(self._open(now))
+            self.flights.append(self._open())
         for flight in list(self.flights):
             if flight.resumes_at:
                 if now >= flight.resumes_at:
@@ -118,51 +119,37 @@ class Load:
 
     def burst(self, count: int) -> list[Flight]:
         """Opens many short requests at once, of which the service refuses those that do not fit its queue."""
-        now = self._clock()
-        self.crowded_until = now + 10.0
+        self.crowded_until = self._clock() + 10.0
         flights: list[Flight] = []
         for _ in range(count):
             self._number += 1
             ask = Ask(prompt=(self._rng.randrange(256), ord("a")), max_new_tokens=2, request_id=f"burst-{self._number}")
-            connection = self._rng.choice(self._connections)
-            stream = connection.generate(ask.request())
-            flights.append(
-                Flight(ask=ask, connection=connection, stream=stream, fate="burst", act_after=1 << 30,
-                       poison="", began=now, moved=now)
-            )  # fmt: skip
+            flights.append(self._flight(ask, fate="burst"))
         self.flights += flights
         return flights
 
     def send_poison(self) -> None:
         """Opens a stream for a request that kills, hangs or fails every step that computes it; its caller reads."""
-        now, self._number = self._clock(), self._number + 1
+        self._number += 1
         poison = self._rng.choice([name for name in POISONS if name != "nonfinite-token"])
         ask = random_ask(self._rng, f"poison-{self._number}", poison=POISONS[poison])
-        connection = self._rng.choice(self._connections)
-        self.flights.append(
-            Flight(ask=ask, connection=connection, stream=connection.generate(ask.request()), fate="reads",
-                   act_after=0, poison=poison, began=now, moved=now)
-        )  # fmt: skip
+        self.flights.append(self._flight(ask, poison=poison))
 
-    def _open(self, now: float) -> Flight:
+    def _flight(self, ask: Ask, timeout: float | None = None, **fields: Any) -> Flight:
+        """Opens the stream of a request through any front end."""
+        connection, now = self._rng.choice(self._connections), self._clock()
+        stream = connection.generate(ask.request(), timeout)
+        return Flight(ask=ask, connection=connection, stream=stream, began=now, moved=now, **fields)
+
+    def _open(self) -> Flight:
         rng, self._number = self._rng, self._number + 1
         fate = rng.choices(list(_FATES), list(_FATES.values()))[0]
         # Those that only make their own logits bad are many; the others come one by one (`poison`).
         poison = "nonfinite-token" if rng.random() < _POISON_SHARE else ""
         resumes = fate in _RESUMING and rng.random() < 0.9
         ask = random_ask(rng, f"chaos-{self._number}", poison=POISONS.get(poison), resumes=resumes)
-        connection = rng.choice(self._connections)
         timeout = rng.uniform(0.01, 3.0) if fate == "deadline" else None
-        return Flight(
-            ask=ask,
-            connection=connection,
-            stream=connection.generate(ask.request(), timeout),
-            fate=fate,
-            act_after=rng.randrange(20),
-            poison=poison,
-            began=now,
-            moved=now,
-        )
+        return self._flight(ask, timeout, fate=fate, act_after=rng.randrange(20), poison=poison)
 
     def _watch(self, flight: Flight, now: float) -> None:
         transcript = flight.stream.transcript

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -69,16 +70,6 @@ class MemoryLink:
         return []
 
 
-class NoProcesses:
-    """Stands for WorkerProcesses, which would kill the processes that hostile Joins name."""
-
-    def joined(self, worker: str, pid: int) -> None:
-        """No process is opened."""
-
-    def kill(self, worker: str) -> None:
-        """No process is killed."""
-
-
 class CoreUnderFire:
     """`run` sends hostile frames; `check_service` then compares answers to well-behaved requests with the oracle."""
 
@@ -96,7 +87,8 @@ class CoreUnderFire:
         model = ServedModel(default_max_new_tokens=16, max_waiting=64, cache_root=b"r" * 32)
         self._dispatcher = EffectDispatcher(
             workers=cast(Any, self._workers),
-            worker_processes=cast(Any, NoProcesses()),
+            # The real ones would kill the processes that hostile Joins name.
+            worker_processes=cast(Any, SimpleNamespace(joined=_ignore, kill=_ignore)),
             frontends=cast(Any, self._frontends),
             served_model=model,
             ready=ReadyCommand(),
@@ -281,8 +273,8 @@ class CoreUnderFire:
                     yield end.stream, end.failure.message
 
 
-def _ignore(frontend: str, reason: str, is_orderly: bool) -> None:
-    """No process of a front end is here."""
+def _ignore(*_: object) -> None:
+    """No process of a worker or front end is here."""
 
 
 def _hello() -> bytes:

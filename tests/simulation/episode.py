@@ -30,7 +30,7 @@ from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.core_events import submit
 from tests.rigs.session_log import SessionLog
 from tests.simulation.death_log import DeathLog
-from tests.simulation.fleet import Fleet
+from tests.simulation.fleet import Fleet, WorkerEffect
 from tests.simulation.listing import Lister
 from tests.simulation.load import Load
 from tests.simulation.setting import Setting, draw_limits, draw_setting
@@ -266,28 +266,17 @@ class Episode:
             assert self.now < min(waiting) + PATIENCE_SECONDS, "nobody serves, and a standby worker waits"
 
     def _carry_out(self, effect: fx.Effect) -> None:
+        if isinstance(effect, WorkerEffect):
+            self.fleet.take(effect, self._submit_at)
         match effect:
-            case (
-                fx.SendPlan()
-                | fx.WorkerAccepted()
-                | fx.WorkerRefused()
-                | fx.AskRejoin()
-                | fx.KillWorker()
-                | fx.DismissWorker()
-                | fx.LoadWeights()
-                | fx.PrepareResource()
-                | fx.DropResource()
-            ):
-                self.fleet.take(effect, self._submit_at)
-                if isinstance(effect, fx.SendPlan):
-                    self._check_size(effect)
+            case fx.SendPlan():
+                self._check_size(effect)
             case fx.Waits():
                 self._check_waits(effect)
             case fx.CoreStatus():
                 self._status[effect.frontend] = effect
             case fx.WorkerProven():
                 self.seen["standby seated" if effect.was_standby else "worker proven"] += 1
-                self.fleet.take(effect, self._submit_at)
             case fx.Admitted() | fx.Rejected() | fx.StepOutput():
                 self._check_spans(effect)
                 self.load.take(effect, self.now)

@@ -33,6 +33,10 @@ _LOST_POOL_SHARE = 0.1
 # Share of lost workers that share their pool and are started again at once.
 _RESTART_SHARE = 0.7
 SubmitAt = Callable[[fx.SendPlan, int], ev.Submit]
+WorkerEffect = (
+    fx.SendPlan | fx.WorkerAccepted | fx.WorkerProven | fx.WorkerRefused | fx.AskRejoin | fx.KillWorker
+    | fx.DismissWorker | fx.LoadWeights | fx.PrepareResource | fx.DropResource
+)  # fmt: skip
 
 
 class Fleet:
@@ -280,18 +284,7 @@ class Fleet:
 
     def take(
         self,
-        effect: (
-            fx.SendPlan
-            | fx.WorkerAccepted
-            | fx.WorkerProven
-            | fx.WorkerRefused
-            | fx.AskRejoin
-            | fx.KillWorker
-            | fx.DismissWorker
-            | fx.LoadWeights
-            | fx.PrepareResource
-            | fx.DropResource
-        ),
+        effect: WorkerEffect,
         submit_at: SubmitAt,
     ) -> None:
         """Delivers a message of the core to its worker. `submit_at` returns the owner of a row of a plan."""

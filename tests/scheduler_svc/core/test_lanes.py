@@ -349,20 +349,6 @@ def test_a_request_that_was_set_aside_may_end(how: str) -> None:
     fleet.settle()
 
 
-def test_a_request_waits_while_only_a_smaller_worker_serves() -> None:
-    fleet, long = two_sizes()
-    fleet.lose("a")
-    fleet.lose("b")
-    fleet.join_as(SMALL)
-    short = ask(fleet, text(5), max_new_tokens=4)
-    fleet.run()
-    assert fleet.streams[long].end is None
-    assert len(fleet.streams[short].tokens) == 4
-    fleet.join_as(LARGE)
-    fleet.finish()
-    assert fleet.end(long).failure is None
-
-
 def test_the_largest_present_worker_sets_the_limits_for_new_requests() -> None:
     fleet = Fleet(SMALL, LARGE)
     fits, cut = ask(fleet, text(60), max_new_tokens=40), ask(fleet, text(60, 9), max_new_tokens=41)

@@ -47,15 +47,6 @@ def test_a_detached_request_goes_on_and_its_new_reader_gets_every_token(reader: 
     world.check_empty()
 
 
-def test_only_requests_that_linger_outlive_their_front_end() -> None:
-    world = world_with_two_frontends()
-    world.submit(prompt(5), max_new_tokens=12)
-    stream = world.submit(prompt(5, 1), max_new_tokens=12, linger_seconds=60.0)
-    world.steps(3)
-    world.handle(ev.FrontendLost(frontend=FRONTEND))
-    assert [request.submit.request_id for request in world.core.queue] == [world.streams[stream].submit.request_id]
-
-
 def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
     world = world_with_two_frontends()
     stream = world.submit(prompt(5), max_new_tokens=6, ignore_eos=True, linger_seconds=60.0)
@@ -132,16 +123,6 @@ def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> N
     assert rejected.code is fx.RejectCode.NOT_FOUND
     assert "it was given up" in rejected.message
     assert not world.told(fx.Replaced)
-
-
-def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
-    world = World()
-    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
-    world.steps(6)
-    world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
-    again = world.resume(stream)
-    assert len(world.streams[again].tokens) == 2
-    assert world.end(again).reason is fx.EndReason.STOP_STRING
 
 
 def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:

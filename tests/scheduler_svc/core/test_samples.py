@@ -148,18 +148,6 @@ def test_abort_ends_all_samples_with_one_outcome() -> None:
     world.check_empty()
 
 
-def test_cancel_and_finish_end_one_sample_and_leave_the_others() -> None:
-    world = World()
-    world.submit(PROMPT, num_samples=3, max_new_tokens=6, temperature=1.0, ignore_eos=True)
-    world.steps(3)
-    world.cancel(2)
-    world.handle(ev.Finish(frontend=FRONTEND, stream=3, output_tokens=1))
-    world.settle()
-    assert world.streams[2].end is None
-    assert (world.end(3).reason, world.end(3).stats.output_tokens) == (fx.EndReason.STOP_STRING, 1)
-    assert len(world.streams[1].tokens) == 6
-
-
 def test_time_limits_and_deadlines_apply_to_each_sample() -> None:
     world = World(Shape(max_rows=1))
     world.submit(PROMPT, num_samples=3, max_new_tokens=50, ignore_eos=True, max_time_seconds=2.0)
@@ -172,19 +160,6 @@ def test_time_limits_and_deadlines_apply_to_each_sample() -> None:
     world.tick(1.0)
     assert [world.end(number).reason for number in (1, 2, 3)] == [fx.EndReason.TIME_LIMIT] * 3
     assert started(world) == [(1, 0)], "what is over is not planned"
-
-
-def test_every_sample_fails_when_the_worker_wait_is_over() -> None:
-    world = World(config=greedy(max_worker_wait_seconds=50.0))
-    world.submit([1] * 40, num_samples=2, max_new_tokens=30)
-    world.kill()
-    world.shape = Shape(max_length=64)
-    world.join()
-    world.tick(49.0)
-    assert [world.streams[number].end for number in (1, 2)] == [None, None]
-    world.tick(2.0)
-    failures = [world.end(number).failure for number in (1, 2)]
-    assert [failure and failure.code for failure in failures] == [fx.FailureCode.NO_WORKER] * 2
 
 
 # The settings of each sample ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from functools import cache
 
 import pytest
 
-from scheduler_svc.core.invariants import audit
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
@@ -185,17 +184,6 @@ def test_a_tenant_gets_its_own_places_in_a_full_queue() -> None:
     service.core.handle(TenantsChanged(limits={"greedy": TenantLimits(), "polite": TenantLimits()}), 0.0)
     streams = [service.submit([2], "polite", 1) for _ in range(6)]
     assert [stream in service.rejected for stream in streams] == [False] * 4 + [True] * 2
-
-
-def test_the_audit_and_a_run_of_all_tenants_agree() -> None:
-    service = Service(TenantLimits(row_share=0.5))
-    for number in range(60):
-        service.submit([1, 2, number], ("greedy", "polite")[number % 3 == 0], 5)
-        service.step()
-        audit(service.core)
-    while len(service.core.queue):
-        service.step()
-        audit(service.core)
 
 
 # Refusals say when to try again ---------------------------------------------------------------------------------------

@@ -138,14 +138,6 @@ def test_a_preempted_request_resumes_from_its_remaining_cached_pages(
 # Until they are void ----------------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_a_worker_evicts_its_pages() -> None:
-    world = World(SHAPE)
-    found(world, text(9))
-    world.restart()
-    assert load(world).pages_cached == 0
-    assert found(world, text(9)) == 0
-
-
 @pytest.mark.parametrize(
     ("status", "cached"),
     [
@@ -213,16 +205,6 @@ def test_a_flush_evicts_everything_and_rows_run_on() -> None:
     world.finish()
     assert first_positions(world) == [0, 0, 0, 0]
     assert len(world.streams[stream].tokens) == 12
-
-
-def test_a_flush_between_a_plan_and_its_failure_is_harmless() -> None:
-    world = World(SHAPE, greedy(plans_in_flight=1), faults=Faults(fail_steps=frozenset({1})))
-    ask(world, text(9), max_new_tokens=3)
-    world.tick()
-    assert flush(world) == 2
-    world.run()
-    assert found(world, text(9)) == 8
-    world.check_all_ended()
 
 
 def test_a_flush_without_a_worker_evicts_nothing() -> None:

@@ -168,16 +168,6 @@ def swapped_out_and_confirmed() -> World:
     return world
 
 
-def test_the_loss_of_a_worker_drops_its_host_pages() -> None:
-    world = swapped_out_and_confirmed()
-    world.kill()
-    assert load(world).host_pages_total == 0
-    world.join()
-    assert load(world).host_pages_used == 0
-    world.finish()
-    assert all_swap_ins(world) == []
-
-
 @pytest.mark.parametrize(
     ("status", "left"),
     [

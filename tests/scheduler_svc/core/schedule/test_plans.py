@@ -90,18 +90,6 @@ def test_two_plans_are_in_flight_and_no_more() -> None:
     assert len(world.sent) == 3
 
 
-def test_no_token_is_sampled_beyond_max_new_tokens() -> None:
-    world = World()
-    world.submit([1, 2, 3], max_new_tokens=2, ignore_eos=True)
-    world.run()
-    assert [seen(plan) for plan in world.sent] == [
-        Expected(starts=((1, (1,)),), chunks=((1, 0, 3, True),)),
-        Expected(decode=(1,)),
-    ]
-    end = world.end(1)
-    assert end.stats.discarded_tokens == 0
-
-
 def test_preemption_frees_a_page_in_the_same_step_and_the_victim_resumes() -> None:
     world = World(Shape(page_size=2, num_pages=4, token_budget=8, max_rows=2))
     world.submit([1, 2], max_new_tokens=5, ignore_eos=True)
@@ -116,20 +104,6 @@ def test_preemption_frees_a_page_in_the_same_step_and_the_victim_resumes() -> No
     tokens = next(plan for plan in world.sent[2:] if plan.starts).starts[0].tokens.tolist()
     assert tokens[:2] == [3, 4]
     assert len(tokens) == 3, "the token that was in flight at the preemption is known"
-
-
-def test_uncached_pages_are_reused_first_then_those_released_longest_ago() -> None:
-    world = World(Shape(page_size=2, num_pages=6, max_rows=1, token_budget=16))
-    for first in range(4):
-        world.submit([first, first], max_new_tokens=2, ignore_eos=True)
-        world.run()
-    # Each request fills one page, which is cached, and begins another one, which the next request gets.
-    assert [plan.starts[0].pages.tolist() for plan in world.sent if plan.starts] == [[1], [2], [3], [4]]
-    world.submit([0, 0, 9], max_new_tokens=1, ignore_eos=True)
-    world.submit([5, 5, 9], max_new_tokens=1, ignore_eos=True)
-    world.run()
-    assert [plan.starts[0].pages.tolist() for plan in world.sent[-2:]] == [[1, 5], [5, 2]]
-    world.check_all_ended()
 
 
 @pytest.mark.parametrize(
