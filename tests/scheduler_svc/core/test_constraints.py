@@ -17,26 +17,21 @@ ANSWER_SECONDS = KINDS[CONSTRAINT].answer_seconds
 SOURCE = b"a toy, toy_complete=6"
 
 
-def name_of(source: bytes) -> bytes:
-    return sha256(source).digest()
+NAME = sha256(SOURCE).digest()
 
 
-def sent(world: World, kind: type[fx.PrepareResource | fx.DropResource]) -> list[str]:
+def sent(world: World, kind: type[fx.PrepareResource | fx.DropResource]) -> list[bytes]:
     """The constraints of these orders, in order."""
-    return [effect.hash.hex() for effect in world.effects if isinstance(effect, kind)]
-
-
-def reason(world: World, stream: int) -> fx.EndReason | None:
-    return world.end(stream).reason
+    return [effect.hash for effect in world.told(kind)]
 
 
 def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() -> None:
     world = World(SHAPE)
     streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
     world.run()
-    assert sent(world, fx.PrepareResource) == [name_of(SOURCE).hex()]
-    assert {reason(world, stream) for stream in streams} <= {fx.EndReason.CONSTRAINT_COMPLETE, fx.EndReason.EOS}
-    assert reason(world, streams[0]) is fx.EndReason.CONSTRAINT_COMPLETE
+    assert sent(world, fx.PrepareResource) == [NAME]
+    assert {world.end(stream).reason for stream in streams} <= {fx.EndReason.CONSTRAINT_COMPLETE, fx.EndReason.EOS}
+    assert world.end(streams[0]).reason is fx.EndReason.CONSTRAINT_COMPLETE
     assert len(world.streams[streams[0]].tokens) == 6
     world.check_all_ended()
 
@@ -49,7 +44,7 @@ def test_a_long_prompt_is_computed_while_its_constraint_is_prepared() -> None:
     # 28 of 30 positions: the last aligned one before the end.
     assert [plan.chunk_counts.tolist() for plan in world.sent] == [[24], [4]]
     assert not any(plan.chunk_samples.any() for plan in world.sent)
-    assert world.sent[0].starts[0].constraint == name_of(SOURCE)
+    assert world.sent[0].starts[0].constraint == NAME
     assert world.streams[stream].tokens == []
     world.answer()
     world.run()
@@ -75,7 +70,7 @@ def test_a_row_without_a_mask_fails_alone() -> None:
     world.run()
     assert world.fault(late) == "the constraint took longer than 250 ms at output token 3"
     assert len(world.streams[late].tokens) == 2
-    assert all(reason(world, stream) is not None for stream in others)
+    assert all(world.end(stream).reason is not None for stream in others)
     assert world.core.counters.resets == 0 and not world.core.suspects
     world.check_all_ended()
 
@@ -92,7 +87,7 @@ def test_the_last_allowed_token_that_completes_is_no_length_stop() -> None:
     world = World(SHAPE)
     stream = world.submit([5, 6], max_new_tokens=6, constraint=SOURCE)
     world.run()
-    assert reason(world, stream) is fx.EndReason.CONSTRAINT_COMPLETE
+    assert world.end(stream).reason is fx.EndReason.CONSTRAINT_COMPLETE
     world.check_all_ended()
 
 
@@ -108,7 +103,7 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
     world.tick()
     assert sent(world, fx.DropResource) == []
     world.run()
-    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [NAME]
     assert world.executor.violations == []
 
 
@@ -120,7 +115,7 @@ def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> No
     world.cancel(first)
     world.submit([3, 4], max_new_tokens=20, constraint=SOURCE)
     world.run()
-    assert sent(world, fx.PrepareResource) == sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.PrepareResource) == sent(world, fx.DropResource) == [NAME]
     assert world.executor.violations == []
     world.check_empty()
 
@@ -136,7 +131,7 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
     assert sent(world, fx.DropResource) == []
     world.answer()
     world.run()
-    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [NAME]
     assert world.executor.violations == []
 
 
@@ -159,7 +154,7 @@ def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
     assert world.now > 1.5 * ANSWER_SECONDS, "the pause counted"
     # The late answer finds no request, so the worker drops what it has.
     world.answer()
-    assert sent(world, fx.DropResource) == [name_of(SOURCE).hex()]
+    assert sent(world, fx.DropResource) == [NAME]
     assert world.end_of(other) is not None
     world.check_empty()
 

@@ -85,14 +85,6 @@ def test_rows_stay_full_while_the_queue_is_announced_as_full() -> None:
             assert world.lane.rows.num_free == 0 or not world.core.queue.num_waiting
 
 
-def test_the_number_of_workers_is_announced() -> None:
-    world = World(TWO_ROWS)
-    world.tick()
-    world.kill()
-    world.tick()
-    assert [status.workers for status in statuses(world)] == [0, 1, 0]
-
-
 def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
     world = World(TWO_ROWS)
     admitted = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)

@@ -238,7 +238,6 @@ def test_a_restored_request_ends_if_its_tokens_have_ended_it() -> None:
     # The journal lost the end.
     before.streams[stream].end = None
     after = World(join=False)
-    after.streams |= before.streams
     after.restore(stream, before)
     assert after.refusal(after.resume(stream)).code is fx.RejectCode.NOT_READY
     after.join()
@@ -252,7 +251,6 @@ def test_a_restored_request_that_no_worker_can_hold_waits_for_one() -> None:
     before = World()
     stream = before.submit(prompt(20), max_new_tokens=4, linger_seconds=60.0)
     after = World(Shape(max_length=16), join=False)
-    after.streams |= before.streams
     after.restore(stream, before)
     after.join()
     again = after.resume(stream)
@@ -267,7 +265,6 @@ def test_a_restored_request_expires_also_before_a_worker_joins() -> None:
     before = World()
     stream = before.submit(prompt(5), linger_seconds=60.0)
     after = World(join=False)
-    after.streams |= before.streams
     after.restore(stream, before, linger_seconds=2.0)
     after.tick(2.0)
     after.join()
@@ -278,7 +275,6 @@ def test_the_time_before_the_restart_counts() -> None:
     before = World()
     stream = before.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, max_time_seconds=10.0)
     after = World(join=False)
-    after.streams |= before.streams
     after.restore(stream, before, age_seconds=8.0)
     after.join()
     after.tick(2.0)

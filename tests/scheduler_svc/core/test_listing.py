@@ -161,7 +161,6 @@ def test_requests_of_a_journal_are_listed_before_and_after_a_worker_joins() -> N
     tokens = len(before.streams[stream].tokens)
     after = World(before.shape, join=False)
     after.tick(100.0)
-    after.streams |= before.streams
     after.restore(stream, before, age_seconds=8.0)
     [entry] = ask(after).requests
     assert (entry.state, entry.wait_reason, entry.is_detached) == (RequestState.WAITING, WaitReason.NO_WORKER, True)

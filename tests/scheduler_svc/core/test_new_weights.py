@@ -101,8 +101,7 @@ def test_requests_finish_with_the_old_weights() -> None:
     second = fleet.ask([1, 2, 3], max_new_tokens=4)
     fleet.run()
     assert set(first.versions()) == {""} and set(second.versions()) == {"v1"}
-    fleet.check(first)
-    fleet.check(second)
+    fleet.check(first, second)
 
 
 def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None:
@@ -175,15 +174,13 @@ def test_an_update_is_refused_with_the_reason() -> None:
     assert "the update to version 'v1' goes on" in fleet.told(fx.UpdateRefused)[0].message
     fleet.run()
     fleet.update("v1")
-    assert (
-        fleet.told(fx.UpdateRefused)[-1].field == "version"
-        and "was used before" in fleet.told(fx.UpdateRefused)[-1].message
-    )
+    refused = fleet.told(fx.UpdateRefused)[-1]
+    assert refused.field == "version" and "was used before" in refused.message
     for folder in ("/etc", "weights", f"{ROOT}/../etc", f"{ROOT}s/v", "/"):
-        fleet.handle(
-            ev.UpdateWeights(frontend="f-1", query=9, weights=Weights(version="v9", folder=folder)),
+        [refused] = fleet.handle(
+            ev.UpdateWeights(frontend="f-1", query=9, weights=Weights(version="v9", folder=folder))
         )
-        assert fleet.told(fx.UpdateRefused)[-1].field == "folder" and folder in fleet.told(fx.UpdateRefused)[-1].message
+        assert isinstance(refused, fx.UpdateRefused) and refused.field == "folder" and folder in refused.message
     off = UpdatedFleet()
     off.core = type(off.core)(type(off.core.config)())
     off.update("v1")
@@ -260,8 +257,7 @@ def test_workers_load_in_turn_and_one_always_serves() -> None:
         most = max(most, sum(not lane.phases.may_plan for lane in fleet.core.lanes.values()))
     fleet.run()
     assert most == 1
-    for stream in streams:
-        fleet.check(stream)
+    fleet.check(*streams)
 
 
 def test_time_that_is_over_leaves_the_lanes_as_they_were() -> None:
@@ -413,8 +409,7 @@ def test_a_trial_stays_on_a_lane_that_waits_for_new_weights() -> None:
     assert any(request.row for request in suspects.members())
     fleet.run()
     assert all(stream.end and stream.end.reason is fx.EndReason.LENGTH for stream in streams)
-    for stream in streams:
-        fleet.check(stream)
+    fleet.check(*streams)
     assert set(fleet.versions().values()) == {"v1"}
 
 
@@ -449,8 +444,7 @@ def test_nobody_joins_a_trial_on_a_lane_that_waits_for_new_weights() -> None:
         assert lane.rows.num_seated == 1
         fleet.turn(trial_on)
     fleet.run()
-    for stream in streams:
-        fleet.check(stream)
+    fleet.check(*streams)
 
 
 def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried() -> None:
@@ -482,5 +476,4 @@ def test_a_trial_that_fits_only_a_worker_with_old_weights_lets_others_be_tried()
     fleet.workers["a"].refusal = ""
     fleet.now += RETRY_SECONDS
     fleet.run()
-    for stream in (*busy, long, short):
-        fleet.check(stream)
+    fleet.check(*busy, long, short)

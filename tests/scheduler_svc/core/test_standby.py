@@ -42,15 +42,6 @@ def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
     assert len(fleet.plans_of["b"]) == 1
 
 
-def test_the_load_leaves_out_standby_workers() -> None:
-    fleet = proven_fleet(True, False, True)
-    ask(fleet, 3)
-    fleet.step()
-    total = load(fleet)
-    assert (total.workers, total.standby_workers, total.pages_total) == (1, 2, 127)
-    assert [(one.running, one.is_standby) for one in total.per_worker] == [(3, False), (0, True), (0, True)]
-
-
 def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event() -> None:
     fleet = proven_fleet(False, True)
     ask(fleet, 8)

@@ -15,7 +15,6 @@ from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.wire.frontend import frame_of
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import FRONTEND, World, greedy
 
 # Stats and load -----------------------------------------------------------------------------------------------
@@ -68,21 +67,6 @@ def test_a_finish_counts_at_most_the_delivered_tokens(output_tokens: int, counte
     stats = world.end(stream).stats
     # One token is in flight and counts as discarded.
     assert (stats.output_tokens, stats.discarded_tokens) == (counted, 3 - counted + 1)
-
-
-def test_the_load_counts_delivered_tokens() -> None:
-    world = World(Shape(page_size=4, num_pages=9), greedy(plans_in_flight=2))
-    cancelled, stays, waits = (world.submit([i, i, i], max_new_tokens=5, ignore_eos=True) for i in range(3))
-    world.step()
-    assert load(world).output_tokens == 3
-    world.tick()
-    # The token in flight of the cancelled request is not delivered.
-    world.cancel(cancelled)
-    world.run()
-    assert [len(world.streams[stream].tokens) for stream in (cancelled, stays, waits)] == [1, 5, 5]
-    after = load(world)
-    assert (after.output_tokens, after.steps, after.running, after.waiting) == (11, 5, 0, 0)
-    assert (after.pages_used, after.pages_total, after.workers, after.lane_resets) == (0, 8, 1, 0)
 
 
 # Front ends ---------------------------------------------------------------------------------------------------

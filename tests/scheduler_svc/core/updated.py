@@ -106,8 +106,12 @@ class UpdatedFleet(Fleet):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 
-    def check(self, stream: Stream) -> None:
+    def check(self, *streams: Stream) -> None:
         """Asserts that each token is the oracle's of its version. Not for streams that continued with old pages."""
+        for stream in streams:
+            self._check(stream)
+
+    def _check(self, stream: Stream) -> None:
         prompt, settings = stream.submit.prompt.tolist(), settings_of(stream.submit, 0)
         for n, (token, version) in enumerate(zip(stream.tokens, stream.versions(), strict=True)):
             known = [*prompt, *stream.tokens[:n]]

@@ -302,6 +302,7 @@ class World:
         """Restores a request of another world's core, as a journal would, with the tokens that its streams got."""
         submit = core_of.streams[stream].submit
         streams = [core_of.streams[number] for number in submit.streams]
+        self.streams |= dict(zip(submit.streams, streams, strict=True))
         self.handle(
             ev.Restored(
                 submit=replace(submit, frontend="", stream=0),
