@@ -195,6 +195,22 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
     world.check_empty()
 
 
+def test_logprobs_of_ended_requests_are_dropped() -> None:
+    """Both lists of the result begin with entries of the first request, which was cancelled meanwhile."""
+    world = World(Shape(token_budget=64, spare_logit_rows=64))
+    for salt in range(3):
+        world.submit(
+            prompt(5, salt), max_new_tokens=3, ignore_eos=True, num_logprobs=TWO_BEST, prompt_logprobs_from=1 + salt
+        )
+    world.tick()
+    assert len(world.sent[0].chunk_rows) == 3
+    world.cancel(1)
+    world.run()
+    world.check_content()
+    assert [len(stream.logprobs) for stream in world.streams.values()] == [0, 3, 3]
+    assert [len(stream.prompt_logprobs) for stream in world.streams.values()] == [0, 3, 2]
+
+
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
