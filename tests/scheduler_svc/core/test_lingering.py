@@ -125,6 +125,16 @@ def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> N
     assert not world.told(fx.Replaced)
 
 
+def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
+    world = World()
+    stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
+    world.steps(6)
+    world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
+    again = world.resume(stream)
+    assert len(world.streams[again].tokens) == 2
+    assert world.end(again).reason is fx.EndReason.STOP_STRING
+
+
 def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:
     world = World()
     live = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
