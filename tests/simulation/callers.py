@@ -58,7 +58,8 @@ class Callers:
         self.num_delivered = 0
         self._num_streams = 0
         self._by_id: dict[str, list[Caller]] = {}
-        self._order: list[Caller] = []
+        self.all: list[Caller] = []
+        """In order of arrival."""
         # A superset of the live streams, because `live` is called often.
         self._pending: list[Caller] = []
         self._shape = shape
@@ -84,21 +85,16 @@ class Callers:
         self.by_key[caller.frontend, number] = caller
         self._num_streams += 1
         self._by_id.setdefault(caller.submit.request_id, []).append(caller)
-        self._order.append(caller)
+        self.all.append(caller)
         self._pending.append(caller)
 
     def recent(self, count: int) -> list[Caller]:
         """The `count` streams submitted last."""
-        return self._order[-count:]
+        return self.all[-count:]
 
     def siblings(self, caller: Caller) -> list[Caller]:
         """All samples of this stream's request."""
         return [self.by_key[caller.frontend, number] for number in caller.submit.streams]
-
-    @property
-    def all(self) -> list[Caller]:
-        """All streams, in order of arrival."""
-        return self._order
 
     def live(self) -> list[Caller]:
         """Streams that await their terminal answer, in order of arrival."""

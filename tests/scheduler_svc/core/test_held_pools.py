@@ -7,7 +7,7 @@ from scheduler_svc.core.recovery.held_pools import HOLD_SECONDS
 from tests.rigs.executor import Shape
 from tests.rigs.page_pool import Slots
 from tests.scheduler_svc.core.fleet import Fleet
-from tests.scheduler_svc.core.test_stats_and_load import load
+from tests.scheduler_svc.core.sent_plans import load
 
 SHAPE = Shape(page_size=4, num_pages=100, max_rows=8, max_length=120, token_budget=64, vocab_size=300)
 POOL_BYTES = 7 << 20

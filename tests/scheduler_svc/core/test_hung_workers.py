@@ -42,11 +42,12 @@ def test_short_steps_have_three_seconds() -> None:
     assert "has no result after 3.0 s; the limit is 3 s (predicted 0.0" in reason
 
 
-def test_steps_of_a_second_have_nine_seconds() -> None:
-    world = World(SLOW, PREDICTING)
+@pytest.mark.parametrize(("limit", "seconds"), [(60.0, pytest.approx(9.0, rel=0.1)), (4.0, pytest.approx(4.0))])
+def test_steps_of_a_second_have_nine_seconds_or_the_step_timeout(limit: float, seconds: object) -> None:
+    world = World(SLOW, greedy(predict_steps=True, step_timeout_seconds=limit))
     busy(world, seconds=1.0)
     world.tick()
-    assert remaining(world) == pytest.approx(9.0, rel=0.1)
+    assert remaining(world) == seconds
 
 
 def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
@@ -91,13 +92,6 @@ def test_an_idle_worker_has_three_seconds_of_silence() -> None:
     assert not world.is_lost
     world.tick(0.2)
     assert world.is_lost
-
-
-def test_the_step_timeout_remains_an_upper_limit() -> None:
-    world = World(SLOW, greedy(predict_steps=True, step_timeout_seconds=4.0))
-    busy(world, seconds=1.0)
-    world.tick()
-    assert remaining(world) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("working", [False, True])

@@ -3,16 +3,11 @@
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
-from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.queue.turns import WINDOW, queue_key
 from scheduler_svc.core.state.request import Move, Request
-from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.bare import bare_request
-from tests.scheduler_svc.core.sent_plans import order
-from tests.scheduler_svc.core.world import World, greedy
 
 TENANTS = ("a", "b", "c")
 
@@ -136,37 +131,3 @@ def test_the_order_is_that_of_the_definition() -> None:
             assert {one.handle: its for one, its in oracle.running.values()} == {
                 one.handle: one.turn for tenant in queue.tenants.values() for _, one in tenant.running
             }
-
-
-ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
-
-
-def ask(world: World, tenant: str, **options: Any) -> int:
-    number = len(world.streams) + 1
-    return world.submit([number % 200, number // 200], tenant=tenant, ignore_eos=True, **options)
-
-
-def test_a_tenant_that_asks_for_more_tokens_than_it_uses_loses_nothing() -> None:
-    """Both tenants make the same tokens, but one asks for a hundred times as many and stops early."""
-    world = World(Shape(max_rows=1, num_pages=200, max_length=2000, token_budget=64), greedy(max_waiting=200))
-    streams = {
-        tenant: [ask(world, tenant, max_new_tokens=tokens, max_time_seconds=0.0) for _ in range(6)]
-        for tenant, tokens in (("modest", 2), ("careful", 200))
-    }
-    while len(order(world)) < 8:
-        world.step(0.001)
-        for stream in streams["careful"]:
-            if world.streams[stream].end is None and len(world.streams[stream].tokens) >= 2:
-                world.cancel(stream)
-    tenant_of = {stream: tenant for tenant, own in streams.items() for stream in own}
-    began = [tenant_of[stream] for stream in order(world)]
-    assert began.count("careful") >= 3
-
-
-def test_a_parked_tenant_gets_no_credit() -> None:
-    world = World(Shape(max_rows=2, num_pages=32), greedy(max_waiting=200))
-    world.handle(TenantsChanged(limits={"capped": TenantLimits(row_share=0.5), "free": TenantLimits()}))
-    capped = [ask(world, "capped", max_new_tokens=30) for _ in range(3)]
-    free = [ask(world, "free", max_new_tokens=1) for _ in range(20)]
-    world.finish()
-    assert order(world)[0] == capped[0] and set(order(world)[1:15]) <= set(free)

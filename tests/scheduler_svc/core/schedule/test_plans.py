@@ -15,7 +15,7 @@ from scheduler_svc.core.state.lane import Lane
 from scheduler_svc.core.state.request import Move
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.bare import bare_request
-from tests.scheduler_svc.core.world import World, greedy
+from tests.scheduler_svc.core.world import World, greedy, info_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,18 +207,10 @@ def two_running_prompts(token_budget: int, prompt_logprobs_from: int = 0, spare_
     Row 1 has a prompt of 9 tokens, row 2 one of 6 tokens that goes before it, and the waiting request goes before both.
     The planner never creates this state itself.
     """
-    shape = Shape(
-        page_size=4,
-        num_pages=20,
-        max_rows=3,
-        chunk_align=4,
-        token_budget=token_budget,
-        spare_logit_rows=spare_logit_rows,
-    )
-    lane, queue = (
-        Lane(worker="w", number=1, info=World(shape, join=False).info(), generation=1, now=0.0),
-        RequestQueue(),
-    )
+    sizes = {"token_budget": token_budget, "spare_logit_rows": spare_logit_rows}
+    shape = Shape(page_size=4, num_pages=20, max_rows=3, chunk_align=4, **sizes)
+    lane = Lane(worker="w", number=1, info=info_of(shape), generation=1, now=0.0)
+    queue = RequestQueue()
     for handle, length, priority in [(1, 9, 0), (2, 6, 1)]:
         request = bare_request(
             handle,

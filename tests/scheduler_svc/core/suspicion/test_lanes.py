@@ -41,16 +41,29 @@ def test_a_trial_that_fits_no_worker_gives_way_to_one_that_does() -> None:
     assert world.end(long).reason is not None and not suspects.handles
 
 
-@pytest.mark.parametrize("dies", [True, False], ids=["dies", "answers"])
-def test_a_trial_leaves_a_drained_worker_after_its_last_plan_there(dies: bool) -> None:
-    """Until then no suspect runs on the other worker: a death would be of one of two groups."""
+def with_suspects(count: int) -> Fleet:
+    """A fleet whose only worker has died with so many requests."""
     fleet = Fleet(LARGE)
-    streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True) for n in range(3, 7)]
+    for n in range(3, 3 + count):
+        fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True)
     fleet.step()
     fleet.tick()
     fleet.lose("a")
+    assert len(fleet.core.suspects.handles) == count
+    return fleet
+
+
+def check_acquitted(fleet: Fleet) -> None:
+    fleet.run()
+    fleet.check_content()
+    assert all(fleet.end(stream).reason is not None for stream in fleet.streams) and not fleet.core.suspects.handles
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "answers"])
+def test_a_trial_leaves_a_drained_worker_after_its_last_plan_there(dies: bool) -> None:
+    """Until then no suspect runs on the other worker: a death would be of one of two groups."""
+    fleet = with_suspects(4)
     suspects = fleet.core.suspects
-    assert len(suspects.handles) == 4
     fleet.join_as(LARGE)
     fleet.join_as(LARGE)
     trial_on = next(name for name in "bc" for _ in range(9) if runs_trial(fleet, name))
@@ -64,17 +77,11 @@ def test_a_trial_leaves_a_drained_worker_after_its_last_plan_there(dies: bool) -
         fleet.step()
         fleet.tick()
         assert suspects.trial.worker not in ("", trial_on)
-    fleet.run()
-    fleet.check_content()
-    assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
+    check_acquitted(fleet)
 
 
 def test_a_trial_whose_only_worker_is_drained_keeps_its_plan_in_flight() -> None:
-    fleet = Fleet(LARGE)
-    streams = [fleet.submit([n, n + 1, n + 2], max_new_tokens=12, ignore_eos=True) for n in range(3, 5)]
-    fleet.step()
-    fleet.tick()
-    fleet.lose("a")
+    fleet = with_suspects(2)
     suspects = fleet.core.suspects
     fleet.join_as(LARGE)
     assert any(runs_trial(fleet, "b") for _ in range(9))
@@ -83,9 +90,7 @@ def test_a_trial_whose_only_worker_is_drained_keeps_its_plan_in_flight() -> None
     fleet.tick()
     assert suspects.trial is not None
     fleet.join_as(LARGE)
-    fleet.run()
-    fleet.check_content()
-    assert all(fleet.end(stream).reason is not None for stream in streams) and not suspects.handles
+    check_acquitted(fleet)
 
 
 def runs_trial(fleet: Fleet, name: str) -> bool:
