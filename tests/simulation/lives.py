@@ -35,7 +35,7 @@ from tests.rigs.resources import resources_of, source_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
 from tests.scheduler_svc.core.stream import settings_of
-from tests.scheduler_svc.core.world import hashes_of, info_of
+from tests.scheduler_svc.core.world import hashes_of, info_of, received
 from tests.simulation.worker import reported_pages
 
 FRONTEND = "f"
@@ -318,15 +318,12 @@ class Lives:
         if worker.plans:
             worker.results.append(worker.executor.apply(worker.plans.popleft()))
         elif worker.results:
-            message = pb.WorkerToCore(result=worker.results.popleft())
             self.now += 0.001
-            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+            self.turn(received(name, result=worker.results.popleft()))
         elif worker.loads:
-            message = pb.WorkerToCore(weights_loaded=worker.executor.load_weights(worker.loads.popleft()))
-            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+            self.turn(received(name, weights_loaded=worker.executor.load_weights(worker.loads.popleft())))
         elif worker.preparing:
-            message = pb.WorkerToCore(constraint_ready=worker.executor.constraint_ready(worker.preparing.popleft()))
-            self.turn(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), name))
+            self.turn(received(name, constraint_ready=worker.executor.constraint_ready(worker.preparing.popleft())))
         else:
             return False
         return True

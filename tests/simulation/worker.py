@@ -18,7 +18,7 @@ from tests.rigs.executor import Executor, Poisoned, Shape
 from tests.rigs.faults import Faults
 from tests.rigs.page_pool import Slots
 from tests.rigs.resources import WithAdapters, are_known
-from tests.scheduler_svc.core.world import info_of
+from tests.scheduler_svc.core.world import info_of, received
 from tests.simulation.provenance import Provenance
 
 
@@ -144,15 +144,12 @@ class Worker:
 
     def constraint_ready(self, idx: int = 0) -> ev.Event:
         """The event that the core receives for one of the resources that are not answered."""
-        message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.pop(idx)))
-        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
+        return received(self.name, constraint_ready=self.executor.constraint_ready(self.preparing.pop(idx)))
 
     def answer(self) -> ev.Event:
         """The event that the core receives for its oldest answer."""
-        message = pb.WorkerToCore(weights_loaded=self.answers.popleft())
-        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
+        return received(self.name, weights_loaded=self.answers.popleft())
 
     def event_of(self, result: pb.StepResult) -> ev.Event:
         """The event that the core receives for this result."""
-        message = pb.WorkerToCore(result=result)
-        return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.name)
+        return received(self.name, result=result)

@@ -27,11 +27,6 @@ def lost(fleet: Fleet, name: str, *, is_orderly: bool = False) -> list[fx.Effect
     return fleet.handle(ev.WorkerLost(worker=name, reason="killed", is_orderly=is_orderly))
 
 
-def tick(fleet: Fleet, seconds: float = 0.0) -> list[fx.Effect]:
-    fleet.now += seconds
-    return fleet.handle(ev.Tick())
-
-
 def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
     fleet = proven_fleet(False, True)
     ask(fleet, 12)
@@ -63,10 +58,10 @@ def test_a_worker_that_leaves_in_order_is_replaced_too() -> None:
 def test_a_worker_that_hangs_is_replaced_too() -> None:
     fleet = proven_fleet(False, True)
     ask(fleet, 1)
-    effects = tick(fleet)
+    effects = fleet.tick()
     while "a" in fleet.core.lanes:
         fleet.handle(ev.WorkerAlive(worker="b"))
-        effects = tick(fleet, 0.5)
+        effects = fleet.tick(0.5)
     assert seated_by(effects) == ["b"]
     assert any(isinstance(effect, fx.SendPlan) and effect.worker == "b" for effect in effects)
 
@@ -143,7 +138,7 @@ def test_after_the_start_standby_workers_wait_a_moment_for_a_serving_one(comes: 
     fleet.tick(PATIENCE_SECONDS - 0.1)
     if comes:
         fleet.join_as(ROOMY)
-    effects = tick(fleet, 0.1)
+    effects = fleet.tick(0.1)
     assert seated_by(effects) == ([] if comes else ["a"])
     fleet.run()
     assert (load(fleet).workers, load(fleet).standby_workers) == (1, int(comes))
@@ -192,7 +187,7 @@ def test_the_steps_file_gets_a_join_when_a_standby_worker_is_seated() -> None:
 
 def test_front_ends_hear_of_serving_workers_only() -> None:
     fleet = proven_fleet(False)
-    tick(fleet)
+    fleet.tick()
     fleet.join_as(ROOMY, is_standby=True)
-    effects = tick(fleet)
+    effects = fleet.tick()
     assert [effect.workers for effect in effects if isinstance(effect, fx.CoreStatus)] == []

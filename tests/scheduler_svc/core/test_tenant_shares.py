@@ -93,6 +93,10 @@ class Service:
         self.handle(submit_of(prompt, tenant, new, stream, salt=salt, priority=priority))
         return stream
 
+    def answer(self, tenant: str, num_samples: int = 1) -> fx.Effect:
+        """Submits a prompt of one token; returns the core's answer."""
+        return self.handle(replace(submit_of([1], tenant, 1, self.take_stream()), num_samples=num_samples))[-1]
+
     def step(self) -> None:
         """Lets the core plan and the worker run its oldest plan."""
         self.handle(ev.Tick())
@@ -196,8 +200,7 @@ def test_a_full_queue_says_in_how_many_seconds_it_drains(tenant: str) -> None:
 
     def fill() -> fx.Rejected:
         while True:
-            [*_, answer] = service.handle(submit_of([1], tenant, 1, service.take_stream()))
-            if isinstance(answer, fx.Rejected):
+            if isinstance(answer := service.answer(tenant), fx.Rejected):
                 return answer
 
     assert fill().retry_seconds == LEAST_SECONDS, "nothing was measured yet"
@@ -210,21 +213,21 @@ def test_a_full_queue_says_in_how_many_seconds_it_drains(tenant: str) -> None:
     # 8 rows, each with one token: 8 requests leave the queue in each step of about 11 ms. The estimate is for all.
     per_request = (service.now - began) / (200 * 8)
     assert answer.retry_seconds == pytest.approx(max(LEAST_SECONDS, waiting * per_request), rel=0.5)
-    later = service.core.handle(submit_of([1], tenant, 1, service.take_stream()), service.now + 1000)[-1]
+    service.now += 1000
+    later = service.answer(tenant)
     assert isinstance(later, fx.Rejected) and later.retry_seconds == MOST_SECONDS
 
 
 def test_a_refusal_says_whether_the_tenant_has_no_place_at_all() -> None:
     service = Service(TenantLimits(queue_share=0.5))
     for _ in range(MAX_WAITING // 2 - 1):
-        service.core.handle(submit_of([1], "greedy", 1, service.take_stream()), service.now)
+        service.answer("greedy")
 
     def refusal(num_samples: int) -> fx.Rejected:
-        event = replace(submit_of([1], "greedy", 1, service.take_stream()), num_samples=num_samples)
-        [*_, answer] = service.handle(event)
+        answer = service.answer("greedy", num_samples)
         assert isinstance(answer, fx.Rejected) and answer.code is fx.RejectCode.QUEUE_FULL
         return answer
 
     assert not refusal(2).tenant_is_full, "one more would fit"
-    service.core.handle(submit_of([1], "greedy", 1, service.take_stream()), service.now)
+    service.answer("greedy")
     assert refusal(2).tenant_is_full and refusal(1).tenant_is_full

@@ -72,9 +72,9 @@ class UpdatedFleet(Fleet):
             )
         )
 
-    def tick(self, seconds: float = 0.001) -> None:
+    def tick(self, seconds: float = 0.001) -> list[fx.Effect]:
         """Advances the clock, then lets the core plan."""
-        super().tick(seconds)
+        return super().tick(seconds)
 
     def turn(self, name: str) -> bool:
         """The worker handles one message, and the core one of its own. Returns False if there was none."""

@@ -82,6 +82,12 @@ def info_of(shape: Shape) -> WorkerInfo:
     return WithAdapters.of(info) if are_known() else info
 
 
+def received(worker: str, **content: Any) -> ev.Event:
+    """Returns the event of a worker's message, encoded and parsed."""
+    message = pb.WorkerToCore(**content)
+    return worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), worker)
+
+
 def hashes_of(prompt: list[int], page_size: int, *, salt: str | None = "", tenant: str = "") -> dict[str, bytes]:
     """Returns the fields of a Submit about the prompt's pages. Without a salt (None) the request shares no pages."""
     if salt is None:
@@ -312,10 +318,10 @@ class World:
             )
         )
 
-    def tick(self, seconds: float = 0.0) -> None:
+    def tick(self, seconds: float = 0.0) -> list[fx.Effect]:
         """Advances the clock, then lets the core plan."""
         self.now += seconds
-        self.handle(ev.Tick())
+        return self.handle(ev.Tick())
 
     def step(self, seconds: float = 0.0) -> None:
         """Ticks, then applies the oldest plan and delivers the oldest result."""
@@ -344,16 +350,14 @@ class World:
         """Delivers the oldest result to the core. Returns False without one."""
         if not self.results:
             return False
-        message = pb.WorkerToCore(result=self.results.popleft())
-        self.handle(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.worker))
+        self.handle(received(self.worker, result=self.results.popleft()))
         return True
 
     def answer(self) -> bool:
         """Delivers the answer for the oldest resource that was not answered. Returns False if all were."""
         if not self.preparing:
             return False
-        message = pb.WorkerToCore(constraint_ready=self.executor.constraint_ready(self.preparing.popleft()))
-        self.handle(worker_wire.event_of(pb.WorkerToCore.FromString(message.SerializeToString()), self.worker))
+        self.handle(received(self.worker, constraint_ready=self.executor.constraint_ready(self.preparing.popleft())))
         return True
 
     def run(self, max_steps: int = 10_000) -> None:

@@ -195,6 +195,16 @@ def test_a_request_without_its_prompt_logprobs_fails_although_its_token_is_valid
     world.check_empty()
 
 
+def test_each_piece_has_the_number_of_alternatives_of_its_request() -> None:
+    world = World(Shape(token_budget=64, spare_logit_rows=64))
+    for salt, num_logprobs in enumerate([6, 1, 0, 3]):
+        asked = {"num_logprobs": num_logprobs, "prompt_logprobs_from": 1}
+        world.submit(prompt(5, salt), max_new_tokens=2, ignore_eos=True, **asked)
+    world.finish()
+    [output] = [each for each in world.told(fx.StepOutput) if each.prompt_logprobs]
+    assert [piece.values.top_token_ids.shape for piece in output.prompt_logprobs] == [(4, 5), (4, 0), (4, 0), (4, 2)]
+
+
 def test_logprobs_of_ended_requests_are_dropped() -> None:
     """Both lists of the result begin with entries of the first request, which was cancelled meanwhile."""
     world = World(Shape(token_budget=64, spare_logit_rows=64))
@@ -218,12 +228,9 @@ def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
     world = World()
     world.submit(prompt(3), presence_penalty=1.0)
     world.tick()
-    lane = world.lane
-    assert (lane.rows.num_with_logprobs, lane.in_flight[0].num_logprobs, lane.in_flight[0].wanted_prompt_logprobs) == (
-        0,
-        None,
-        (),
-    )
+    record = world.lane.in_flight[0]
+    assert (record.num_logprobs, record.wanted_prompt_logprobs) == (None, ())
+    assert world.lane.rows.num_with_logprobs == 0
 
 
 def test_each_front_end_gets_its_own_logprobs() -> None:
