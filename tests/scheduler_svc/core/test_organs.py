@@ -5,6 +5,7 @@ The README's scheduler without the organs is run as it stands there, on the even
 
 import random
 import re
+from functools import cache
 from typing import get_args
 
 import pytest
@@ -57,6 +58,14 @@ def load(world: World, seed: int) -> None:
     world.finish()
 
 
+@cache
+def whole(seed: int) -> World:
+    """The world of the whole scheduler after the load, which no test changes."""
+    world = World(SMALL)
+    load(world, seed)
+    return world
+
+
 def decided(effects: list[fx.Effect]) -> list[str]:
     """Returns the effects, except for reports on the service and on waits."""
     return [repr(each) for each in effects if not isinstance(each, fx.ModelServed | fx.CoreStatus | fx.Waits)]
@@ -64,19 +73,16 @@ def decided(effects: list[fx.Effect]) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_run_without_organs_as_with_all(seed: int) -> None:
-    whole, spine = World(SMALL), World(SMALL, organs=SPINE)
-    load(whole, seed)
+    world, spine = whole(seed), World(SMALL, organs=SPINE)
     load(spine, seed)
-    assert whole.core.counters.preemptions > 0
-    assert any(stream.end and stream.end.reason is fx.EndReason.TIME_LIMIT for stream in whole.streams.values())
-    assert [repr(effect) for effect in spine.effects] == [repr(effect) for effect in whole.effects]
+    assert world.core.counters.preemptions > 0
+    assert any(stream.end and stream.end.reason is fx.EndReason.TIME_LIMIT for stream in world.streams.values())
+    assert [repr(effect) for effect in spine.effects] == [repr(effect) for effect in world.effects]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_readmes_scheduler_decides_what_the_whole_one_decides(seed: int) -> None:
-    world = World(SMALL)
-    load(world, seed)
-    core = bare(greedy())
+    world, core = whole(seed), bare(greedy())
     effects = [effect for at, event in world.log for effect in core.handle(event, at)]
     assert decided(effects) == decided(world.effects)
     assert len(core.queue) == 0
@@ -136,8 +142,7 @@ def test_an_organ_that_defines_nothing_does_nothing() -> None:
     class Idle(Organ):
         pass
 
-    world, idle = World(SMALL), World(SMALL, organs=(*ORGANS, Idle))
-    load(world, 0)
+    world, idle = whole(0), World(SMALL, organs=(*ORGANS, Idle))
     load(idle, 0)
     assert [repr(effect) for effect in idle.effects] == [repr(effect) for effect in world.effects]
     assert [idle.core.next_wake(), Idle(idle.core).next_wake()] == [world.core.next_wake(), None]
