@@ -1,10 +1,9 @@
-"""The list of requests: entries, filters, pages while requests come and go, other front ends, groups, the journal."""
+"""The list of requests: entries, filters, bounded pages while requests come and go, kept answers, the journal."""
 
 from typing import Any
 
 import pytest
 
-from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.operators import RequestsMark, RequestsQuery, RequestsReply
 from scheduler_svc.core.messages.reports import RequestEntry, RequestState, WaitReason
 from scheduler_svc.core.requests import listing
@@ -62,24 +61,6 @@ def test_an_entry_has_what_is_known_of_a_request_and_none_of_its_content() -> No
     assert (waiting.wait_reason, waiting.wait_message[:30]) == (WaitReason.QUEUE, "other requests have the rows (")
     assert (waiting.output_tokens, waiting.max_new_tokens, waiting.worker) == (0, 7, "")
     assert waiting.seconds_left is None
-
-
-def test_the_requests_of_all_front_ends_and_all_samples_are_listed_in_order() -> None:
-    world = World(ONE_ROW)
-    world.handle(ev.FrontendJoined(frontend="f-2"))
-    world.submit([1], max_new_tokens=9)
-    world.submit([2], max_new_tokens=9, num_samples=3, frontend="f-2")
-    world.submit([3], max_new_tokens=9)
-    assert pages(world) == [["r1", "r2", "r2", "r2", "r5"]]
-    # A page may end among the samples of a request.
-    assert pages(world, page_size=2) == [["r1", "r2"], ["r2", "r2"], ["r5"]]
-    assert [(one.sample_idx, one.num_samples) for one in ask(world).requests[1:4]] == [(0, 3), (1, 3), (2, 3)]
-    world.cancel(3)
-    assert [one.sample_idx for one in ask(world).requests] == [0, 0, 2, 0]
-    world.handle(ev.FrontendLost(frontend="f-2"))
-    assert pages(world) == [["r1", "r5"]]
-    world.run()
-    assert pages(world) == [[]]
 
 
 def test_filters() -> None:

@@ -114,27 +114,6 @@ def test_a_tenant_never_has_more_rows_than_its_share() -> None:
     assert all(world.streams[number].end for number in late)
 
 
-@given(st.lists(st.tuples(st.sampled_from("skckst"), st.integers(0, 30)), max_size=60))
-def test_parked_requests_are_never_lost(moves: list[tuple[str, int]]) -> None:
-    world = World(Shape(max_rows=3, num_pages=12), greedy(max_waiting=200))
-    limit(world, row_share=0.4)
-    for move, number in moves:
-        if move == "s":
-            ask(world, "other" if number % 4 == 0 else "acme", max_new_tokens=1 + number % 6)
-        elif move == "k":
-            world.step(0.01)
-        elif move == "c" and 0 < number <= len(world.streams) and world.streams[number].end is None:
-            world.cancel(number)
-        elif move == "t":
-            limit(world, row_share=None if number % 2 else 0.4)
-    world.run()
-    assert len(world.core.queue) == 0
-    for tenant in ("acme", "other"):
-        account = world.core.queue.accounts.of(tenant)
-        assert account.waiting == account.waiting_tokens == 0
-    assert not any(tenant.running or tenant.waiting for tenant in world.core.queue.tenants.values())
-
-
 # Requests and tokens per minute ---------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """The report to the caller of a request that makes no progress: the reason, once, and at most once a second."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -100,29 +99,6 @@ def test_a_running_answer_is_told_and_told_again_when_the_reason_changes() -> No
     fleet.run()
     assert told(fleet) == []
     fleet.check_all_ended()
-
-
-def test_nobody_is_told_more_often_than_once_a_second() -> None:
-    """Workers come and go ten times a second."""
-    fleet = Fleet(LARGE, config=greedy(prove_workers=True))
-    fleet.run()
-    streams = [ask(fleet) for _ in range(3)]
-    times: dict[int, list[float]] = {stream: [] for stream in streams}
-    name = "a"
-    for turn in range(40):
-        if name in fleet.workers:
-            fleet.lose(name)
-        else:
-            name = fleet.join_as(LARGE)
-        fleet.tick(0.05)
-        fleet.tick(0.05)
-        for stream, _ in told(fleet):
-            times[stream].append(fleet.now)
-        if turn == 15:
-            break
-    assert any(times.values())
-    for moments in times.values():
-        assert all(later - earlier >= LOOK_SECONDS for earlier, later in itertools.pairwise(moments))
 
 
 def too_large(fleet: Fleet) -> int:

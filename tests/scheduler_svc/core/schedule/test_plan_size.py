@@ -37,14 +37,6 @@ def test_rows_beyond_the_size_of_a_plan_start_with_the_next_plans() -> None:
     assert max(len(plan.starts) for plan in world.sent) > 3
 
 
-def test_a_row_larger_than_the_bound_starts_alone() -> None:
-    world = World(SHAPE, config=greedy(max_plan_bytes=1))
-    for i in range(5):
-        world.submit([i] * 50, max_new_tokens=3)
-    world.finish()
-    assert {len(plan.starts) for plan in world.sent if plan.starts} == {1}
-
-
 @pytest.mark.parametrize("num_listed", [0, 2000])
 def test_the_estimate_of_a_plan_is_never_below_its_frame(num_listed: int) -> None:
     asked = {"biases": tuple((i, 1.0) for i in range(num_listed)), "allowed": frozenset(range(num_listed))}
