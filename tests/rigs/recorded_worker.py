@@ -1,11 +1,13 @@
 """A worker with padded, captured and replayed steps, on a CPU: `python -m tests.rigs.recorded_worker`.
 
 It is `gpu_worker` without C++ kernels, with `graph_recorder.py` in the place of CUDA graphs, and with few shapes,
-because each shape of attention is a kernel to compile. A padded step that would run eagerly fails.
+because each shape of attention is a kernel to compile; with `--plain-attention` none is compiled. A padded step that
+would run eagerly fails.
 """
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import gpu_worker.startup
@@ -18,7 +20,9 @@ from gpu_worker.step.runner import Runner
 from tandem_contract.files import use_caches
 from tests.rigs.graph_recorder import GraphRecorder
 from tests.rigs.padded_shapes import few_shapes, padded_runner
+from tests.rigs.plain_flex import plain_flex
 
+PLAIN_ATTENTION = "--plain-attention"
 # Decode rows of the smaller bucket.
 _FEW_ROWS = 4
 
@@ -50,5 +54,6 @@ if __name__ == "__main__":
     leave_out_kernels()
     use_caches(os.environ)
     gpu_worker.startup.runner_of = recorded_runner
-    exit_code = main(sys.argv[1:])
+    with plain_flex() if PLAIN_ATTENTION in sys.argv else nullcontext():
+        exit_code = main([argument for argument in sys.argv[1:] if argument != PLAIN_ATTENTION])
     os._exit(exit_code)

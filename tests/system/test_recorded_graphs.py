@@ -1,4 +1,8 @@
-"""Captured steps compute what Transformers computes: the recorder of graphs serves the bundled model on a CPU."""
+"""Captured steps compute what Transformers computes: the recorder of graphs serves the bundled model on a CPU.
+
+Attention is plain operators in the default suite and FlexAttention's kernels, which take a minute to compile, in the
+long one.
+"""
 
 from collections.abc import Sequence
 
@@ -26,7 +30,7 @@ def preempted(outputs: Sequence[Output]) -> list[Output]:
 
 def test_replayed_steps_of_a_small_pool_equal_the_reference() -> None:
     cases = bundled_cases()[::3]
-    with real_service(PROGRAM, SMALL_PAGES) as service:
+    with real_service(PROGRAM, SMALL_PAGES, flags=["--plain-attention"]) as service:
         outputs = service.read(cases).result()
         service.roomy.wait_line(CAPTURED)
     assert [output.tokens for output in outputs] == [case.tokens for case in cases]

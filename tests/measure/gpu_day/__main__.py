@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="PART", help=f"{every}, or all; default: {', '.join(CORE)}")
     parser.add_argument("--device", default="cuda", help="cuda or cpu; default: cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes and few requests, which a CPU can run")
+    parser.add_argument("--plain-attention", action="store_true", help="with --tiny: attention that compiles nothing")
     parser.add_argument("--out", type=Path, default=Path("gpu-day"), help="folder of the results; default: gpu-day")
     parser.add_argument("--minutes", type=float, default=30.0, help="begin no part after this time; default: 30")
     parser.add_argument("--flex-nano-vllm", default="", metavar="DIR", help="a checkout, which peers measures too")
@@ -32,7 +33,14 @@ def main() -> int:
     if unknown := [name for name in names if name not in BY_NAME]:
         parser.error(f"no part {', '.join(unknown)}; there are {every}")
     report = Report(arguments.out, _about(arguments.device, arguments.tiny))
-    request = Request(device=arguments.device, tiny=arguments.tiny, flex_nano_vllm=arguments.flex_nano_vllm)
+    if arguments.plain_attention and not (arguments.tiny and arguments.device == "cpu"):
+        parser.error("--plain-attention needs --tiny and --device cpu")
+    request = Request(
+        device=arguments.device,
+        tiny=arguments.tiny,
+        flex_nano_vllm=arguments.flex_nano_vllm,
+        plain_attention=arguments.plain_attention,
+    )
     ends_at = time.monotonic() + arguments.minutes * 60
     making = context(arguments.device)
     for name in names:

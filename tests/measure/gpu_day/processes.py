@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -42,6 +42,8 @@ class Request:
     device: str
     tiny: bool
     flex_nano_vllm: str
+    # Attention by plain operators of torch, so that a CPU compiles nothing.
+    plain_attention: bool = False
 
 
 def context(device: str) -> BaseContext:
@@ -125,12 +127,21 @@ def _run(part: Part, request: Request, folder: str, ends_at: float) -> None:
         flex_nano_vllm=request.flex_nano_vllm,
     )
     try:
-        importlib.import_module(part.module).run(day)
+        with _attention(request):
+            importlib.import_module(part.module).run(day)
     except Exception as error:
         traceback.print_exc()
         line = str(error).strip().split("\n")[0][:300]
         (Path(folder) / "error.txt").write_text(f"{type(error).__name__}: {line}")
         raise SystemExit(1) from None
+
+
+def _attention(request: Request) -> AbstractContextManager[None]:
+    if not request.plain_attention:
+        return nullcontext()
+    from tests.rigs.plain_flex import plain_flex
+
+    return plain_flex()
 
 
 def _time_is_over(number: int, frame: object) -> None:

@@ -30,9 +30,9 @@ OTHERS = tuple(
 )
 
 
-def run_day(folder: Path, *names: str) -> dict[str, Any]:
+def run_day(folder: Path, *arguments: str) -> dict[str, Any]:
     """Runs parts on a CPU. Returns their results."""
-    command = [sys.executable, "-m", "tests.measure.gpu_day", *names, "--tiny", "--device", "cpu", "--out", str(folder)]
+    command = [sys.executable, "-m", "tests.measure.gpu_day", *arguments, "--tiny", "--device", "cpu", "--out", str(folder)]
     environment = child_environment() | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
@@ -54,7 +54,16 @@ def table(part: dict[str, Any], begin: str) -> dict[str, Any]:
 
 
 def test_graphs_are_captured_and_change_nothing(tmp_path: Path) -> None:
-    part = run_day(tmp_path, "graphs")["graphs"]
+    """With attention that compiles nothing. FlexAttention's kernels: the long test below."""
+    check_graphs(run_day(tmp_path, "graphs", "--plain-attention")["graphs"])
+
+
+@pytest.mark.long
+def test_graphs_of_compiled_attention_change_nothing(tmp_path: Path) -> None:
+    check_graphs(run_day(tmp_path, "graphs")["graphs"])
+
+
+def check_graphs(part: dict[str, Any]) -> None:
     assert part["outcome"] == "passed"
     assert value(part, "graphs") == 3
     equal = [name for name in checks(part) if "with graphs equal those without" in name]
