@@ -104,11 +104,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (-known.get(names[item.path], float("inf")), names[item.path]))
 
 
+def pytest_collection() -> None:
+    # Nearly all that an import makes stays.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     preloaded.environment.update(os.environ)
     # What all tests and libraries are made of stays, so no collection need read it again.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class _Watch:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PROGRAMS, files, module_name, tree
+from tests.architecture.source import PROGRAMS, ROOT, files, module_name, tree
 from tests.rigs.processes import child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -34,7 +34,8 @@ MAIN = '__name__ == "__main__"'
 ENTRIES = {
     path: module_name(path).removesuffix(".__main__")
     for path in files(*PROGRAMS)
-    if any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
+    if "__main__" in (ROOT / path).read_text()
+    and any(isinstance(node, ast.If) and ast.unparse(node.test).replace("'", '"') == MAIN for node in tree(path).body)
 }
 
 
