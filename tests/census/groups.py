@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from dataclasses import replace
 
 from gpu_worker.sharding.plan import FILE, proven
 from tests.census.ranked import Shared
+from tests.rigs.processes import popen
 
 # Of the names of plans by which ranks compute the KV heads of others, too.
 _SUFFIX = ", KV heads on several ranks"
@@ -23,8 +23,8 @@ def shared_by(names: Sequence[str], size: int, kv_heads: int = 0) -> Iterator[Sh
     with tempfile.TemporaryDirectory(prefix="tandem-census-") as folder, ExitStack() as stack:
         processes = [
             stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.census.ranked", str(rank), str(size), str(kv_heads), folder, *names],
+                popen(
+                    *("tests.census.ranked", str(rank), str(size), str(kv_heads), folder, *names),
                     stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                     text=True,
                 )

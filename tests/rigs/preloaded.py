@@ -80,7 +80,7 @@ _KINDS = {
     "with the compiler": _Kind(
         programs=(
             *(_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
-            "tests.gpu_worker.sharding.one_trial",
+            *("tests.gpu_worker.sharding.one_trial", "tests.census.ranked"),
         ),
         modules=(
             "gpu_worker.__main__",
