@@ -10,6 +10,8 @@ from grpc_status import rpc_status
 
 from tests.scheduler_svc.frontend.fake_core import rest
 
+Code = grpc.StatusCode
+
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:
     """The error of a call. Reads all messages of a streaming call first."""
@@ -22,6 +24,21 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     """The status and the words of a call that fails."""
     error = await failure(call)
     return error.code(), str(error.details())
+
+
+async def fails(
+    call: Any, code: grpc.StatusCode, words: str | None = None, *, retry: float | None = None, field: str | None = None
+) -> str:
+    """The words of a call that fails with this code, and with these words, this retry hint and this field if given."""
+    error = await failure(call)
+    found = str(error.details())
+    assert (error.code(), found) == (code, found if words is None else words)
+    if retry is not None:
+        assert_retry_hint(error, retry)
+    if field is not None:
+        [bad] = details(error, error_details_pb2.BadRequest)
+        assert [each.field for each in bad.field_violations] == [field]
+    return found
 
 
 def details(error: grpc.aio.AioRpcError, kind: type[Message]) -> list[Any]:

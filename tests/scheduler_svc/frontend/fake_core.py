@@ -13,6 +13,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
@@ -87,6 +88,18 @@ def public_logprobs(values: Sequence[float], top_k: int) -> inference_pb2.Logpro
     )
 
 
+def step_output(
+    streams: Sequence[int], offsets: Sequence[int], tokens: Sequence[int], **more: Any
+) -> frontend_pb2.StepOutput:
+    """A step's output with a token at an offset of a stream in each entry."""
+    return frontend_pb2.StepOutput(
+        streams=np.array(streams, "<u8").tobytes(),
+        offsets=np.array(offsets, "<i4").tobytes(),
+        tokens=np.array(tokens, "<i4").tobytes(),
+        **more,
+    )
+
+
 class FakeCore:
     """A test reads the front end's messages with `expect` and answers them with the other methods."""
 
@@ -128,6 +141,16 @@ class FakeCore:
         await self.send(admitted=frontend_pb2.Admitted(stream=submit.stream, requests_ahead=requests_ahead))
         return submit
 
+    async def reject(self, stream: int, code: str, message: str = "no", **more: Any) -> None:
+        rejected = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{code}")
+        await self.send(rejected=frontend_pb2.Rejected(stream=stream, code=rejected, message=message, **more))
+
+    async def answer(self, kind: str, reply: str, **fields: Any) -> Any:
+        """Reads a query of this kind and answers it. Returns the query."""
+        asked = await self.expect(kind)
+        await self.send(**{reply: {"query": asked.query, **fields}})
+        return asked
+
     async def output(
         self, stream: int, tokens: Sequence[int], reason: str = "", *, logprobs: Any = None, **end: Any
     ) -> None:
@@ -159,13 +182,7 @@ class FakeCore:
         end: frontend_pb2.End | None = None,
         logprobs: frontend_pb2.TokenLogprobs | None = None,
     ) -> None:
-        output = frontend_pb2.StepOutput(
-            streams=np.array(streams, "<u8").tobytes(),
-            offsets=np.array(offsets, "<i4").tobytes(),
-            tokens=np.array(tokens, "<i4").tobytes(),
-            ends=[end] if end else [],
-            logprobs=logprobs,
-        )
+        output = step_output(streams, offsets, tokens, ends=[end] if end else [], logprobs=logprobs)
         await self.send(step_output=output)
 
     def _end(self, stream: int, reason: str, **fields: Any) -> frontend_pb2.End:
@@ -200,11 +217,27 @@ class Service:
         self.channel = grpc.aio.insecure_channel(address, options=[("grpc.http2.bdp_probe", 0)])
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.control = control_pb2_grpc.ControlServiceStub(self.channel)
+        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
 
     def generate(self, *, timeout: float | None = WAIT_SECONDS, metadata: Any = None, **fields: Any) -> Any:
         if not fields.keys() & {"text", "token_ids", "chat"}:
             fields["text"] = "the"
         return self.inference.Generate(inference_pb2.GenerateRequest(**fields), metadata=metadata, timeout=timeout)
+
+    async def model_info(self) -> control_pb2.GetModelInfoResponse:
+        return await self.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+
+    async def check(self, name: str = "") -> int:
+        """The health of a service, or of the whole server."""
+        return (await self.health.Check(health_pb2.HealthCheckRequest(service=name))).status
+
+    def watch(self, name: str = "", metadata: Any = None) -> Any:
+        return self.health.Watch(health_pb2.HealthCheckRequest(service=name), metadata=metadata)
+
+    async def ends(self, call: Any, stream: int) -> None:
+        """A stream goes on and ends as it should."""
+        await self.core.output(stream, [65], "LENGTH")
+        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
 
     async def start_stream(self, **fields: Any) -> tuple[Any, frontend_pb2.Submit]:
         """A stream that the core has admitted, after its Accepted has been read and its write has ended."""

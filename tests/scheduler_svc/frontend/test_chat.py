@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from tandem.internal.v1 import frontend_pb2, worker_pb2
-from tandem.v1 import chat_pb2, control_pb2
+from tandem.v1 import chat_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.chat.calls import call_id
@@ -236,7 +236,7 @@ async def test_what_would_be_too_large_to_keep_cannot_linger(tmp_path: Path) -> 
 
 @served(state=chat_state())
 async def test_the_model_info_says_what_is_parsed(s: Service) -> None:
-    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    info = await s.model_info()
     assert (info.chat_refusal, list(info.chat_parts)) == ("", ["reasoning", "tool_calls"])
     assert (info.limits.max_chat_messages, info.limits.max_chat_tools) == (1024, 128)
 
@@ -255,7 +255,7 @@ async def test_a_model_that_cannot_chat_says_why(tmp_path: Path, state: frontend
     async with service(tmp_path, state=state) as s:
         code, message = await refusal(s.generate(chat=chat()))
         assert code is grpc.StatusCode.INVALID_ARGUMENT and message.startswith(why)
-        info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        info = await s.model_info()
         assert info.chat_refusal == message
         with pytest.raises(grpc.aio.AioRpcError, match=why[:20]):
             await s.inference.RenderChat(pb.RenderChatRequest(chat=chat()))

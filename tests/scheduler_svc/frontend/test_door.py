@@ -28,7 +28,7 @@ from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
 from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.failures import refusal
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, served, service, until
 
 LINGER = inference_pb2.ResumeParams(linger_seconds=60)
@@ -63,7 +63,7 @@ METHODS = [
 ]
 # Their descriptor is that of v1alpha.
 METHODS.append(("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "ServerReflectionInfo"))
-CLOSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+CLOSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 def token_of(right: str) -> str:
@@ -103,18 +103,18 @@ async def test_every_method_is_closed_unless_a_right_opens_it(s: Service) -> Non
     """The refused calls send no message, so they are refused before one is read."""
     for path, _ in METHODS:
         found = await code(s, path)
-        assert found == (grpc.StatusCode.UNAVAILABLE, "the service has not read its tokens yet"), path
+        assert found == (Code.UNAVAILABLE, "the service has not read its tokens yet"), path
     await allow(s, tenants())
     for path, name in METHODS:
         for metadata in (None, bearer("tandem_wrong"), bearer(""), bearer(token_of("inference")[:-1])):
-            assert (await code(s, path, metadata))[0] == grpc.StatusCode.UNAUTHENTICATED, path
+            assert (await code(s, path, metadata))[0] == Code.UNAUTHENTICATED, path
         for right in RIGHTS:
             is_open = right in OPEN.get(name, ())
             status, details = await code(s, path, bearer(token_of(right)), ends=is_open)
             assert (status not in CLOSED) == is_open, (path, right, details)
             # Nothing is asked of the core before that.
             assert is_open or (status, details.rpartition("; ")[2]) == (
-                grpc.StatusCode.PERMISSION_DENIED, f"the caller's token or certificate has {right}"
+                Code.PERMISSION_DENIED, f"the caller's token or certificate has {right}"
             )  # fmt: skip
             assert "tandem_" not in details
     assert await s.core.is_silent()
@@ -147,9 +147,8 @@ async def test_a_list_has_the_callers_own_tenant_unless_it_has_the_right_of_cont
         await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, requests=[entry]))
         assert [each.abort_id for each in (await call).requests] == [abort_id]
     request = control_pb2.ListRequestsRequest(tenant="other")
-    assert await refusal(s.control.ListRequests(request, metadata=bearer(token_of("inference")))) == (
-        grpc.StatusCode.PERMISSION_DENIED,
-        refused,
+    await fails(
+        s.control.ListRequests(request, metadata=bearer(token_of("inference"))), Code.PERMISSION_DENIED, refused
     )
     assert await s.core.is_silent()
 
@@ -208,7 +207,7 @@ async def test_without_tokens_everybody_may_call_everything(s: Service) -> None:
 async def test_other_headers_prove_nothing(s: Service, metadata: Any) -> None:
     await allow(s, tenants())
     status, details = await code(s, "/tandem.v1.ControlService/GetLoad", metadata)
-    assert status == grpc.StatusCode.UNAUTHENTICATED
+    assert status == Code.UNAUTHENTICATED
     assert "tandem" not in details
 
 
@@ -228,7 +227,7 @@ async def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(s: Serv
     soon = listed("tandem_soon", "inference", expires=now + 60)
     await allow(s, tenants(frontend_pb2.Tenant(name="b", tokens=[old, soon])))
     unknown = await code(s, path, bearer("tandem_unknown"))
-    assert unknown[0] == grpc.StatusCode.UNAUTHENTICATED
+    assert unknown[0] == Code.UNAUTHENTICATED
     assert await code(s, path, bearer("tandem_old")) == unknown
     assert (await code(s, path, bearer("tandem_soon"), ends=True))[0] not in CLOSED
     await allow(s, tenants())
@@ -258,7 +257,7 @@ async def test_the_streams_of_a_revoked_token_end(s: Service) -> None:
         call, _ = calls[token]
         with pytest.raises(grpc.aio.AioRpcError):
             await rest(call)
-        assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert await call.code() == Code.UNAUTHENTICATED
         assert await call.details() == "the token or certificate of this call was revoked"
     # The core computes no more for them, although they may be resumed.
     cancelled = [await s.core.expect("cancel") for _ in range(2)]
@@ -297,7 +296,7 @@ async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Se
     await allow(s, listing("kept"))
     abort = await s.core.expect("abort")
     assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["b", "d"], "t", False)
-    assert await watches[1].code() == grpc.StatusCode.UNAUTHENTICATED
+    assert await watches[1].code() == Code.UNAUTHENTICATED
     assert await watches[1].details() == "the token or certificate of this call was revoked"
     assert not watches[0].done()
     assert not taken.done()
@@ -311,7 +310,7 @@ async def test_the_last_tokens_stay_in_force_while_the_core_is_gone(s: Service) 
     await allow(s, tenants())
     s.front_end._on_lost()
     path = "/grpc.health.v1.Health/Check"
-    assert (await code(s, path, bearer("tandem_wrong")))[0] == grpc.StatusCode.UNAUTHENTICATED
+    assert (await code(s, path, bearer("tandem_wrong")))[0] == Code.UNAUTHENTICATED
     assert (await code(s, path, bearer(token_of("metrics")), ends=True))[0] not in CLOSED
 
 
@@ -368,7 +367,7 @@ async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -
 async def test_a_tenants_limits(s: Service, fields: dict[str, Any], message: str) -> None:
     await allow(s, tenants())
     call = generate(s, **fields)
-    assert (await call.code(), await call.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+    assert (await call.code(), await call.details()) == (Code.INVALID_ARGUMENT, message)
     assert await s.core.is_silent()
 
 
@@ -424,7 +423,7 @@ async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Ser
         for path, _ in METHODS:
             if "Health" not in path:
                 probe: Any = channel.stream_stream(path)(metadata=bearer(token_of("control")), timeout=TIMEOUT_SECONDS)
-                assert await probe.code() == grpc.StatusCode.UNIMPLEMENTED
+                assert await probe.code() == Code.UNIMPLEMENTED
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await check(b"", timeout=TIMEOUT_SECONDS) == health_pb2.HealthCheckResponse(status=1).SerializeToString()
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
@@ -432,7 +431,7 @@ async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Ser
         for call in open_watches:
             assert await call.read() == health_pb2.HealthCheckResponse(status=1).SerializeToString()
         refused: Any = watch(b"", timeout=TIMEOUT_SECONDS)
-        assert await refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await refused.code() == Code.RESOURCE_EXHAUSTED
         assert "3 health watches are open; the limit is 3" in await refused.details()
         # They take nothing from callers with a token.
         assert (await code(s, "/grpc.health.v1.Health/Watch", bearer(token_of("metrics")), ends=True))[0] not in CLOSED
@@ -456,13 +455,13 @@ async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPa
     def enter(rights: bool) -> Callable[[Any], str]:
         def check(_: Any) -> str:
             if not rights:
-                raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no")
+                raise Refusal(Code.UNAUTHENTICATED, "no")
             return ""
 
         return check
 
     def full() -> int:
-        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        raise Refusal(Code.RESOURCE_EXHAUSTED, "full")
 
     calls = calls_module.Calls(CallLimits(max_unread=2), is_shared=False)
     monkeypatch.setattr(calls._releaser, "release", lambda tasks: released.append(set(tasks)) or len(tasks))
@@ -523,13 +522,13 @@ async def test_no_method_reads_a_message_before_the_token_is_known(s: Service, m
     for path, _ in METHODS:
         for metadata in (None, bearer("tandem_wrong")):
             call: Any = s.channel.unary_stream(path)(b"\xff" * 60_000, metadata=metadata, timeout=20)
-            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED, path
+            assert await call.code() is Code.UNAUTHENTICATED, path
     assert touched == []
     # The watch sees the steps of a call that is let in.
     call = s.channel.unary_unary("/tandem.v1.InferenceService/Tokenize")(
         b"\xff" * 60_000, metadata=bearer(token_of("inference")), timeout=20
     )
-    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await call.code() is Code.INVALID_ARGUMENT
     assert touched[:3] == ["read", "check_size", "check"]
 
 

@@ -8,12 +8,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc.status import Refusal, seconds_left
 from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES, StreamLimits
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
+from tests.scheduler_svc.frontend.failures import Code, assert_retry_hint, details, fails, failure
 from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, served
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
@@ -53,7 +52,7 @@ async def test_a_stream_has_accepted_deltas_finished_and_summary(s: Service) -> 
             ),
         ),
     ]
-    assert await call.code() is grpc.StatusCode.OK
+    assert await call.code() is Code.OK
     assert await s.core.is_silent(), "a request that ended is not cancelled"
 
 
@@ -145,10 +144,10 @@ async def test_an_end_that_crosses_a_finish_confirms_it(s: Service) -> None:
 
 
 REJECTED = [
-    ("INVALID", grpc.StatusCode.INVALID_ARGUMENT),
-    ("DUPLICATE", grpc.StatusCode.ALREADY_EXISTS),
-    ("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED),
-    ("NOT_READY", grpc.StatusCode.UNAVAILABLE),
+    ("INVALID", Code.INVALID_ARGUMENT),
+    ("DUPLICATE", Code.ALREADY_EXISTS),
+    ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED),
+    ("NOT_READY", Code.UNAVAILABLE),
 ]
 
 
@@ -177,10 +176,10 @@ async def test_rejections_have_the_matching_status(s: Service) -> None:
 
 
 FAILED = [
-    ("INTERNAL", grpc.StatusCode.INTERNAL),
-    ("DEADLINE", grpc.StatusCode.DEADLINE_EXCEEDED),
-    ("NO_WORKER", grpc.StatusCode.UNAVAILABLE),
-    ("SHUTDOWN", grpc.StatusCode.UNAVAILABLE),
+    ("INTERNAL", Code.INTERNAL),
+    ("DEADLINE", Code.DEADLINE_EXCEEDED),
+    ("NO_WORKER", Code.UNAVAILABLE),
+    ("SHUTDOWN", Code.UNAVAILABLE),
 ]
 
 
@@ -247,16 +246,15 @@ def test_a_deadline_is_converted_to_seconds_from_now(remaining: float | None, se
 def test_a_deadline_that_has_passed_is_refused(remaining: float):
     with pytest.raises(Refusal) as caught:
         seconds_left(Mock(time_remaining=lambda: remaining))
-    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.code is Code.DEADLINE_EXCEEDED
 
 
 async def test_bad_requests_never_reach_the_core(s: Service) -> None:
-    error = await failure(s.generate(sampling=pb.SamplingParams(temperature=101)))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    (bad_request,) = details(error, error_details_pb2.BadRequest)
-    assert bad_request.field_violations[0].field == "sampling.temperature"
+    await fails(
+        s.generate(sampling=pb.SamplingParams(temperature=101)), Code.INVALID_ARGUMENT, field="sampling.temperature"
+    )
     error = await failure(s.generate(model="other"))
-    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.code() is Code.NOT_FOUND
     (resource,) = details(error, error_details_pb2.ResourceInfo)
     assert resource.resource_name == "other"
     assert await s.core.is_silent()
@@ -267,17 +265,14 @@ async def test_malformed_messages_are_invalid_arguments(s: Service) -> None:
         call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff\xff")
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    error = await failure(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""))
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert caught.value.code() is Code.INVALID_ARGUMENT
+    await fails(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"), Code.INVALID_ARGUMENT)
+    await fails(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""), Code.UNIMPLEMENTED)
 
 
 @served(max_message_bytes=65_536)
 async def test_a_message_above_the_limit_is_refused(s: Service) -> None:
-    error = await failure(s.generate(text="x" * 70_000))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await fails(s.generate(text="x" * 70_000), Code.RESOURCE_EXHAUSTED)
     assert await s.core.is_silent()
 
 
@@ -289,9 +284,7 @@ async def test_a_token_at_a_wrong_offset_fails_only_its_stream(s: Service, num_b
     # A token is missing, or one comes again.
     wrong = 1 - num_before
     await s.core.output_many([submit.stream, other_submit.stream], [wrong, 0], [65, 66])
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert f"token {wrong} came instead of token {num_before}" in error.details()
+    assert f"token {wrong} came instead of token {num_before}" in await fails(call, Code.INTERNAL)
     assert (await s.core.expect("cancel")).stream == submit.stream
     assert (await other.read()).delta.text == "B"
 
@@ -301,8 +294,7 @@ async def test_malformed_frames_of_the_core_are_dropped(s: Service) -> None:
     await s.core.send_raw(b"")
     await s.core.send_raw(b"\xff\xff\xff")
     await s.core.send(step_output=frontend_pb2.StepOutput(streams=b"12345678", tokens=b"123", offsets=b""))
-    await s.core.output(submit.stream, [65], "LENGTH")
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    await s.ends(call, submit.stream)
 
 
 async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
@@ -317,7 +309,7 @@ async def block_a_write(s: Service) -> tuple[Any, frontend_pb2.Submit]:
             # Only a blocked write outlasts the answers of other calls.
             begun = sample.stream.blocked_since
             for _ in range(10):
-                await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+                await s.model_info()
             if sample.pending and begun and begun == sample.stream.blocked_since:
                 return call, submit
 
@@ -350,7 +342,7 @@ async def test_a_reader_that_stalls_is_dropped_and_its_request_freed(s: Service)
     assert (await s.core.expect("cancel")).stream == submit.stream
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rest(call)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
     assert "has read nothing for" in caught.value.details()
     assert s.front_end._streams.num_open == 0
     await s.start_stream()

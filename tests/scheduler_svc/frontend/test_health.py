@@ -6,7 +6,6 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.internal.v1 import frontend_pb2
@@ -19,7 +18,7 @@ from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import DRAINING, SERVICES, HealthServicer, Readiness
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.failures import Code, fails, failure
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
 
 State = health_pb2.HealthCheckResponse
@@ -84,9 +83,7 @@ async def test_an_unknown_service_name_is_answered_and_not_stored(s: Service) ->
         assert (await watch.read()).status == State.SERVICE_UNKNOWN
         watch.cancel()
         request = health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}")
-        error = await failure(stub_of(s).Check(request))
-        assert error.code() is grpc.StatusCode.NOT_FOUND
-        assert f"no.such.Service{idx}" in error.details()
+        assert f"no.such.Service{idx}" in await fails(stub_of(s).Check(request), Code.NOT_FOUND)
     await until(lambda: len(watches.watches) == 0)
     assert vars(watches)["_services"] == before == frozenset(SERVICES)
 
@@ -101,10 +98,12 @@ async def test_watches_above_the_limit_are_refused(s: Service) -> None:
     watches = [stub_of(s).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
     for watch in watches:
         await watch.read()
-    error = await failure(stub_of(s).Watch(health_pb2.HealthCheckRequest()))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "3 health watches are open; the limit is 3"
-    assert_retry_hint(error, 0.5)
+    await fails(
+        stub_of(s).Watch(health_pb2.HealthCheckRequest()),
+        Code.RESOURCE_EXHAUSTED,
+        "3 health watches are open; the limit is 3",
+        retry=0.5,
+    )
     assert await check(s) == State.SERVING
     watches[0].cancel()
     await until(lambda: len(s.front_end._health.watches) == 2)
@@ -159,9 +158,7 @@ async def test_health_is_not_serving_while_the_core_reports_a_reason(s: Service)
     await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why, refuses=True))
     assert (await watch.read()).status == State.NOT_SERVING
     assert await check(s) == State.NOT_SERVING
-    error = await failure(s.generate())
-    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, why)
-    assert_retry_hint(error, 1.0)
+    await fails(s.generate(), Code.UNAVAILABLE, why, retry=1.0)
     assert await not_serving(s) == why
     await s.core.send(core_status=frontend_pb2.CoreStatus())
     assert (await watch.read()).status == State.SERVING
@@ -302,8 +299,8 @@ async def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(
     s: Service, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, expected: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        error = await failure(s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent))
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert expected in error.details()
+        assert expected in await fails(
+            s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent), Code.INVALID_ARGUMENT
+        )
         await until(lambda: not s.front_end._calls._finished)
     assert caplog.records == []

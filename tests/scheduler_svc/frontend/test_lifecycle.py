@@ -21,7 +21,7 @@ from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.failures import Code, fails, failure
 from tests.scheduler_svc.frontend.fake_core import (
     WAIT_SECONDS,
     FakeCore,
@@ -54,9 +54,7 @@ async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: 
         s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
         s.control.GetModelInfo(control_pb2.GetModelInfoRequest()),
     ):
-        error = await failure(call)
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert_retry_hint(error, 1.0)
+        await fails(call, Code.UNAVAILABLE, retry=1.0)
     assert await health_of(s) == [NOT_SERVING] * 3
 
     await s.core.send(model_state=model_state())
@@ -73,11 +71,8 @@ async def test_draining_refuses_new_requests_and_completes_running_ones(s: Servi
     await s.core.send(draining=frontend_pb2.Draining())
     assert (await watch.read()).status == NOT_SERVING
     assert await health_of(s) == [NOT_SERVING] * 3
-    error = await failure(s.generate())
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert_retry_hint(error, 1.0)
-    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    await fails(s.generate(), Code.UNAVAILABLE, retry=1.0)
+    await s.ends(call, submit.stream)
     # A model state of a worker that joins late does not make the service ready again.
     await s.core.send(model_state=model_state())
     await until_ready(s)
@@ -117,14 +112,14 @@ async def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(
     await load_query
     first_may_end.set()
     await until_ready(s)
-    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    info = await s.model_info()
     assert info.max_length == 105
     assert num_loads == 2
     # A model that cannot be loaded leaves the one before it in place, and later models are still loaded.
     await s.core.send(model_state=model_state(max_length=104))
     await until_ready(s)
     await s.core.send(model_state=model_state(max_length=106))
-    while (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length != 106:
+    while (await s.model_info()).max_length != 106:
         await asyncio.sleep(0)
 
 
@@ -156,24 +151,18 @@ async def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(
     await until_ready(s)
     # The larger worker left; one that can hold 100 tokens remains.
     await sizes_become(s, 100, 512)
-    assert (await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())).max_length == 100
+    assert (await s.model_info()).max_length == 100
     # The core answers a request that fits only the worker that left recently.
     call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
     submit = await s.core.expect("submit")
     assert len(submit.prompt) == 4 * 300
     code = frontend_pb2.REJECT_CODE_NOT_READY
     await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message="no worker"))
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert_retry_hint(error, 1.0)
-    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the limit is 511" in error.details()
+    await fails(call, Code.UNAVAILABLE, retry=1.0)
+    assert "the limit is 511" in await fails(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)), Code.INVALID_ARGUMENT)
     # After some time its size no longer counts, and a larger worker joins.
     await sizes_become(s, 100, 100)
-    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the limit is 99" in error.details()
+    assert "the limit is 99" in await fails(s.generate(token_ids=pb.TokenIds(ids=[1] * 300)), Code.INVALID_ARGUMENT)
     await sizes_become(s, 1024, 1024)
     call, submit = await s.start_stream(text="the" * 600)
     assert submit.max_new_tokens == 100
@@ -211,9 +200,8 @@ async def test_hello_carries_the_secret(s: Service) -> None:
 async def test_stop_refuses_new_requests_and_completes_running_ones(s: Service) -> None:
     call, submit = await s.start_stream()
     s.front_end.stop()
-    assert (await failure(s.generate())).code() is grpc.StatusCode.UNAVAILABLE
-    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    await fails(s.generate(), Code.UNAVAILABLE)
+    await s.ends(call, submit.stream)
 
 
 async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Path) -> None:
@@ -232,14 +220,10 @@ async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Pat
         assert (await call.read()).delta == pb.Delta(token_ids=spell(b"ab"), text="a")
         assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
         for lost in (call, stopped, unanswered, load):
-            error = await failure(lost)
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
-            assert_retry_hint(error, 1.0)
+            await fails(lost, Code.UNAVAILABLE, retry=1.0)
         assert await health_of(s) == [NOT_SERVING] * 3
-        error = await failure(s.generate())
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
-        assert "core is gone" in error.details()
-        assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (grpc.StatusCode.UNAVAILABLE)
+        assert "core is gone" in await fails(s.generate(), Code.UNAVAILABLE)
+        assert (await failure(s.control.GetLoad(control_pb2.GetLoadRequest()))).code() is (Code.UNAVAILABLE)
 
         s.core = FakeCore(f"ipc://{tmp_path}/core.sock")
         try:
@@ -251,8 +235,7 @@ async def test_a_lost_core_fails_its_streams_and_a_new_core_serves(tmp_path: Pat
             await until_ready(s)
             assert await health_of(s) == [SERVING] * 3
             call, submit = await s.start_stream()
-            await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
-            assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+            await s.ends(call, submit.stream)
         finally:
             s.core.close()
 
@@ -276,9 +259,7 @@ async def test_frames_received_before_the_loss_of_the_core_are_handled(tmp_path:
 async def test_a_request_that_the_core_never_answers_is_unavailable(s: Service) -> None:
     call = s.generate()
     submit = await s.core.expect("submit")
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert_retry_hint(error, 1.0)
+    await fails(call, Code.UNAVAILABLE, retry=1.0)
     assert (await s.core.expect("cancel")).stream == submit.stream
 
 

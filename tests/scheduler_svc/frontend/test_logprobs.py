@@ -19,7 +19,7 @@ from scheduler_svc.frontend.streaming.stream import (
     StreamLimits,
     read_logprobs,
 )
-from tests.scheduler_svc.frontend.failures import failure, refusal
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import (
     Service,
     model_state,
@@ -103,7 +103,7 @@ async def test_a_token_without_its_logprobs_fails_the_stream(
     call, submit = await s.start_stream(output=TWO_TOP)
     other, other_submit = await s.start_stream()
     await s.core.output_many([submit.stream, other_submit.stream], [0, 0], spell(b"ab"), logprobs=logprobs)
-    assert await refusal(call) == (grpc.StatusCode.INTERNAL, "token 0 came without the requested logprobs")
+    await fails(call, Code.INTERNAL, "token 0 came without the requested logprobs")
     assert (await s.core.expect("cancel")).stream == submit.stream
     assert (await other.read()).delta.text == "b"
 
@@ -173,17 +173,14 @@ async def test_an_unexpected_piece_of_prompt_logprobs_fails_the_stream(
     await s.core.prompt(submit.stream, 1, [-1.0], 1)
     assert (await call.read()).prompt_info.start == 1
     await s.core.prompt(submit.stream, start, [-1.0] * count, top_k)
-    assert await refusal(call) == (
-        grpc.StatusCode.INTERNAL,
-        f"unexpected logprobs of the prompt came, from token {start} on",
-    )
+    await fails(call, Code.INTERNAL, f"unexpected logprobs of the prompt came, from token {start} on")
     assert (await s.core.expect("cancel")).stream == submit.stream
 
 
 async def test_unrequested_prompt_logprobs_fail_the_stream(s: Service) -> None:
     call, submit = await s.start_stream()
     await s.core.prompt(submit.stream, 1, [-1.0], 1)
-    assert (await failure(call)).code() is grpc.StatusCode.INTERNAL
+    await fails(call, Code.INTERNAL)
 
 
 @served(state=model_state(max_length=1 << 14))
@@ -256,7 +253,7 @@ async def test_a_reader_that_stalls_on_prompt_logprobs_is_dropped(s: Service) ->
     assert (await s.core.expect("cancel")).stream == submit.stream
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await rest(call)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
     assert "has read nothing for" in caught.value.details()
 
 

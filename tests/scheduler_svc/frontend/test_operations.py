@@ -13,7 +13,7 @@ from tandem.v1 import control_pb2
 from scheduler_svc.frontend import control, server
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure
+from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, fails, failure
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
 
@@ -117,10 +117,7 @@ async def test_a_refusal_of_the_core_is_the_calls_status(s: Service, kind: Kind)
 @each_kind
 async def test_a_request_out_of_bounds_never_reaches_the_core(s: Service, kind: Kind) -> None:
     for request, message in kind.wrong:
-        error = await failure(kind.call(s, request))
-        assert (error.code(), error.details()) == (Code.INVALID_ARGUMENT, message)
-        [bad] = details(error, error_details_pb2.BadRequest)
-        assert [each.field for each in bad.field_violations] == [message.split()[0]]
+        await fails(kind.call(s, request), Code.INVALID_ARGUMENT, message, field=message.split()[0])
     assert await s.core.is_silent()
 
 
@@ -159,10 +156,7 @@ async def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_f
     await kind.answer(s, asked.query, progress=kind.at(0.5))
     assert await call.read() == kind.at(0.5)
     s.core.close()
-    error = await failure(call)
-    assert error.code() is Code.UNAVAILABLE
-    assert error.details() == "the scheduler's core cannot be reached"
-    assert_retry_hint(error, 1.0)
+    await fails(call, Code.UNAVAILABLE, "the scheduler's core cannot be reached", retry=1.0)
     assert s.front_end._queries._waiting == {}
 
 

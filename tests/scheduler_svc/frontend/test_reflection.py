@@ -9,14 +9,13 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 from tandem.internal.v1 import frontend_pb2
-from tandem.v1 import control_pb2
 
 from scheduler_svc.__main__ import _front_end_settings
 from scheduler_svc.frontend.reflection import MAX_BYTES, METHOD, NAMES
 from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.settings import SchedulerSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.failures import failure
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, served, service, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, tenants, token_of
 
@@ -43,8 +42,7 @@ async def test_the_public_services_are_listed_only_if_it_is_on(tmp_path: Path, n
     async with service(tmp_path, reflection=is_on) as s:
         if not is_on:
             # Without a stream of requests, because grpc.aio may report a write after the refusal as an internal error.
-            error = await failure(s.channel.unary_unary(f"/{name}/{METHOD}")(b""))
-            assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+            await fails(s.channel.unary_unary(f"/{name}/{METHOD}")(b""), Code.UNIMPLEMENTED)
             return
         call = opened(s, name)
         answer = await asked(call, list_services="")
@@ -54,7 +52,7 @@ async def test_the_public_services_are_listed_only_if_it_is_on(tmp_path: Path, n
             *PUBLIC[1:],
         ]
         await call.done_writing()
-        assert await call.code() is grpc.StatusCode.OK
+        assert await call.code() is Code.OK
 
 
 @served(reflection=True)
@@ -70,11 +68,11 @@ async def test_several_names_are_told_in_one_call_and_nothing_internal(s: Servic
         assert symbol in own
     for symbol in ("tandem.internal.v1.Submit", "google.protobuf.Any", "none"):
         answer = await asked(call, file_containing_symbol=symbol)
-        assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+        assert answer.error_response.error_code == Code.NOT_FOUND.value[0]
     answer = await asked(call, file_by_filename="tandem/internal/v1/worker.proto")
-    assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert answer.error_response.error_code == Code.NOT_FOUND.value[0]
     answer = await asked(call)
-    assert answer.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert answer.error_response.error_code == Code.INVALID_ARGUMENT.value[0]
     call.cancel()
 
 
@@ -86,7 +84,7 @@ async def test_a_request_above_the_limit_is_refused_as_the_first_and_as_a_furthe
             await asked(call, list_services="")
         with pytest.raises(grpc.aio.AioRpcError):
             await asked(call, file_containing_symbol="x" * MAX_BYTES)
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.code() is Code.INVALID_ARGUMENT
         what = f"ServerReflectionRequest has {MAX_BYTES + 3:,} bytes"
         assert await call.details() == f"{what}; the limit is {MAX_BYTES:,}"
 
@@ -95,7 +93,7 @@ async def test_a_request_above_the_limit_is_refused_as_the_first_and_as_a_furthe
 async def test_a_call_whose_next_request_is_late_ends(s: Service) -> None:
     call = opened(s)
     await asked(call, list_services="")
-    assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await call.code() is Code.DEADLINE_EXCEEDED
     assert await call.details() == "the call sent no message for 0.1 s"
 
 
@@ -109,9 +107,9 @@ async def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(tmp
         await until(lambda: waiting.num_taken == 2)
         # A connection gets at most half of what the others leave.
         refused = opened(s)
-        assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await refused.code() is Code.RESOURCE_EXHAUSTED
         assert await refused.details() == "2 calls have not sent their request yet; the limit is 2"
-        await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        await s.model_info()
         for call in calls:
             call.cancel()
         await until(lambda: waiting.num_taken == 0)
@@ -125,7 +123,7 @@ async def test_a_caller_whose_token_is_revoked_learns_nothing_more(s: Service) -
     await allow(s, frontend_pb2.Tenants())
     # The read that waits was let in before.
     await asked(call, list_services="")
-    assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await call.code() is Code.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(

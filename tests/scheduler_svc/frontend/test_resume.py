@@ -13,7 +13,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, failure, refusal
+from tests.scheduler_svc.frontend.failures import Code, assert_retry_hint, details, fails, failure
 from tests.scheduler_svc.frontend.fake_core import FakeCore, Service, rest, until
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
@@ -208,7 +208,7 @@ async def test_offsets_beyond_the_output_are_refused(
     again = resume(s, accepted, *offsets)
     asked = await resumed(s.core, submit.description, (spell(b"abc"), ""))
     error = await failure(again)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.code() is Code.INVALID_ARGUMENT
     assert all(part in error.details() for part in parts), error.details()
     [bad] = details(error, error_details_pb2.BadRequest)
     assert bad.field_violations[0].field == field
@@ -217,10 +217,7 @@ async def test_offsets_beyond_the_output_are_refused(
 
 
 async def test_a_resume_request_without_an_id_does_not_reach_the_core(s: Service) -> None:
-    error = await failure(s.inference.Resume(pb.ResumeRequest()))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    [bad] = details(error, error_details_pb2.BadRequest)
-    assert bad.field_violations[0].field == "request_id"
+    await fails(s.inference.Resume(pb.ResumeRequest()), Code.INVALID_ARGUMENT, field="request_id")
     assert await s.core.is_silent()
 
 
@@ -230,7 +227,7 @@ async def test_an_unknown_request_is_not_found(s: Service) -> None:
     assert asked.secret_hash == hashlib.sha256(b"guess").digest()
     code = frontend_pb2.REJECT_CODE_NOT_FOUND
     await s.core.send(rejected=frontend_pb2.Rejected(stream=asked.stream, code=code, message="no such request"))
-    assert await refusal(call) == (grpc.StatusCode.NOT_FOUND, "no such request")
+    await fails(call, Code.NOT_FOUND, "no such request")
     assert await s.core.is_silent()
 
 
@@ -243,7 +240,7 @@ async def test_the_first_reader_is_told_that_another_one_came(s: Service) -> Non
     message = frontend_pb2.Resumed(stream=asked.stream, description=submit.description)
     message.samples.add(tokens=(ord("a")).to_bytes(4, "little"))
     await s.core.send(resumed=message)
-    assert await refusal(call) == (grpc.StatusCode.ABORTED, "another reader resumed this request")
+    await fails(call, Code.ABORTED, "another reader resumed this request")
     s.core.num_sent[asked.stream] = 1
     await s.core.output(asked.stream, spell(b"b"), "LENGTH")
     await again.read()
@@ -294,7 +291,7 @@ async def test_the_failure_of_a_request_says_that_it_has_ended(s: Service) -> No
     call, submit, _ = await accepted_stream(s)
     await s.core.fail(submit.stream, "NO_WORKER", "no worker")
     error = await failure(call)
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error.code() is Code.UNAVAILABLE
     [info] = details(error, error_details_pb2.RequestInfo)
     assert info.request_id == submit.request_id
     assert_retry_hint(error, 1.0)
@@ -309,7 +306,7 @@ async def test_a_malformed_answer_to_a_resume_fails_this_stream_alone(s: Service
     await s.core.send(resumed=frontend_pb2.Resumed(stream=asked.stream, **answer))
     with pytest.raises(grpc.aio.AioRpcError, match="what was kept of its stream is malformed") as error:
         await again.read()
-    assert error.value.code() is grpc.StatusCode.INTERNAL
+    assert error.value.code() is Code.INTERNAL
     assert (await s.core.expect("cancel")).stream == asked.stream
     other = s.generate()
     await s.core.admit()

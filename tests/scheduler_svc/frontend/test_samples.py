@@ -10,7 +10,7 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.frontend.streaming.stream import StreamLimits
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure, refusal
+from tests.scheduler_svc.frontend.failures import Code, fails, refusal
 from tests.scheduler_svc.frontend.fake_core import Service, rest, served
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
@@ -76,7 +76,7 @@ async def test_each_sample_has_its_own_end_and_the_summary_covers_all(s: Service
     assert [kind for kind, _ in messages].count("summary") == 1
     # The fake core reports 1 discarded token of each sample.
     assert messages[-1][1].usage == pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=3)
-    assert await call.code() is grpc.StatusCode.OK
+    assert await call.code() is Code.OK
     assert await s.core.is_silent()
 
 
@@ -113,7 +113,7 @@ async def test_a_stop_that_the_core_never_confirms_fails_after_the_others_end(s:
     await s.core.output(submit.stream, spell(b"a"))
     await s.core.expect("finish")
     await s.core.output(submit.stream + 1, spell(b"b"), "LENGTH")
-    assert await refusal(call) == (grpc.StatusCode.UNAVAILABLE, "the scheduler's core has not answered for 0.05 s")
+    await fails(call, Code.UNAVAILABLE, "the scheduler's core has not answered for 0.05 s")
     assert await cancels(s, 1) == [submit.stream]
 
 
@@ -130,7 +130,7 @@ async def test_a_failed_sample_ends_the_others_after_their_received_tokens(s: Se
     # Tokens that were in flight are dropped.
     await s.core.output_many([first + 2], [1], spell(b"!"))
     messages: list[Any] = []
-    assert await refusal(_Collecting(call, messages)) == (grpc.StatusCode.INTERNAL, "request 'r': NaN at token 1")
+    await fails(_Collecting(call, messages), Code.INTERNAL, "request 'r': NaN at token 1")
     # The held text is delivered too. Samples that did not end have no Finished.
     assert of_sample(messages, 1) == ("b", spell(b"b"), None)
     assert of_sample(messages, 2) == ("c", spell(b"c"), None)
@@ -154,9 +154,7 @@ class _Collecting:
 async def test_a_token_at_a_wrong_offset_frees_all_samples(s: Service) -> None:
     call, submit = await s.start_stream(sampling=THREE)
     await s.core.output_many([submit.stream + 1], [1], [65])
-    error = await failure(call)
-    assert error.code() is grpc.StatusCode.INTERNAL
-    assert "token 1 came instead of token 0" in error.details()
+    assert "token 1 came instead of token 0" in await fails(call, Code.INTERNAL)
     assert await cancels(s, 3) == [submit.stream, submit.stream + 1, submit.stream + 2]
     assert s.front_end._streams._samples == {}
 
@@ -181,7 +179,7 @@ async def test_cancel_before_admission_frees_every_sample(s: Service) -> None:
 async def test_the_callers_deadline_frees_every_sample(s: Service) -> None:
     call = s.generate(sampling=THREE, timeout=1.0)
     submit = await s.core.admit()
-    assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await fails(call, Code.DEADLINE_EXCEEDED)
     assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
 
 
@@ -191,17 +189,19 @@ async def test_the_end_of_the_grace_period_frees_the_samples_that_run(s: Service
     await s.core.output(submit.stream, spell(b"a"), "LENGTH")
     s.front_end.stop()
     code, words = await refusal(call)
-    assert code is grpc.StatusCode.UNAVAILABLE and "grace period of 0.05 s" in words
+    assert code is Code.UNAVAILABLE and "grace period of 0.05 s" in words
     assert [(await s.core.expect("cancel")).stream for _ in range(2)] == [submit.stream + 1, submit.stream + 2]
 
 
 @served(stream_limits=StreamLimits(max_streams=4))
 async def test_each_sample_counts_against_max_streams(s: Service) -> None:
     call, _ = await s.start_stream(sampling=THREE)
-    error = await failure(s.generate(sampling=pb.SamplingParams(num_samples=2)))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "4 samples of requests are open; the limit is 4"
-    assert_retry_hint(error, 0.5)
+    await fails(
+        s.generate(sampling=pb.SamplingParams(num_samples=2)),
+        Code.RESOURCE_EXHAUSTED,
+        "4 samples of requests are open; the limit is 4",
+        retry=0.5,
+    )
     assert await s.core.is_silent()
     await s.start_stream()
     call.cancel()

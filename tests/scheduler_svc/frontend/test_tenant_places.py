@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 from tandem.internal.v1 import frontend_pb2
 
@@ -11,7 +10,7 @@ from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.frontend.streaming import stream_table
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure
+from tests.scheduler_svc.frontend.failures import Code, fails, failure
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
 from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
 
@@ -37,9 +36,7 @@ async def stream(s: Service, name: str) -> Any:
 
 
 async def is_refused(call: Any, message: str) -> None:
-    error = await failure(call)
-    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-    assert_retry_hint(error, 0.5)
+    await fails(call, Code.RESOURCE_EXHAUSTED, message, retry=0.5)
 
 
 @served(needs_tokens=True, call_limits=CallLimits(max_reading=4))
@@ -114,9 +111,7 @@ async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(
     call = generate(s, GREEDY)
     await reject(s, tenant_is_full=True)
     for refused in (call, generate(s, GREEDY), generate(s, GREEDY)):
-        error = await failure(refused)
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert_retry_hint(error, 7.5)
+        await fails(refused, Code.RESOURCE_EXHAUSTED, retry=7.5)
     assert await s.core.is_silent()
     await stream(s, POLITE)
     # A request of the tenant ends, so a place may be free.

@@ -25,9 +25,8 @@ from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
 from tests.rigs.raw_http2 import HEADERS, RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, failure, refusal
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, served, service, until
-from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
+from tests.scheduler_svc.frontend.failures import Code, assert_retry_hint, fails, failure
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, served, service, until
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GET_MODEL_INFO = "/tandem.v1.ControlService/GetModelInfo"
@@ -94,10 +93,12 @@ async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, m
     counted = Counted(monkeypatch)
     await queue_is(s, FULL)
     for _ in range(20):
-        error = await failure(s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == FULL
-        assert_retry_hint(error, 0.5)
+        await fails(
+            s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])),
+            Code.RESOURCE_EXHAUSTED,
+            FULL,
+            retry=0.5,
+        )
     assert counted.reached == []
     assert await s.core.is_silent()
     # A full queue does not change health.
@@ -107,8 +108,7 @@ async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, m
     await queue_is(s, "")
     counted.reached.clear()
     call, submit = await s.start_stream(text="the " * 20, stop=pb.StopParams(stop_strings=["x"]))
-    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    await s.ends(call, submit.stream)
     assert counted.reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
 
 
@@ -126,7 +126,7 @@ async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, mo
     submit = await s.core.expect("submit")
     code = frontend_pb2.REJECT_CODE_QUEUE_FULL
     await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message=FULL))
-    assert (await failure(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await fails(call, Code.RESOURCE_EXHAUSTED)
     assert "make_outputs" not in counted.reached
 
 
@@ -141,7 +141,7 @@ async def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_h
         return await encode(self, prompt, tenant, **how)
 
     monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
-    assert await refusal(s.generate()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, FULL)
+    await fails(s.generate(), Code.RESOURCE_EXHAUSTED, FULL)
     assert "hash_pages" not in counted.reached
     assert s.front_end._streams.num_open == 0
 
@@ -152,8 +152,7 @@ async def test_too_many_open_streams_refuse_before_any_work_on_the_request(
 ) -> None:
     await s.start_stream()
     counted = Counted(monkeypatch)
-    error = await failure(s.generate())
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await fails(s.generate(), Code.RESOURCE_EXHAUSTED)
     assert counted.reached == []
 
 
@@ -169,7 +168,7 @@ async def test_calls_without_their_message_time_out(s: Service, method: str) -> 
             reading._seconds = 0.0
         # The calls end with a status, not with a reset.
         assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
-        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await call.code() is Code.DEADLINE_EXCEEDED
         assert await call.details() == "the call sent no message for 0 s"
         await until(lambda: num_waiting(s) == 0)
         assert s.front_end._streams.num_open == 0
@@ -181,13 +180,15 @@ async def test_calls_without_their_message_above_the_limit_are_refused(s: Servic
         for _ in range(3):
             caller.call(GENERATE, None)
         await until(lambda: num_waiting(s, Room.BULK) == 3)
-        error = await failure(s.inference.Tokenize(pb.TokenizeRequest(text="the")))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.details() == "3 calls have not sent their request yet; the limit is 3"
-        assert_retry_hint(error, 0.5)
+        await fails(
+            s.inference.Tokenize(pb.TokenizeRequest(text="the")),
+            Code.RESOURCE_EXHAUSTED,
+            "3 calls have not sent their request yet; the limit is 3",
+            retry=0.5,
+        )
         # Monitors and operators are served.
         await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-        await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+        await s.model_info()
 
 
 @pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
@@ -212,7 +213,7 @@ async def test_calls_that_never_send_their_message_take_no_other_connections_che
         await until(lambda: num_waiting(s, room) == most)
         for _ in range(3):
             await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
-            await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+            await s.model_info()
         assert num_waiting(s, room) == most
 
 
@@ -306,9 +307,7 @@ async def test_a_call_that_ends_without_a_message_is_an_invalid_argument(s: Serv
             yield one
 
     stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
-    error = await failure(stub(nothing()))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "before it sent its request" in error.details()
+    assert "before it sent its request" in await fails(stub(nothing()), Code.INVALID_ARGUMENT)
 
 
 async def test_finished_calls_with_unread_answers_are_cancelled(
@@ -317,7 +316,7 @@ async def test_finished_calls_with_unread_answers_are_cancelled(
     async with service(tmp_path, call_limits=CallLimits(answer_seconds=1000.0)) as s:
 
         async def info() -> control_pb2.GetModelInfoResponse:
-            return await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+            return await s.model_info()
 
         # grpc.aio keeps references to its first and its newest call.
         await info()
@@ -343,15 +342,15 @@ async def test_finished_calls_with_unread_answers_count_as_open_streams(
         for _ in range(3):
             caller.call(GET_MODEL_INFO, b"")
         await until(lambda: s.front_end._calls.unread.num_taken == 3)
-        error = await failure(s.generate())
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "3 finished calls have answers that their clients have not read" in error.details()
+        assert "3 finished calls have answers that their clients have not read" in await fails(
+            s.generate(), Code.RESOURCE_EXHAUSTED
+        )
         # The limit of unread answers applies to every method.
         caller.call(GET_MODEL_INFO, b"")
         await until(lambda: s.front_end._calls.unread.num_taken == 4)
-        error = await failure(s.control.GetModelInfo(control_pb2.GetModelInfoRequest()))
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "4 finished calls" in error.details()
+        assert "4 finished calls" in await fails(
+            s.control.GetModelInfo(control_pb2.GetModelInfoRequest()), Code.RESOURCE_EXHAUSTED
+        )
         # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
         await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
     # The calls end with their connection.
@@ -364,7 +363,7 @@ async def test_every_one_of_1400_simultaneous_calls_is_answered(s: Service) -> N
     calls = [s.generate(timeout=60) for _ in range(700)]
     infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(700)]
     codes = {await call.code() for call in calls}
-    assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert codes == {Code.RESOURCE_EXHAUSTED}
     assert {(await call).model for call in infos} == {"toy"}
 
 
@@ -383,8 +382,9 @@ async def test_control_and_health_messages_above_64_kib_are_refused_before_parsi
 ) -> None:
     counted = Counted(monkeypatch)
     for method, name in SMALL:
-        assert await refusal(s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1))) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
+        await fails(
+            s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1)),
+            Code.INVALID_ARGUMENT,
             f"{name} has 65,537 bytes; the limit is 65,536",
         )
     assert counted.reached == []
@@ -413,7 +413,7 @@ async def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
 async def test_compressed_messages_are_refused(s: Service) -> None:
     request = pb.TokenizeRequest(text="a" * 2000)
     error = await failure(s.inference.Tokenize(request, compression=grpc.Compression.Gzip))
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.code() is Code.UNIMPLEMENTED
     assert "compression" in error.details().lower()
 
 
@@ -421,10 +421,9 @@ async def test_compressed_messages_are_refused(s: Service) -> None:
 async def test_a_frame_above_the_cores_limit_is_never_sent(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
     # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
-    error = await failure(s.generate(token_ids=pb.TokenIds(ids=[1] * 200)))
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "bytes; the limit is 3,000" in error.details()
+    assert "bytes; the limit is 3,000" in await fails(
+        s.generate(token_ids=pb.TokenIds(ids=[1] * 200)), Code.INVALID_ARGUMENT
+    )
     assert s.front_end._streams.num_open == 0
     call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1] * 20))
-    await s.core.output(submit.stream, spell(b"ab"), "LENGTH")
-    assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+    await s.ends(call, submit.stream)

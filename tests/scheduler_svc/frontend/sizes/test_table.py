@@ -254,7 +254,7 @@ async def test_a_front_end_refuses_what_is_beyond_each_limit(tmp_path: Path) -> 
 
 
 async def test_the_model_info_tells_the_limits(s: Service) -> None:
-    info = await s.control.GetModelInfo(control_pb2.GetModelInfoRequest())
+    info = await s.model_info()
     told = info.limits
     every = {field.name: field.GetOptions().Extensions[limits_pb2.tells] for field in told.DESCRIPTOR.fields}
     # Those of the server's settings, and the caller's own.
