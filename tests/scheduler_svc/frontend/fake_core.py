@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import grpc
 import numpy as np
+import pytest
 import zmq
 import zmq.asyncio
 from google.protobuf.message import Message
@@ -295,6 +296,17 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
         front_end.stop()
         await running
         core.close()
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, noted: list[str]) -> None:
+    """Adds the name to `noted` whenever this function of `owner` is called."""
+    real = getattr(owner, name)
+
+    def noting(*args: Any, **keywords: Any) -> Any:
+        noted.append(name)
+        return real(*args, **keywords)
+
+    monkeypatch.setattr(owner, name, noting)
 
 
 async def until_ready(under_test: Service) -> None:

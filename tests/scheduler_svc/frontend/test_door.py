@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
@@ -21,7 +21,6 @@ from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
-from scheduler_svc.frontend.rpc import calls as parsing
 from scheduler_svc.frontend.rpc.calls import CallLimits, Method, Reading
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
@@ -29,7 +28,7 @@ from scheduler_svc.frontend.servicer import InferenceServicer
 from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import Code, fails
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, rest, served, service, until
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, note_calls, served, service, until
 
 LINGER = inference_pb2.ResumeParams(linger_seconds=60)
 RIGHTS = ("inference", "control", "metrics")
@@ -63,6 +62,7 @@ METHODS = [
 ]
 # Their descriptor is that of v1alpha.
 METHODS.append(("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "ServerReflectionInfo"))
+REVOKED = "the token or certificate of this call was revoked"
 CLOSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
@@ -76,6 +76,16 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 def listed(token: str, *rights: str, expires: float = 0.0) -> frontend_pb2.Token:
     return frontend_pb2.Token(hash=sha256(token.encode()).digest(), rights=rights, expires=expires)
+
+
+def tenant(name: str, *tokens: frontend_pb2.Token) -> frontend_pb2.Tenant:
+    """A tenant with these tokens, or with one of its own name for inference."""
+    return frontend_pb2.Tenant(name=name, tokens=tokens or [listed(name, "inference")])
+
+
+def only(*tokens: frontend_pb2.Token) -> frontend_pb2.Tenants:
+    """One tenant."""
+    return frontend_pb2.Tenants(tenants=[tenant("t", *tokens)])
 
 
 def tenants(*more: frontend_pb2.Tenant) -> frontend_pb2.Tenants:
@@ -132,24 +142,22 @@ async def test_callers_are_told_who_they_are(s: Service) -> None:
 async def test_a_list_has_the_callers_own_tenant_unless_it_has_the_right_of_control(s: Service) -> None:
     entry = control_pb2.RequestEntry(request_id="r", tenant="other")
     refused = "tenant is 'other'; without the right control only requests of 'acme' are listed"
-    cases = [
+    await allow(s, tenants())
+
+    def lists(right: str, name: str) -> Any:
+        return s.control.ListRequests(control_pb2.ListRequestsRequest(tenant=name), metadata=bearer(token_of(right)))
+
+    for right, name, asked, abort_id in (
         ("inference", "", ("acme", False), "r"),
         ("inference", "acme", ("acme", False), "r"),
         ("control", "", ("acme", True), "other/r"),
         ("control", "other", ("other", False), "other/r"),
-    ]
-    await allow(s, tenants())
-    for right, tenant, asked, abort_id in cases:
-        request = control_pb2.ListRequestsRequest(tenant=tenant)
-        call = asyncio.ensure_future(s.control.ListRequests(request, metadata=bearer(token_of(right))))
-        query = await s.core.expect("requests_query")
+    ):
+        call = lists(right, name)
+        query = await s.core.answer("requests_query", "requests_reply", requests=[entry])
         assert (query.tenant, query.all_tenants) == asked
-        await s.core.send(requests_reply=frontend_pb2.RequestsReply(query=query.query, requests=[entry]))
         assert [each.abort_id for each in (await call).requests] == [abort_id]
-    request = control_pb2.ListRequestsRequest(tenant="other")
-    await fails(
-        s.control.ListRequests(request, metadata=bearer(token_of("inference"))), Code.PERMISSION_DENIED, refused
-    )
+    await fails(lists("inference", "other"), Code.PERMISSION_DENIED, refused)
     assert await s.core.is_silent()
 
 
@@ -225,7 +233,7 @@ async def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(s: Serv
     now = time.time()
     old = listed("tandem_old", "inference", expires=now - 1)
     soon = listed("tandem_soon", "inference", expires=now + 60)
-    await allow(s, tenants(frontend_pb2.Tenant(name="b", tokens=[old, soon])))
+    await allow(s, tenants(tenant("b", old, soon)))
     unknown = await code(s, path, bearer("tandem_unknown"))
     assert unknown[0] == Code.UNAUTHENTICATED
     assert await code(s, path, bearer("tandem_old")) == unknown
@@ -238,13 +246,9 @@ async def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(s: Serv
 async def test_the_streams_of_a_revoked_token_end(s: Service) -> None:
     now = time.time()
     kept, lost, fewer, late = "tandem_kept", "tandem_lost", "tandem_fewer", "tandem_late"
-
-    def listing(*tokens: frontend_pb2.Token) -> frontend_pb2.Tenants:
-        return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
-
     soon = listed(late, "inference", expires=now + 3600)
     both = listed(fewer, "inference", "metrics")
-    await allow(s, listing(listed(kept, "inference"), listed(lost, "inference"), both, soon))
+    await allow(s, only(listed(kept, "inference"), listed(lost, "inference"), both, soon))
     calls: dict[str, tuple[Any, int]] = {}
     for token in (kept, lost, fewer, late):
         call = s.generate(metadata=bearer(token), request_id=token[7:], resume=LINGER)
@@ -252,32 +256,22 @@ async def test_the_streams_of_a_revoked_token_end(s: Service) -> None:
         assert (await call.read()).WhichOneof("event") == "accepted"
         calls[token] = call, submit.stream
     expired = listed(late, "inference", expires=now - 1)
-    await allow(s, listing(listed(kept, "inference"), listed(fewer, "metrics"), expired))
+    await allow(s, only(listed(kept, "inference"), listed(fewer, "metrics"), expired))
     for token in (lost, fewer):
-        call, _ = calls[token]
-        with pytest.raises(grpc.aio.AioRpcError):
-            await rest(call)
-        assert await call.code() == Code.UNAUTHENTICATED
-        assert await call.details() == "the token or certificate of this call was revoked"
+        await fails(calls[token][0], Code.UNAUTHENTICATED, REVOKED)
     # The core computes no more for them, although they may be resumed.
     cancelled = [await s.core.expect("cancel") for _ in range(2)]
     ended = {calls[token][1] for token in (lost, fewer)}
     assert {(each.stream, each.detach) for each in cancelled} == {(stream, False) for stream in ended}
     for token in (kept, late):
-        call, stream = calls[token]
-        await s.core.output(stream, [65], "LENGTH")
-        assert [kind for kind, _ in await rest(call)] == ["delta", "finished", "summary"]
+        await s.ends(*calls[token])
     assert await s.core.is_silent()
 
 
 @served((server, "SWEEP_SECONDS", 0.02), needs_tokens=True)
 async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Service) -> None:
-
-    def listing(*names: str) -> frontend_pb2.Tenants:
-        tokens = [listed(name, "inference") for name in names]
-        return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
-
-    await allow(s, listing("kept", "lost"))
+    kept, lost = listed("kept", "inference"), listed("lost", "inference")
+    await allow(s, only(kept, lost))
     for request_id, token in (("a", "kept"), ("b", "lost"), ("c", "lost"), ("d", "lost")):
         call = s.generate(metadata=bearer(token), request_id=request_id, resume=LINGER)
         submit = await s.core.admit()
@@ -289,15 +283,13 @@ async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Se
     resuming = inference_pb2.ResumeRequest(request_id="c", resume_secret=b"s")
     taken = s.inference.Resume(resuming, metadata=bearer("kept"), timeout=TIMEOUT_SECONDS)
     await s.core.expect("resume")
-    stub = health_pb2_grpc.HealthStub(s.channel)
-    watches = [stub.Watch(health_pb2.HealthCheckRequest(), metadata=bearer(name)) for name in ("kept", "lost")]
+    watches = [s.watch(metadata=bearer(name)) for name in ("kept", "lost")]
     for watch in watches:
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    await allow(s, listing("kept"))
+    await allow(s, only(kept))
     abort = await s.core.expect("abort")
     assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["b", "d"], "t", False)
-    assert await watches[1].code() == Code.UNAUTHENTICATED
-    assert await watches[1].details() == "the token or certificate of this call was revoked"
+    assert (await watches[1].code(), await watches[1].details()) == (Code.UNAUTHENTICATED, REVOKED)
     assert not watches[0].done()
     assert not taken.done()
     assert await s.core.is_silent()
@@ -338,7 +330,7 @@ async def test_a_request_belongs_to_the_callers_tenant(s: Service) -> None:
 async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -> None:
     """So neither the time nor the count of cached tokens shows a tenant what another has sent."""
     names = ("acme-1", "acme-2")
-    await allow(s, tenants(*(frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names)))
+    await allow(s, tenants(*map(tenant, names)))
     hashes: list[set[bytes]] = []
     for name in (*names, names[0]):
         ids, cache = inference_pb2.TokenIds(ids=range(64)), inference_pb2.CacheParams(salt="s")
@@ -366,37 +358,34 @@ async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -
 @served(needs_tokens=True)
 async def test_a_tenants_limits(s: Service, fields: dict[str, Any], message: str) -> None:
     await allow(s, tenants())
-    call = generate(s, **fields)
-    assert (await call.code(), await call.details()) == (Code.INVALID_ARGUMENT, message)
+    await fails(generate(s, **fields), Code.INVALID_ARGUMENT, message)
     assert await s.core.is_silent()
 
 
 @served(needs_tokens=True)
 async def test_an_abort_is_for_the_callers_tenant_unless_it_has_control(s: Service) -> None:
-    both = frontend_pb2.Tenant(name="ops", tokens=[listed("tandem_both", "inference", "control")])
-    await allow(s, tenants(both))
+    await allow(s, tenants(tenant("ops", listed("tandem_both", "inference", "control"))))
     expected = (
         (token_of("inference"), "acme", False), (token_of("control"), "acme", True), ("tandem_both", "ops", True)
     )  # fmt: skip
-    for token, tenant, is_all in expected:
+    gone, unknown = control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND
+    for token, name, is_all in expected:
         request = control_pb2.AbortRequest(request_ids=["a", "other/b", "a"])
-        reply = asyncio.ensure_future(s.control.Abort(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS))
-        abort = await s.core.expect("abort")
-        assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["a", "other/b"], tenant, is_all)
-        outcomes = (control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND)
-        named = [
-            control_pb2.AbortResult(request_id=f"{tenant}/{each}", outcome=outcome)
-            for each, outcome in zip(abort.request_ids, outcomes, strict=True)
+        reply = s.control.Abort(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS)
+        results = [
+            control_pb2.AbortResult(request_id=f"{name}/{each}", outcome=outcome)
+            for each, outcome in (("a", gone), ("other/b", unknown))
         ]
-        await s.core.send(abort_reply=frontend_pb2.AbortReply(query=abort.query, results=named))
-        results = [(result.request_id, result.outcome) for result in (await reply).results]
-        assert results == [("a", outcomes[0]), ("other/b", outcomes[1]), ("a", outcomes[0])]
+        abort = await s.core.answer("abort", "abort_reply", results=results)
+        assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["a", "other/b"], name, is_all)
+        found = [(result.request_id, result.outcome) for result in (await reply).results]
+        assert found == [("a", gone), ("other/b", unknown), ("a", gone)]
 
 
 @served(needs_tokens=True)
 async def test_callers_of_different_tenants_are_told_apart_at_the_same_time(s: Service) -> None:
     names = [f"t{i}" for i in range(20)]
-    await allow(s, tenants(*(frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names)))
+    await allow(s, tenants(*map(tenant, names)))
     calls = [s.generate(metadata=bearer(name), request_id=name) for name in names]
     for _ in calls:
         submit = await s.core.admit()
@@ -445,20 +434,8 @@ async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calls_module, "UNREAD_SECONDS", 0.0)
     released: list[set[Any]] = []
 
-    class Context:
-        def set_code(self, code: Any) -> None: ...
-        def set_details(self, details: Any) -> None: ...
-        def set_trailing_metadata(self, metadata: Any) -> None: ...
-        def peer(self) -> str:
-            return "ipv4:127.0.0.1:1"
-
-    def enter(rights: bool) -> Callable[[Any], str]:
-        def check(_: Any) -> str:
-            if not rights:
-                raise Refusal(Code.UNAUTHENTICATED, "no")
-            return ""
-
-        return check
+    def enter(_: Any) -> str:
+        raise Refusal(Code.UNAUTHENTICATED, "no")
 
     def full() -> int:
         raise Refusal(Code.RESOURCE_EXHAUSTED, "full")
@@ -468,10 +445,10 @@ async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPa
 
     async def call(has_right: bool) -> None:
         method = Method(
-            request=health_pb2.HealthCheckRequest, enter=enter(has_right), admit=full,
+            request=health_pb2.HealthCheckRequest, enter=(lambda _: "") if has_right else enter, admit=full,
             scan=lambda _: None, answer=None, serialize=bytes,
         )  # pyright: ignore[reportArgumentType]  # fmt: skip
-        await calls.handler(method).stream_stream(None, Context())
+        await calls.handler(method).stream_stream(None, Mock(peer=lambda: "ipv4:127.0.0.1:1"))
         # The caller does not read the answer.
         await asyncio.Event().wait()
 
@@ -485,40 +462,13 @@ async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPa
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Handlers:
-    """Stands for the server: notes the handlers of every method that is added."""
-
-    def __init__(self) -> None:
-        self.generic: list[Any] = []
-        self.registered: dict[str, Any] = {}
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self.generic += handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        self.registered |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-
-    def names(self) -> set[str]:
-        return self.registered.keys() | {name for one in self.generic for name in getattr(one, "_method_handlers", ())}
-
-
 @served(needs_tokens=True, reflection=True)
 async def test_no_method_reads_a_message_before_the_token_is_known(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole messages that no method could parse, of the size that each admits, with no token and with a wrong one."""
     touched: list[str] = []
-
-    def watch(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def noting(*args: Any, **keywords: Any) -> Any:
-            touched.append(name)
-            return real(*args, **keywords)
-
-        monkeypatch.setattr(owner, name, noting)
-
     await allow(s, tenants())
-    for owner, name in ((Reading, "read"), (parsing, "check_size"), (parsing, "parse"), (Scan, "check")):
-        watch(owner, name)
+    for owner, name in ((Reading, "read"), (calls_module, "check_size"), (calls_module, "parse"), (Scan, "check")):
+        note_calls(monkeypatch, owner, name, touched)
     for path, _ in METHODS:
         for metadata in (None, bearer("tandem_wrong")):
             call: Any = s.channel.unary_stream(path)(b"\xff" * 60_000, metadata=metadata, timeout=20)
@@ -533,10 +483,13 @@ async def test_no_method_reads_a_message_before_the_token_is_known(s: Service, m
 
 
 async def test_the_table_of_methods_has_every_method_of_the_server(s: Service) -> None:
-    end, found = s.front_end, Handlers()
-    own: Any = found
+    end, server = s.front_end, Mock()
     inference: Any = InferenceServicer(end._readiness, end._streams, end._constraints, max_message_bytes=1)
     control = ControlServicer(end._readiness, end._queries, max_message_bytes=1)
-    methods.add_to_server(own, end._calls, end._entrance, inference, control, end._health, end._request_log)
-    methods.add_reflection(own, end._calls, end._entrance)
-    assert found.names() == {path for path, _ in METHODS}
+    methods.add_to_server(server, end._calls, end._entrance, inference, control, end._health, end._request_log)
+    methods.add_reflection(server, end._calls, end._entrance)
+    added = server.add_registered_method_handlers.call_args_list
+    found = {f"/{service}/{name}" for service, handlers in (call.args for call in added) for name in handlers}
+    generic = [each for call in server.add_generic_rpc_handlers.call_args_list for each in call.args[0]]
+    found |= {name for each in generic for name in getattr(each, "_method_handlers", ())}
+    assert found == {path for path, _ in METHODS}

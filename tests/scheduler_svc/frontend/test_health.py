@@ -7,30 +7,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2
 
 from scheduler_svc.door.tenant import ALL_RIGHTS
 from scheduler_svc.frontend import readiness, server
-from scheduler_svc.frontend import readiness as health
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import DRAINING, SERVICES, HealthServicer, Readiness
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import Code, fails, failure
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
 
 State = health_pb2.HealthCheckResponse
 WATCH = "/grpc.health.v1.Health/Watch"
-
-
-def stub_of(s: Service) -> Any:
-    return health_pb2_grpc.HealthStub(s.channel)
-
-
-async def check(s: Service, name: str = "") -> int:
-    return (await stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))).status
 
 
 async def test_stalled_watches_delay_neither_check_nor_other_watches(s: Service) -> None:
@@ -40,11 +31,11 @@ async def test_stalled_watches_delay_neither_check_nor_other_watches(s: Service)
         stalled.call(WATCH, b"")
     watches = s.front_end._health
     await until(lambda: len(watches.watches) == 50)
-    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    watch = s.watch()
     assert (await watch.read()).status == State.SERVING
     s.front_end._readiness.drain()
     # `drain` stored the state before it returned.
-    assert await check(s) == State.NOT_SERVING
+    assert await s.check() == State.NOT_SERVING
     assert (await watch.read()).status == State.NOT_SERVING
     watch.cancel()
     stalled.close()
@@ -79,41 +70,36 @@ async def test_an_unknown_service_name_is_answered_and_not_stored(s: Service) ->
     watches = s.front_end._health
     before = vars(watches)["_services"]
     for idx in range(20):
-        watch = stub_of(s).Watch(health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}"))
+        name = f"no.such.Service{idx}"
+        watch = s.watch(name)
         assert (await watch.read()).status == State.SERVICE_UNKNOWN
         watch.cancel()
-        request = health_pb2.HealthCheckRequest(service=f"no.such.Service{idx}")
-        assert f"no.such.Service{idx}" in await fails(stub_of(s).Check(request), Code.NOT_FOUND)
+        assert name in await fails(s.health.Check(health_pb2.HealthCheckRequest(service=name)), Code.NOT_FOUND)
     await until(lambda: len(watches.watches) == 0)
     assert vars(watches)["_services"] == before == frozenset(SERVICES)
 
 
 async def test_list_returns_every_service(s: Service) -> None:
-    statuses = (await stub_of(s).List(health_pb2.HealthListRequest())).statuses
+    statuses = (await s.health.List(health_pb2.HealthListRequest())).statuses
     assert {name: one.status for name, one in statuses.items()} == dict.fromkeys(SERVICES, State.SERVING)
 
 
-@served((health, "MAX_WATCHES", 3))
+@served((readiness, "MAX_WATCHES", 3))
 async def test_watches_above_the_limit_are_refused(s: Service) -> None:
-    watches = [stub_of(s).Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
+    watches = [s.watch() for _ in range(3)]
     for watch in watches:
         await watch.read()
-    await fails(
-        stub_of(s).Watch(health_pb2.HealthCheckRequest()),
-        Code.RESOURCE_EXHAUSTED,
-        "3 health watches are open; the limit is 3",
-        retry=0.5,
-    )
-    assert await check(s) == State.SERVING
+    await fails(s.watch(), Code.RESOURCE_EXHAUSTED, "3 health watches are open; the limit is 3", retry=0.5)
+    assert await s.check() == State.SERVING
     watches[0].cancel()
     await until(lambda: len(s.front_end._health.watches) == 2)
-    last = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    last = s.watch()
     assert (await last.read()).status == State.SERVING
     for watch in (*watches, last):
         watch.cancel()
 
 
-@served((health, "MAX_OWN_WATCHES", 3))
+@served((readiness, "MAX_OWN_WATCHES", 3))
 async def test_unread_watches_of_a_connection_leave_those_of_others(s: Service) -> None:
     hostile = RawConnection(s.address)
     for _ in range(10):
@@ -121,7 +107,7 @@ async def test_unread_watches_of_a_connection_leave_those_of_others(s: Service) 
     # The refused ones have ended.
     assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
     assert len(s.front_end._health.watches) == 3
-    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    watch = s.watch()
     assert (await watch.read()).status == State.SERVING
     hostile.close()
     await until(lambda: s.front_end._health._of_connection.num_taken == 1)
@@ -132,10 +118,10 @@ async def test_unread_watches_of_a_connection_leave_those_of_others(s: Service) 
 @served((server, "SWEEP_SECONDS", 0.02), call_limits=CallLimits(answer_seconds=1000.0))
 async def test_watches_with_unread_answers_are_cancelled(s: Service) -> None:
     # grpc.aio keeps references to the first call of Watch and to its newest call.
-    first = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    first = s.watch()
     await first.read()
     first.cancel()
-    idle = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    idle = s.watch()
     await idle.read()
     stalled = RawConnection(s.address)
     for _ in range(5):
@@ -143,7 +129,7 @@ async def test_watches_with_unread_answers_are_cancelled(s: Service) -> None:
     await until(lambda: len(s.front_end._health.watches) == 6)
     s.front_end._call_limits = CallLimits(answer_seconds=0.0)
     await until(lambda: len(s.front_end._health.watches) == 1)
-    await check(s)
+    await s.check()
     assert len(await asyncio.to_thread(stalled.wait_ends, 5)) == 5
     # A watch that has nothing to send is not late.
     assert len(s.front_end._health.watches) == 1 and not idle.done()
@@ -153,16 +139,16 @@ async def test_watches_with_unread_answers_are_cancelled(s: Service) -> None:
 
 async def test_health_is_not_serving_while_the_core_reports_a_reason(s: Service) -> None:
     why = "the worker died 5 times in 60 s without a confirmed token: out of memory"
-    watch = stub_of(s).Watch(health_pb2.HealthCheckRequest())
+    watch = s.watch()
     assert (await watch.read()).status == State.SERVING
     await s.core.send(core_status=frontend_pb2.CoreStatus(not_serving=why, refuses=True))
     assert (await watch.read()).status == State.NOT_SERVING
-    assert await check(s) == State.NOT_SERVING
+    assert await s.check() == State.NOT_SERVING
     await fails(s.generate(), Code.UNAVAILABLE, why, retry=1.0)
-    assert await not_serving(s) == why
+    assert (await load_of(s)).not_serving == why
     await s.core.send(core_status=frontend_pb2.CoreStatus())
     assert (await watch.read()).status == State.SERVING
-    assert await not_serving(s) == ""
+    assert not (await load_of(s)).not_serving
     await s.start_stream()
     watch.cancel()
 
@@ -177,7 +163,7 @@ async def test_requests_wait_while_no_worker_computes_and_all_words_of_health_ag
     await until(lambda: s.front_end._readiness.not_serving is not None)
     after = time.time() - 30.0
     for name in SERVICES:
-        check: Any = stub_of(s).Check(health_pb2.HealthCheckRequest(service=name))
+        check: Any = s.health.Check(health_pb2.HealthCheckRequest(service=name))
         assert (await check).status == State.NOT_SERVING
         metadata = dict(await check.trailing_metadata())
         assert metadata["tandem-reason"] == "worker_lost"
@@ -217,8 +203,8 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
     health_of = HealthServicer(SERVICES)
     under_test, seen = Readiness(health_of), list[tuple[str, float, bool]]()
 
-    def look(seconds: float = 1.0) -> None:
-        now[0] += seconds
+    def look() -> None:
+        now[0] += 1.0
         why = under_test.not_serving
         seen.append(("" if why is None else why.name, under_test.since, bool(under_test.requests._closed)))
         assert (health_of._state == State.SERVING) == (why is None)
@@ -229,26 +215,20 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
         under_test.set_core_status(sent)
 
     look()
-    core("WORKER_STARTING")
-    look()
-    core()
-    look()
-    under_test.set_model(cast(Any, SimpleNamespace(tokenizer=None)))
-    look()
-    core("WORKER_LOST", seconds=0.5)
-    look()
-    core("WEIGHTS_REFUSED", seconds=2.5)
-    look()
-    core()
-    look()
-    core("CRASH_LOOP", refuses=True)
-    look()
-    under_test.lose_core()
-    look()
-    core("WORKER_LOST", seconds=1.0)
-    look()
-    under_test.drain()
-    look()
+    for happens in (
+        lambda: core("WORKER_STARTING"),
+        core,
+        lambda: under_test.set_model(cast(Any, SimpleNamespace(tokenizer=None))),
+        lambda: core("WORKER_LOST", seconds=0.5),
+        lambda: core("WEIGHTS_REFUSED", seconds=2.5),
+        core,
+        lambda: core("CRASH_LOOP", refuses=True),
+        under_test.lose_core,
+        lambda: core("WORKER_LOST", seconds=1.0),
+        under_test.drain,
+    ):
+        happens()
+        look()
     assert seen == [
         ("no_worker", 1000.0, True),
         ("worker_starting", 1000.0, True),
@@ -265,28 +245,21 @@ def test_the_front_end_says_what_the_core_says_and_what_the_core_cannot_know(mon
     ]
 
 
-async def not_serving(s: Service) -> str:
-    """The reason in GetLoad's answer."""
-    return (await load_of(s)).not_serving
-
-
 async def load_of(s: Service) -> control_pb2.GetLoadResponse:
-    call: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
-    query = await s.core.expect("load_query")
-    await s.core.send(load_reply=frontend_pb2.LoadReply(query=query.query))
+    call: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+    await s.core.answer("load_query", "load_reply")
     return await call
 
 
 @served(ready=False)
 async def test_get_load_and_refusals_give_the_same_reason(s: Service) -> None:
     await s.core.expect("hello")
-    error = await failure(s.generate())
-    assert await not_serving(s) == error.details() == "no worker has joined yet, so there is no model to serve"
+    await fails(s.generate(), Code.UNAVAILABLE, "no worker has joined yet, so there is no model to serve")
+    assert (await load_of(s)).not_serving == "no worker has joined yet, so there is no model to serve"
     await s.core.send(draining=frontend_pb2.Draining())
     await until(lambda: s.front_end._readiness.not_serving is DRAINING)
-    error = await failure(s.generate())
-    assert await not_serving(s) == error.details()
-    assert "shutting down" in error.details()
+    why = await fails(s.generate(), Code.UNAVAILABLE)
+    assert (await load_of(s)).not_serving == why and "shutting down" in why
 
 
 @pytest.mark.parametrize("method", ["Check", "List", "Watch"])
@@ -299,8 +272,7 @@ async def test_malformed_health_calls_are_invalid_arguments_without_a_traceback(
     s: Service, caplog: pytest.LogCaptureFixture, method: str, sent: bytes, expected: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert expected in await fails(
-            s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent), Code.INVALID_ARGUMENT
-        )
+        call = s.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(sent)
+        assert expected in await fails(call, Code.INVALID_ARGUMENT)
         await until(lambda: not s.front_end._calls._finished)
     assert caplog.records == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2, inference_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
@@ -39,13 +39,12 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def health_of(s: Service) -> list[Any]:
-    stub = health_pb2_grpc.HealthStub(s.channel)
-    return [(await stub.Check(health_pb2.HealthCheckRequest(service=name))).status for name in SERVICES]
+    return [await s.check(name) for name in SERVICES]
 
 
 @served(ready=False)
 async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: Service) -> None:
-    watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+    watch = s.watch()
     assert (await watch.read()).status == NOT_SERVING
     await s.core.greet(frontend_pb2.ModelState(ready=False))
     for call in (
@@ -66,7 +65,7 @@ async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: 
 
 async def test_draining_refuses_new_requests_and_completes_running_ones(s: Service) -> None:
     call, submit = await s.start_stream()
-    watch = health_pb2_grpc.HealthStub(s.channel).Watch(health_pb2.HealthCheckRequest())
+    watch = s.watch()
     assert (await watch.read()).status == SERVING
     await s.core.send(draining=frontend_pb2.Draining())
     assert (await watch.read()).status == NOT_SERVING

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
@@ -26,7 +25,7 @@ from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.frontend.text import tokenizer
 from tests.rigs.raw_http2 import HEADERS, RawConnection
 from tests.scheduler_svc.frontend.failures import Code, assert_retry_hint, fails, failure
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, served, service, until
+from tests.scheduler_svc.frontend.fake_core import Service, model_state, note_calls, served, service, until
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GET_MODEL_INFO = "/tandem.v1.ControlService/GetModelInfo"
@@ -39,13 +38,8 @@ def quick_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.02)
 
 
-@contextmanager
-def raw_caller(s: Service, source: str = "") -> Iterator[RawConnection]:
-    connection = RawConnection(s.address, source=source)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def raw_caller(s: Service, source: str = "") -> closing[RawConnection]:
+    return closing(RawConnection(s.address, source=source))
 
 
 async def silence() -> Any:
@@ -71,16 +65,7 @@ class Counted:
             (validation, "hash_pages"),
             (sender, "make_outputs"),
         ):
-            self._watch(monkeypatch, owner, name)
-
-    def _watch(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def counting(*args: Any, **kwargs: Any) -> Any:
-            self.reached.append(name)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counting)
+            note_calls(monkeypatch, owner, name, self.reached)
 
 
 async def queue_is(s: Service, sentence: str) -> None:
@@ -93,17 +78,12 @@ async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, m
     counted = Counted(monkeypatch)
     await queue_is(s, FULL)
     for _ in range(20):
-        await fails(
-            s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"])),
-            Code.RESOURCE_EXHAUSTED,
-            FULL,
-            retry=0.5,
-        )
+        call = s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"]))
+        await fails(call, Code.RESOURCE_EXHAUSTED, FULL, retry=0.5)
     assert counted.reached == []
     assert await s.core.is_silent()
     # A full queue does not change health.
-    stub = health_pb2_grpc.HealthStub(s.channel)
-    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    assert await s.check() == health_pb2.HealthCheckResponse.SERVING
 
     await queue_is(s, "")
     counted.reached.clear()
@@ -124,8 +104,7 @@ async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, mo
     counted = Counted(monkeypatch)
     call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
     submit = await s.core.expect("submit")
-    code = frontend_pb2.REJECT_CODE_QUEUE_FULL
-    await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message=FULL))
+    await s.core.reject(submit.stream, "QUEUE_FULL")
     await fails(call, Code.RESOURCE_EXHAUSTED)
     assert "make_outputs" not in counted.reached
 
@@ -180,14 +159,11 @@ async def test_calls_without_their_message_above_the_limit_are_refused(s: Servic
         for _ in range(3):
             caller.call(GENERATE, None)
         await until(lambda: num_waiting(s, Room.BULK) == 3)
-        await fails(
-            s.inference.Tokenize(pb.TokenizeRequest(text="the")),
-            Code.RESOURCE_EXHAUSTED,
-            "3 calls have not sent their request yet; the limit is 3",
-            retry=0.5,
-        )
+        call = s.inference.Tokenize(pb.TokenizeRequest(text="the"))
+        full = "3 calls have not sent their request yet; the limit is 3"
+        await fails(call, Code.RESOURCE_EXHAUSTED, full, retry=0.5)
         # Monitors and operators are served.
-        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        await s.check()
         await s.model_info()
 
 
@@ -205,14 +181,14 @@ async def test_calls_without_their_message_above_the_limit_are_refused(s: Servic
 )
 async def test_calls_that_never_send_their_message_take_no_other_connections_check(s: Service, method: str) -> None:
     """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
-    room = Room.BULK if method == GENERATE else Room.CONTROL if method == GET_MODEL_INFO else Room.HEALTH
+    room = {GENERATE: Room.BULK, GET_MODEL_INFO: Room.CONTROL, CHECK: Room.HEALTH}[method]
     with raw_caller(s) as caller:
         for _ in range(40):
             caller.call(method, None)
         most = 8 if room is Room.BULK else 4
         await until(lambda: num_waiting(s, room) == most)
         for _ in range(3):
-            await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+            await s.check()
             await s.model_info()
         assert num_waiting(s, room) == most
 
@@ -244,7 +220,7 @@ async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_ba
 ) -> None:
     """As fast as they can. Ordinary callers on the host stay connected; another host notices nothing."""
     before = len(asyncio.all_tasks())
-    await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+    await s.check()
     with raw_caller(s, "127.0.0.2") as polite:
         polite.call(GENERATE, None)
         await until(lambda: num_waiting(s) == 1)
@@ -254,7 +230,7 @@ async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_ba
         await until(lambda: num_waiting(s) == 1)
         polite.skip()
     await until(lambda: len(asyncio.all_tasks()) <= before and not num_waiting(s))
-    await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+    await s.check()
     await until(lambda: not s.front_end._calls._finished and not s.front_end._calls._resets._open)
 
 
@@ -314,12 +290,8 @@ async def test_finished_calls_with_unread_answers_are_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with service(tmp_path, call_limits=CallLimits(answer_seconds=1000.0)) as s:
-
-        async def info() -> control_pb2.GetModelInfoResponse:
-            return await s.model_info()
-
         # grpc.aio keeps references to its first and its newest call.
-        await info()
+        await s.model_info()
         with raw_caller(s) as caller:
             for _ in range(50):
                 caller.call(GET_MODEL_INFO, b"")
@@ -327,7 +299,7 @@ async def test_finished_calls_with_unread_answers_are_cancelled(
             await until(lambda: len(calls._finished) == 50)
             calls._limits = replace(calls._limits, answer_seconds=0.0)
             await until(lambda: not calls._finished)
-            assert (await info()).model == "toy"
+            assert (await s.model_info()).model == "toy"
             # The answer does not fit the caller's window, but the stream ends.
             assert len(await asyncio.to_thread(caller.wait_ends, 50)) == 50
     assert "50 calls were cancelled: no client has read the answer" in caplog.text
@@ -342,17 +314,14 @@ async def test_finished_calls_with_unread_answers_count_as_open_streams(
         for _ in range(3):
             caller.call(GET_MODEL_INFO, b"")
         await until(lambda: s.front_end._calls.unread.num_taken == 3)
-        assert "3 finished calls have answers that their clients have not read" in await fails(
-            s.generate(), Code.RESOURCE_EXHAUSTED
-        )
+        why = await fails(s.generate(), Code.RESOURCE_EXHAUSTED)
+        assert "3 finished calls have answers that their clients have not read" in why
         # The limit of unread answers applies to every method.
         caller.call(GET_MODEL_INFO, b"")
         await until(lambda: s.front_end._calls.unread.num_taken == 4)
-        assert "4 finished calls" in await fails(
-            s.control.GetModelInfo(control_pb2.GetModelInfoRequest()), Code.RESOURCE_EXHAUSTED
-        )
+        assert "4 finished calls" in await fails(s.model_info(), Code.RESOURCE_EXHAUSTED)
         # Health has a reserve, so that callers that do not read cannot cause a restart of the service.
-        await cast(Any, health_pb2_grpc.HealthStub(s.channel)).Check(health_pb2.HealthCheckRequest())
+        await s.check()
     # The calls end with their connection.
     await until(lambda: s.front_end._calls.unread.num_taken == 0)
     await s.start_stream()
@@ -382,16 +351,12 @@ async def test_control_and_health_messages_above_64_kib_are_refused_before_parsi
 ) -> None:
     counted = Counted(monkeypatch)
     for method, name in SMALL:
-        await fails(
-            s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1)),
-            Code.INVALID_ARGUMENT,
-            f"{name} has 65,537 bytes; the limit is 65,536",
-        )
+        call = s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1))
+        await fails(call, Code.INVALID_ARGUMENT, f"{name} has 65,537 bytes; the limit is 65,536")
     assert counted.reached == []
     # Field 1000, as long as possible, is refused by its number.
     unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
-    error = await failure(s.channel.unary_unary(CHECK)(unknown))
-    assert "has field number 1000" in error.details()
+    assert "has field number 1000" in await fails(s.channel.unary_unary(CHECK)(unknown), Code.INVALID_ARGUMENT)
     assert counted.reached == []
 
 
@@ -405,25 +370,22 @@ async def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
 ) -> None:
     counted = Counted(monkeypatch)
     call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
-    error = await failure(call(bytes(most + 1)))
-    assert error.details() == f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
+    why = f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
+    await fails(call(bytes(most + 1)), Code.INVALID_ARGUMENT, why)
     assert counted.reached == []
 
 
 async def test_compressed_messages_are_refused(s: Service) -> None:
-    request = pb.TokenizeRequest(text="a" * 2000)
-    error = await failure(s.inference.Tokenize(request, compression=grpc.Compression.Gzip))
-    assert error.code() is Code.UNIMPLEMENTED
-    assert "compression" in error.details().lower()
+    call = s.inference.Tokenize(pb.TokenizeRequest(text="a" * 2000), compression=grpc.Compression.Gzip)
+    assert "compression" in (await fails(call, Code.UNIMPLEMENTED)).lower()
 
 
 @served(state=model_state(page_size=1))
 async def test_a_frame_above_the_cores_limit_is_never_sent(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
     # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
-    assert "bytes; the limit is 3,000" in await fails(
-        s.generate(token_ids=pb.TokenIds(ids=[1] * 200)), Code.INVALID_ARGUMENT
-    )
+    refused = s.generate(token_ids=pb.TokenIds(ids=[1] * 200))
+    assert "bytes; the limit is 3,000" in await fails(refused, Code.INVALID_ARGUMENT)
     assert s.front_end._streams.num_open == 0
     call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[1] * 20))
     await s.ends(call, submit.stream)
