@@ -324,9 +324,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def rest(call: Any) -> list[Any]:
-    """All remaining messages, as (kind, message)."""
-    messages: list[Any] = []
+async def rest(call: Any, messages: list[Any] | None = None) -> list[Any]:
+    """All remaining messages, as (kind, message). They are in `messages` also if the call fails."""
+    messages = [] if messages is None else messages
     async with asyncio.timeout(WAIT_SECONDS):
         while (message := await call.read()) is not grpc.aio.EOF:
             kind = message.WhichOneof("event")

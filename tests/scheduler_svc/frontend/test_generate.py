@@ -12,8 +12,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.rpc.status import Refusal, seconds_left
 from scheduler_svc.frontend.streaming.stream import BYTES_PER_TOKEN, MAX_DELTA_BYTES, StreamLimits
-from tests.scheduler_svc.frontend.failures import Code, assert_retry_hint, details, fails, failure
-from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, served
+from tests.scheduler_svc.frontend.failures import Code, details, fails, failure
+from tests.scheduler_svc.frontend.fake_core import WAIT_SECONDS, Service, model_state, rest, served, step_output
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
 EOS_ID = byte_level().token_to_id(EOS)
@@ -143,34 +143,20 @@ async def test_an_end_that_crosses_a_finish_confirms_it(s: Service) -> None:
     assert messages[2][1].usage.discarded_tokens == 4
 
 
-REJECTED = [
-    ("INVALID", Code.INVALID_ARGUMENT),
-    ("DUPLICATE", Code.ALREADY_EXISTS),
-    ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED),
-    ("NOT_READY", Code.UNAVAILABLE),
+REJECTED: list[tuple[str, grpc.StatusCode, dict[str, Any]]] = [
+    ("INVALID", Code.INVALID_ARGUMENT, {"field": "prompt"}),
+    ("DUPLICATE", Code.ALREADY_EXISTS, {}),
+    ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED, {"retry": 0.5}),
+    ("NOT_READY", Code.UNAVAILABLE, {"retry": 1.0}),
 ]
 
 
 async def test_rejections_have_the_matching_status(s: Service) -> None:
-    for name, code in REJECTED:
+    for name, code, told in REJECTED:
         call = s.generate(sampling=pb.SamplingParams(num_samples=3))
         submit = await s.core.expect("submit")
-        rejected = frontend_pb2.Rejected(
-            stream=submit.stream,
-            code=frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}"),
-            message="5 of 4",
-            field="prompt",
-        )
-        await s.core.send(rejected=rejected)
-        error = await failure(call)
-        assert (error.code(), error.details()) == (code, "5 of 4")
-        if name == "INVALID":
-            (bad_request,) = details(error, error_details_pb2.BadRequest)
-            assert bad_request.field_violations[0].field == "prompt"
-        if name == "QUEUE_FULL":
-            assert_retry_hint(error, 0.5)
-        if name == "NOT_READY":
-            assert_retry_hint(error, 1.0)
+        await s.core.reject(submit.stream, name, "5 of 4", field="prompt")
+        await fails(call, code, "5 of 4", **told)
     assert await s.core.is_silent(), "a request that was not admitted is not cancelled"
     assert s.front_end._streams._samples == {}
 
@@ -191,68 +177,42 @@ async def test_failures_follow_the_delivered_tokens(s: Service) -> None:
         await s.core.fail(submit.stream, name, "NaN at token 3")
         # The held text comes first.
         assert (await call.read()).delta == pb.Delta(token_offset=2, text="b")
-        error = await failure(call)
-        assert error.code() is code
-        assert f"'r-{name}'" in error.details()
-        assert "NaN at token 3" in error.details()
+        await fails(call, code, f"request 'r-{name}': NaN at token 3")
     assert await s.core.is_silent()
 
 
-async def cancelled(s: Service, submit: frontend_pb2.Submit) -> None:
-    """If the caller leaves in any phase, the core gets a Cancel at once."""
+@pytest.mark.parametrize("phase", ["queued", "decoding", "stopping", "blocked"])
+@served(**ROOMY)
+async def test_a_caller_that_leaves_in_any_phase_frees_its_request_at_once(s: Service, phase: str) -> None:
+    if phase == "blocked":
+        call, submit = await block_a_write(s)
+    else:
+        call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"] if phase == "stopping" else []))
+    if phase in ("decoding", "stopping"):
+        await s.core.output(submit.stream, spell(b"ab"))
+        await (s.core.expect("finish") if phase == "stopping" else call.read())
+    call.cancel()
     assert (await s.core.expect("cancel")).stream == submit.stream
     assert s.front_end._streams.num_open == 0
-    assert await s.core.is_silent()
-
-
-async def test_cancel_while_queued_frees_the_request(s: Service) -> None:
-    call, submit = await s.start_stream()
-    call.cancel()
-    await cancelled(s, submit)
-
-
-async def test_cancel_while_decoding_frees_the_request(s: Service) -> None:
-    call, submit = await s.start_stream()
-    await s.core.output(submit.stream, spell(b"ab"))
-    await call.read()
-    call.cancel()
-    await cancelled(s, submit)
     # Late tokens are dropped.
     await s.core.output(submit.stream, spell(b"cd"), "LENGTH")
     assert await s.core.is_silent()
 
 
-async def test_cancel_before_a_stop_string_is_confirmed_frees_the_request(s: Service) -> None:
-    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["a"]))
-    await s.core.output(submit.stream, spell(b"a"))
-    await s.core.expect("finish")
-    call.cancel()
-    await cancelled(s, submit)
-
-
-@served(**ROOMY)
-async def test_cancel_during_a_blocked_write_frees_the_request(s: Service) -> None:
-    call, submit = await block_a_write(s)
-    call.cancel()
-    await cancelled(s, submit)
-
-
-@pytest.mark.parametrize(("remaining", "seconds"), [(None, 0.0), (0.25, 0.25)])
-def test_a_deadline_is_converted_to_seconds_from_now(remaining: float | None, seconds: float):
-    assert seconds_left(Mock(time_remaining=lambda: remaining)) == seconds
-
-
-@pytest.mark.parametrize("remaining", [0.0, -1.0])
-def test_a_deadline_that_has_passed_is_refused(remaining: float):
+@pytest.mark.parametrize("remaining", [None, 0.25, 0.0, -1.0])
+def test_a_deadline_is_seconds_from_now_or_refused_as_passed(remaining: float | None):
+    context = Mock(time_remaining=lambda: remaining)
+    if remaining is None or remaining > 0:
+        assert seconds_left(context) == (remaining or 0.0)
+        return
     with pytest.raises(Refusal) as caught:
-        seconds_left(Mock(time_remaining=lambda: remaining))
+        seconds_left(context)
     assert caught.value.code is Code.DEADLINE_EXCEEDED
 
 
 async def test_bad_requests_never_reach_the_core(s: Service) -> None:
-    await fails(
-        s.generate(sampling=pb.SamplingParams(temperature=101)), Code.INVALID_ARGUMENT, field="sampling.temperature"
-    )
+    hot = pb.SamplingParams(temperature=101)
+    await fails(s.generate(sampling=hot), Code.INVALID_ARGUMENT, field="sampling.temperature")
     error = await failure(s.generate(model="other"))
     assert error.code() is Code.NOT_FOUND
     (resource,) = details(error, error_details_pb2.ResourceInfo)
@@ -263,9 +223,7 @@ async def test_bad_requests_never_reach_the_core(s: Service) -> None:
 async def test_malformed_messages_are_invalid_arguments(s: Service) -> None:
     for method in ("Tokenize", "Detokenize"):
         call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"\xff\xff\xff")
-        assert caught.value.code() is Code.INVALID_ARGUMENT
+        await fails(call(b"\xff\xff\xff"), Code.INVALID_ARGUMENT)
     await fails(s.channel.unary_stream("/tandem.v1.InferenceService/Generate")(b"\xff\xff\xff"), Code.INVALID_ARGUMENT)
     await fails(s.channel.unary_stream("/tandem.v1.InferenceService/Nothing")(b""), Code.UNIMPLEMENTED)
 
@@ -340,10 +298,7 @@ async def test_a_reader_that_stalls_is_dropped_and_its_request_freed(s: Service)
     # Not before the write is blocked for good.
     s.front_end._streams._limits = StreamLimits(stall_seconds=0.1, max_stalled_bytes=1000)
     assert (await s.core.expect("cancel")).stream == submit.stream
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
-    assert "has read nothing for" in caught.value.details()
+    assert "has read nothing for" in await fails(call, Code.RESOURCE_EXHAUSTED)
     assert s.front_end._streams.num_open == 0
     await s.start_stream()
 
@@ -367,13 +322,12 @@ async def test_under_load_tokens_are_merged_but_first_tokens_and_ends_are_not_de
 async def test_messages_of_a_batch_are_handled_in_order(s: Service) -> None:
     call = s.generate()
     submit = await s.core.expect("submit")
-    messages = [frontend_pb2.CoreToFrontend() for _ in range(3)]
-    messages[0].admitted.stream = submit.stream
-    for message, offset, token in zip(messages[1:], (0, 1), b"ab", strict=True):
-        message.step_output.streams = submit.stream.to_bytes(8, "little")
-        message.step_output.offsets = offset.to_bytes(4, "little")
-        message.step_output.tokens = token.to_bytes(4, "little")
-    messages[2].step_output.ends.add(stream=submit.stream, reason=pb.FINISH_REASON_LENGTH)
+    end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_LENGTH)
+    messages = [
+        frontend_pb2.CoreToFrontend(admitted=frontend_pb2.Admitted(stream=submit.stream)),
+        frontend_pb2.CoreToFrontend(step_output=step_output([submit.stream], [0], spell(b"a"))),
+        frontend_pb2.CoreToFrontend(step_output=step_output([submit.stream], [1], spell(b"b"), ends=[end])),
+    ]
     await s.core.send(batch=frontend_pb2.Batch(messages=messages))
     kinds = await rest(call)
     assert [kind for kind, _ in kinds] == ["accepted", "delta", "finished", "summary"]

@@ -155,8 +155,7 @@ async def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(
     call = s.generate(token_ids=pb.TokenIds(ids=[1] * 300))
     submit = await s.core.expect("submit")
     assert len(submit.prompt) == 4 * 300
-    code = frontend_pb2.REJECT_CODE_NOT_READY
-    await s.core.send(rejected=frontend_pb2.Rejected(stream=submit.stream, code=code, message="no worker"))
+    await s.core.reject(submit.stream, "NOT_READY")
     await fails(call, Code.UNAVAILABLE, retry=1.0)
     assert "the limit is 511" in await fails(s.generate(token_ids=pb.TokenIds(ids=[1] * 512)), Code.INVALID_ARGUMENT)
     # After some time its size no longer counts, and a larger worker joins.

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import grpc
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +25,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     public_logprobs,
     rest,
     served,
+    step_output,
     token_logprobs,
 )
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
@@ -135,13 +134,7 @@ async def test_prompt_logprobs_are_sent_without_logprobs_of_the_output(s: Servic
     assert (submit.num_logprobs, submit.prompt_logprobs_from) == (0, 1)
     # The core may send everything in one message.
     piece = frontend_pb2.PromptLogprobs(stream=submit.stream, start=1, **packed_logprobs([-1.0, -2.0], 0))
-    output = frontend_pb2.StepOutput(
-        streams=np.array([submit.stream], "<u8").tobytes(),
-        offsets=np.array([0], "<i4").tobytes(),
-        tokens=np.array([65], "<i4").tobytes(),
-        prompt_logprobs=[piece],
-    )
-    await s.core.send(step_output=output)
+    await s.core.send(step_output=step_output([submit.stream], [0], [65], prompt_logprobs=[piece]))
     assert (await call.read()).prompt_info == pb.PromptInfo(start=1, logprobs=public_logprobs([-1.0, -2.0], 0))
     assert (await call.read()).delta == pb.Delta(token_ids=[65], text="A")
 
@@ -196,11 +189,7 @@ async def test_long_pieces_are_split_into_messages_of_bounded_size(s: Service) -
     infos = [message for kind, message in messages if kind == "prompt_info"]
     assert len(infos) == len(messages) - 3 == 3
     assert max(info.ByteSize() for info in infos) <= MAX_PROMPT_INFO_BYTES
-    assert [info.start for info in infos] == [
-        1,
-        1 + MAX_PROMPT_INFO_BYTES // 44,
-        1 + 2 * (MAX_PROMPT_INFO_BYTES // 44),
-    ]
+    assert [info.start for info in infos] == [1 + i * (MAX_PROMPT_INFO_BYTES // 44) for i in range(3)]
     assert [value for info in infos for value in info.logprobs.logprobs] == values
 
 
@@ -251,10 +240,7 @@ async def test_a_reader_that_stalls_on_prompt_logprobs_is_dropped(s: Service) ->
         await s.core.prompt(submit.stream, sent, [-1.0] * 20_000, 5)
         sent += 20_000
     assert (await s.core.expect("cancel")).stream == submit.stream
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rest(call)
-    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
-    assert "has read nothing for" in caught.value.details()
+    assert "has read nothing for" in await fails(call, Code.RESOURCE_EXHAUSTED)
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=12))
@@ -358,8 +344,7 @@ async def test_the_pieces_of_a_prompt(s: Service, start: int) -> None:
     assert len(ids) == 3
     first = max(1, start)
     values = [-float(i) for i in range(first, 3)]
-    piece = frontend_pb2.PromptLogprobs(stream=submit.stream, start=first, **packed_logprobs(values, 1))
-    await s.core.send(step_output=frontend_pb2.StepOutput(prompt_logprobs=[piece]))
+    await s.core.prompt(submit.stream, first, values, 1)
     info = (await call.read()).prompt_info
     assert info.HasField("first") == (start == 0)
     assert not start or pieces_of([info.first]) == [("", b"")]

@@ -1,8 +1,5 @@
 """What a front end measures of real calls, with a fake core, and the reports that it sends."""
 
-from typing import Any
-
-import grpc
 import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
@@ -11,6 +8,7 @@ from scheduler_svc.frontend import server
 from scheduler_svc.metrics import catalogue
 from scheduler_svc.metrics.catalogue import Metric
 from scheduler_svc.metrics.core_meter import FrontTotals
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, rest, served, until
 from tests.scheduler_svc.frontend.test_resume import accepted_stream, resume, resumed
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
@@ -78,43 +76,29 @@ async def test_each_sample_has_gaps_and_the_request_one_first_token(s: Service) 
 
 @served(measures=True)
 async def test_refusals_and_failures_are_counted_by_code(s: Service) -> None:
-    async def code_of(call: Any) -> grpc.StatusCode:
-        await rest_or_error(call)
-        return await call.code()
-
-    wrong = s.generate(sampling=pb.SamplingParams(temperature=-1))
-    assert await code_of(wrong) is grpc.StatusCode.INVALID_ARGUMENT
+    await fails(s.generate(sampling=pb.SamplingParams(temperature=-1)), Code.INVALID_ARGUMENT)
     call = s.generate()
     submit = await s.core.expect("submit")
-    rejected = frontend_pb2.Rejected(stream=submit.stream, code=frontend_pb2.REJECT_CODE_DUPLICATE, message="m")
-    await s.core.send(rejected=rejected)
-    assert await code_of(call) is grpc.StatusCode.ALREADY_EXISTS
+    await s.core.reject(submit.stream, "DUPLICATE")
+    await fails(call, Code.ALREADY_EXISTS)
     call, submit = await s.start_stream()
     await s.core.fail(submit.stream, "INTERNAL", "not finite")
-    assert await code_of(call) is grpc.StatusCode.INTERNAL
+    await fails(call, Code.INTERNAL)
     call, submit = await s.start_stream()
     call.cancel()
     await s.core.expect("cancel")
     await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full="full"))
     readiness = s.front_end._readiness
     await until(lambda: readiness.requests._closed)
-    assert await code_of(s.generate()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await fails(s.generate(), Code.RESOURCE_EXHAUSTED)
     await until(lambda: len(refused_and_failed(s)[1]) == 2)
     assert refused_and_failed(s) == (
         {"invalid_argument": 1, "already_exists": 1, "resource_exhausted": 1},
         {"internal": 1, "cancelled": 1},
     )
     # Other methods are not admissions.
-    with pytest.raises(grpc.aio.AioRpcError):
-        await s.inference.Tokenize(pb.TokenizeRequest(model="other"))
+    await fails(s.inference.Tokenize(pb.TokenizeRequest(model="other")), Code.NOT_FOUND)
     assert sum(refused_and_failed(s)[0].values()) == 3
-
-
-async def rest_or_error(call: Any) -> None:
-    try:
-        await rest(call)
-    except grpc.aio.AioRpcError:
-        return
 
 
 @served(measures=True)

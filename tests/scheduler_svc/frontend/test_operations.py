@@ -1,23 +1,19 @@
 """The calls that watch what goes on in the core, Drain and UpdateWeights, under one table, with a fake core."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 
 from scheduler_svc.frontend import control, server
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
-from tests.scheduler_svc.frontend.failures import assert_retry_hint, details, fails, failure
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
-from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
-
-Code = grpc.StatusCode
+from tests.scheduler_svc.frontend.test_door import REVOKED, allow, bearer, listed, only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +88,19 @@ async def test_the_progress_is_written_as_it_comes_until_the_last_report(s: Serv
 
 @each_kind
 async def test_a_refusal_of_the_core_is_the_calls_status(s: Service, kind: Kind) -> None:
-    for name, code in (
-        ("INVALID", Code.INVALID_ARGUMENT),
-        ("NOT_FOUND", kind.not_found),
-        ("DUPLICATE", Code.ALREADY_EXISTS),
-        ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED),
-        ("NOT_READY", Code.UNAVAILABLE),
-        ("QUARANTINED", Code.INTERNAL),
+    for name, code, told in (
+        ("INVALID", Code.INVALID_ARGUMENT, {"field": "worker"}),
+        ("NOT_FOUND", kind.not_found, {}),
+        ("DUPLICATE", Code.ALREADY_EXISTS, {}),
+        ("QUEUE_FULL", Code.RESOURCE_EXHAUSTED, {"retry": 0.5}),
+        ("NOT_READY", Code.UNAVAILABLE, {"retry": 1.0}),
+        ("QUARANTINED", Code.INTERNAL, {}),
     ):
         call = kind.call(s)
         asked = await s.core.expect(kind.asked)
         refusal = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}")
         await kind.answer(s, asked.query, refusal=refusal, message="why", field="worker")
-        error = await failure(call)
-        assert (error.code(), error.details()) == (code, "why"), name
-        if code is Code.INVALID_ARGUMENT:
-            [bad] = details(error, error_details_pb2.BadRequest)
-            assert [each.field for each in bad.field_violations] == ["worker"]
-        if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
-            assert_retry_hint(error, 0.5 if code is Code.RESOURCE_EXHAUSTED else 1.0)
+        await fails(call, code, "why", **told)
     assert await s.core.is_silent()
 
 
@@ -165,11 +155,7 @@ async def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_f
 async def test_a_core_that_says_nothing_is_unavailable_and_told_that_nobody_waits(s: Service, kind: Kind) -> None:
     call = kind.call(s)
     asked = await s.core.expect(kind.asked)
-    error = await failure(call)
-    assert (error.code(), error.details()) == (
-        Code.UNAVAILABLE,
-        "the scheduler's core has not answered for 0.05 s",
-    )
+    await fails(call, Code.UNAVAILABLE, "the scheduler's core has not answered for 0.05 s")
     left = await s.core.expect(kind.asked)
     assert (left.query, left.stop_replies) == (asked.query, True)
 
@@ -177,23 +163,18 @@ async def test_a_core_that_says_nothing_is_unavailable_and_told_that_nobody_wait
 @each_kind
 @served((server, "SWEEP_SECONDS", 0.02), needs_tokens=True)
 async def test_a_watch_ends_when_its_callers_token_is_revoked(s: Service, kind: Kind) -> None:
-
-    def listing(*names: str) -> frontend_pb2.Tenants:
-        tokens = [listed(name, "control") for name in names]
-        return frontend_pb2.Tenants(tenants=[frontend_pb2.Tenant(name="t", tokens=tokens)])
-
-    await allow(s, listing("kept", "lost"))
+    kept = listed("kept", "control")
+    await allow(s, only(kept, listed("lost", "control")))
     calls, queries = dict[str, Any](), dict[str, int]()
     for name in ("kept", "lost"):
         calls[name] = getattr(s.control, kind.method)(kind.request, metadata=bearer(name))
         queries[name] = (await s.core.expect(kind.asked)).query
         await kind.answer(s, queries[name], progress=kind.at(0.5))
         assert await calls[name].read() == kind.at(0.5)
-    await allow(s, listing("kept"))
+    await allow(s, only(kept))
     left = await s.core.expect(kind.asked)
     assert (left.query, left.stop_replies) == (queries["lost"], True)
-    assert await calls["lost"].code() is Code.UNAUTHENTICATED
-    assert await calls["lost"].details() == "the token or certificate of this call was revoked"
+    assert (await calls["lost"].code(), await calls["lost"].details()) == (Code.UNAUTHENTICATED, REVOKED)
     await kind.answer(s, queries["kept"], progress=kind.at(1.5), is_last=True)
     assert await calls["kept"].read() == kind.at(1.5)
     assert await calls["kept"].code() is Code.OK
@@ -231,10 +212,9 @@ async def test_both_are_watched_at_once_beside_other_queries(s: Service) -> None
     for name, kind in KINDS.items():
         calls[name] = kind.call(s)
         queries[name] = (await s.core.expect(kind.asked)).query
-    load: Any = asyncio.ensure_future(s.control.GetLoad(control_pb2.GetLoadRequest()))
-    asked = (await s.core.expect("load_query")).query
+    load: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
+    asked = (await s.core.answer("load_query", "load_reply")).query
     assert len({*queries.values(), asked}) == 3
-    await s.core.send(load_reply=frontend_pb2.LoadReply(query=asked))
     await load
     for number, (name, kind) in enumerate(KINDS.items()):
         await kind.answer(s, queries[name], progress=kind.at(number), is_last=True)

@@ -207,11 +207,8 @@ async def test_offsets_beyond_the_output_are_refused(
     submit, accepted = await detached(s)
     again = resume(s, accepted, *offsets)
     asked = await resumed(s.core, submit.description, (spell(b"abc"), ""))
-    error = await failure(again)
-    assert error.code() is Code.INVALID_ARGUMENT
-    assert all(part in error.details() for part in parts), error.details()
-    [bad] = details(error, error_details_pb2.BadRequest)
-    assert bad.field_violations[0].field == field
+    words = await fails(again, Code.INVALID_ARGUMENT, field=field)
+    assert all(part in words for part in parts), words
     # The caller may correct itself.
     assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=asked.stream, detach=True)
 
@@ -225,8 +222,7 @@ async def test_an_unknown_request_is_not_found(s: Service) -> None:
     call = s.inference.Resume(pb.ResumeRequest(request_id="r", resume_secret=b"guess"))
     asked = await s.core.expect("resume")
     assert asked.secret_hash == hashlib.sha256(b"guess").digest()
-    code = frontend_pb2.REJECT_CODE_NOT_FOUND
-    await s.core.send(rejected=frontend_pb2.Rejected(stream=asked.stream, code=code, message="no such request"))
+    await s.core.reject(asked.stream, "NOT_FOUND", "no such request")
     await fails(call, Code.NOT_FOUND, "no such request")
     assert await s.core.is_silent()
 

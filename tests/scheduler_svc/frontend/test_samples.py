@@ -4,13 +4,14 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.frontend.streaming.stream import StreamLimits
-from tests.scheduler_svc.frontend.failures import Code, fails, refusal
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, rest, served
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
@@ -122,33 +123,19 @@ async def test_a_failed_sample_ends_the_others_after_their_received_tokens(s: Se
     first = submit.stream
     await s.core.output(first, spell(b"a"), "LENGTH")
     assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["delta", "finished"]
-    failed = frontend_pb2.End(stream=first + 1)
-    failed.failure.code = frontend_pb2.FAILURE_CODE_INTERNAL
-    failed.failure.message = "NaN at token 1"
+    why = frontend_pb2.Failure(code=frontend_pb2.FAILURE_CODE_INTERNAL, message="NaN at token 1")
+    failed = frontend_pb2.End(stream=first + 1, failure=why)
     await s.core.output_many([first + 1, first + 2], [0, 0], spell(b"bc"), failed)
     assert await cancels(s, 1) == [first + 2]
     # Tokens that were in flight are dropped.
     await s.core.output_many([first + 2], [1], spell(b"!"))
     messages: list[Any] = []
-    await fails(_Collecting(call, messages), Code.INTERNAL, "request 'r': NaN at token 1")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await rest(call, messages)
+    assert (await call.code(), await call.details()) == (Code.INTERNAL, "request 'r': NaN at token 1")
     # The held text is delivered too. Samples that did not end have no Finished.
     assert of_sample(messages, 1) == ("b", spell(b"b"), None)
     assert of_sample(messages, 2) == ("c", spell(b"c"), None)
-
-
-class _Collecting:
-    """Collects the messages of a call that fails."""
-
-    def __init__(self, call: Any, messages: list[Any]) -> None:
-        self._call = call
-        self._messages = messages
-
-    async def read(self) -> Any:
-        message = await self._call.read()
-        if message is not grpc.aio.EOF:
-            kind = message.WhichOneof("event")
-            self._messages.append((kind, getattr(message, kind)))
-        return message
 
 
 async def test_a_token_at_a_wrong_offset_frees_all_samples(s: Service) -> None:
@@ -188,20 +175,15 @@ async def test_the_end_of_the_grace_period_frees_the_samples_that_run(s: Service
     call, submit = await s.start_stream(sampling=THREE)
     await s.core.output(submit.stream, spell(b"a"), "LENGTH")
     s.front_end.stop()
-    code, words = await refusal(call)
-    assert code is Code.UNAVAILABLE and "grace period of 0.05 s" in words
+    assert "grace period of 0.05 s" in await fails(call, Code.UNAVAILABLE)
     assert [(await s.core.expect("cancel")).stream for _ in range(2)] == [submit.stream + 1, submit.stream + 2]
 
 
 @served(stream_limits=StreamLimits(max_streams=4))
 async def test_each_sample_counts_against_max_streams(s: Service) -> None:
     call, _ = await s.start_stream(sampling=THREE)
-    await fails(
-        s.generate(sampling=pb.SamplingParams(num_samples=2)),
-        Code.RESOURCE_EXHAUSTED,
-        "4 samples of requests are open; the limit is 4",
-        retry=0.5,
-    )
+    two, full = pb.SamplingParams(num_samples=2), "4 samples of requests are open; the limit is 4"
+    await fails(s.generate(sampling=two), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     assert await s.core.is_silent()
     await s.start_stream()
     call.cancel()

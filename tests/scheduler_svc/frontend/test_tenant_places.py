@@ -12,16 +12,14 @@ from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import Code, fails, failure
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
-from tests.scheduler_svc.frontend.test_door import allow, bearer, listed
+from tests.scheduler_svc.frontend.test_door import allow, bearer, tenant
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GREEDY, POLITE = "greedy", "polite"
 
 
 async def allow_both(s: Service) -> None:
-    names = (GREEDY, POLITE)
-    both = [frontend_pb2.Tenant(name=name, tokens=[listed(name, "inference")]) for name in names]
-    await allow(s, frontend_pb2.Tenants(tenants=both))
+    await allow(s, frontend_pb2.Tenants(tenants=map(tenant, (GREEDY, POLITE))))
 
 
 def generate(s: Service, name: str) -> Any:
@@ -33,10 +31,6 @@ async def stream(s: Service, name: str) -> Any:
     call = generate(s, name)
     assert (await s.core.admit()).tenant == name
     return call
-
-
-async def is_refused(call: Any, message: str) -> None:
-    await fails(call, Code.RESOURCE_EXHAUSTED, message, retry=0.5)
 
 
 @served(needs_tokens=True, call_limits=CallLimits(max_reading=4))
@@ -60,7 +54,8 @@ async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s
     for _ in range(20):
         stalled.call(GENERATE, None, GREEDY)
     assert len(await asyncio.to_thread(stalled.wait_ends, 16)) == 16
-    await is_refused(generate(s, GREEDY), "4 calls have not sent their request yet; the limit is 4")
+    full = "4 calls have not sent their request yet; the limit is 4"
+    await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     await stream(s, POLITE)
     stalled.close()
 
@@ -70,35 +65,21 @@ async def test_streams_of_one_tenant_leave_places_to_the_other(s: Service) -> No
     await allow_both(s)
     calls = [await stream(s, GREEDY) for _ in range(4)]
     full = "4 samples of requests are open; the limit is 4"
-    await is_refused(generate(s, GREEDY), full)
+    await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     others = [await stream(s, POLITE) for _ in range(2)]
     full = "2 samples of requests are open; the limit is 2"
-    await is_refused(generate(s, POLITE), full)
+    await fails(generate(s, POLITE), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     calls.pop().cancel()
     await s.core.expect("cancel")
     # Half of the five that are not the other's.
     others.append(await stream(s, POLITE))
-    await is_refused(generate(s, GREEDY), full.replace("2", "3"))
-
-
-@served(stream_limits=StreamLimits(max_streams=8))
-async def test_without_tokens_all_callers_share_all_places(s: Service) -> None:
-    for _ in range(8):
-        await s.start_stream()
-    await is_refused(s.generate(), "8 samples of requests are open; the limit is 8")
+    await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full.replace("2", "3"), retry=0.5)
 
 
 async def reject(s: Service, *, tenant_is_full: bool) -> None:
     """The core refuses the next request."""
     submit = await s.core.expect("submit")
-    rejected = frontend_pb2.Rejected(
-        stream=submit.stream,
-        code=frontend_pb2.REJECT_CODE_QUEUE_FULL,
-        message="9 requests of this tenant are waiting",
-        retry_seconds=7.5,
-        tenant_is_full=tenant_is_full,
-    )
-    await s.core.send(rejected=rejected)
+    await s.core.reject(submit.stream, "QUEUE_FULL", retry_seconds=7.5, tenant_is_full=tenant_is_full)
 
 
 @served(needs_tokens=True)

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
-from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2
 
 from scheduler_svc.frontend.request_log import LINES_EACH
 from tandem_contract.logs import Formatter
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, rest, service, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -21,8 +19,11 @@ TRACEPARENT = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 SECRET_TEXT = "zebra-crossing"
 
 
+Lines = Callable[[], list[dict[str, Any]]]
+
+
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The JSON lines of requests so far."""
     caplog.set_level(logging.DEBUG)
 
@@ -33,19 +34,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]
     return found
 
 
-async def ended(code: grpc.StatusCode, call: Any) -> None:
-    with pytest.raises(grpc.aio.AioRpcError):
-        await rest(call)
-    assert await call.code() is code
-
-
-async def one_more(lines: Callable[[], list[dict[str, Any]]], count: int = 1) -> dict[str, Any]:
+async def one_more(lines: Lines, count: int = 1) -> dict[str, Any]:
     await until(lambda: len(lines()) >= count)
     assert len(lines()) == count
     return lines()[-1]
 
 
-async def test_a_served_request(s: Service, lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_a_served_request(s: Service, lines: Lines) -> None:
     call = s.generate(metadata=TRACEPARENT, text=SECRET_TEXT, request_id="mine")
     submit = await s.core.admit()
     assert submit.traceparent == TRACEPARENT[0][1]
@@ -79,11 +74,11 @@ async def test_a_served_request(s: Service, lines: Callable[[], list[dict[str, A
     assert (line["process"], line["level"], line["message"]) == ("frontend", "INFO", "request ended")
 
 
-async def test_every_other_end_of_an_accepted_request(s: Service, lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_every_other_end_of_an_accepted_request(s: Service, lines: Lines) -> None:
     call, submit = await s.start_stream(request_id="failed")
     await s.core.output(submit.stream, [65])
     await s.core.fail(submit.stream, "INTERNAL", f"it said {SECRET_TEXT}")
-    await ended(grpc.StatusCode.INTERNAL, call)
+    await fails(call, Code.INTERNAL)
     line = await one_more(lines, 1)
     assert (line["level"], line["outcome"], line["reason"]) == ("WARNING", "INTERNAL", "internal")
     assert (line["message"], line["output_tokens"]) == ("request ended", 1)
@@ -93,11 +88,8 @@ async def test_every_other_end_of_an_accepted_request(s: Service, lines: Callabl
     call.cancel()
     await s.core.expect("cancel")
     line = await one_more(lines, 2)
-    assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == (
-        "CANCELLED",
-        len(submit.prompt) // 4,
-        2,
-    )
+    numbers = len(submit.prompt) // 4, 2
+    assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == ("CANCELLED", *numbers)
     assert "reason" not in line and "total_seconds" not in line
     call, submit = await s.start_stream(request_id="left", resume=inference_pb2.ResumeParams(linger_seconds=5))
     call.cancel()
@@ -112,25 +104,20 @@ async def test_every_other_end_of_an_accepted_request(s: Service, lines: Callabl
     assert (line["outcome"], line["samples"], line["output_tokens"]) == ("eos,length", 2, 2)
 
 
-async def test_a_refused_request_and_its_field_without_the_callers_values(
-    s: Service, lines: Callable[[], list[dict[str, Any]]]
-) -> None:
+async def test_a_refused_request_and_its_field_without_the_callers_values(s: Service, lines: Lines) -> None:
     bias = inference_pb2.SamplingParams(logit_bias={99_999: 1.0})
-    await ended(grpc.StatusCode.INVALID_ARGUMENT, s.generate(request_id="a", sampling=bias))
+    await fails(s.generate(request_id="a", sampling=bias), Code.INVALID_ARGUMENT)
     line = await one_more(lines, 1)
     assert (line["message"], line["outcome"], line["reason"]) == (
         "request refused", "INVALID_ARGUMENT", "sampling.logit_bias",
     )  # fmt: skip
     assert line["request_id"] == "a" and "99999" not in json.dumps(line)
-    await ended(grpc.StatusCode.NOT_FOUND, s.generate(model=SECRET_TEXT))
+    await fails(s.generate(model=SECRET_TEXT), Code.NOT_FOUND)
     assert (await one_more(lines, 2))["outcome"] == "NOT_FOUND"
     call = s.generate()
     submit = await s.core.expect("submit")
-    rejected = frontend_pb2.Rejected(
-        stream=submit.stream, code=frontend_pb2.REJECT_CODE_QUEUE_FULL, message=SECRET_TEXT
-    )
-    await s.core.send(rejected=rejected)
-    await ended(grpc.StatusCode.RESOURCE_EXHAUSTED, call)
+    await s.core.reject(submit.stream, "QUEUE_FULL", SECRET_TEXT)
+    await fails(call, Code.RESOURCE_EXHAUSTED)
     line = await one_more(lines, 3)
     assert (line["outcome"], line["reason"]) == ("RESOURCE_EXHAUSTED", "queue_full")
     assert line["request_id"] == submit.request_id
@@ -150,10 +137,9 @@ async def test_an_id_forges_neither_a_line_nor_a_field(
     ]
     async with service(tmp_path) as s:
         call, submit = await s.start_stream(request_id=forged[0])
-        await s.core.output(submit.stream, [65], "LENGTH")
-        await rest(call)
+        await s.ends(call, submit.stream)
         for name in forged[1:]:
-            await ended(grpc.StatusCode.INVALID_ARGUMENT, s.generate(request_id=name))
+            await fails(s.generate(request_id=name), Code.INVALID_ARGUMENT)
     shown = [Formatter("frontend", log_format).format(record) for record in caplog.records if hasattr(record, "fields")]
     assert len(shown) == 3
     for name, line in zip(forged, shown, strict=True):
@@ -165,11 +151,9 @@ async def test_an_id_forges_neither_a_line_nor_a_field(
             assert " tenant=" not in line.replace(json.dumps(name[:128]), "")
 
 
-async def test_a_flood_of_refusals_gets_few_lines_and_their_number(
-    s: Service, lines: Callable[[], list[dict[str, Any]]]
-) -> None:
+async def test_a_flood_of_refusals_gets_few_lines_and_their_number(s: Service, lines: Lines) -> None:
     for _ in range(LINES_EACH + 20):
-        await ended(grpc.StatusCode.NOT_FOUND, s.generate(model="other"))
+        await fails(s.generate(model="other"), Code.NOT_FOUND)
     await until(lambda: len(lines()) >= LINES_EACH)
     s.front_end._request_log.report(float("inf"))
     *refused, last = lines()
@@ -178,14 +162,11 @@ async def test_a_flood_of_refusals_gets_few_lines_and_their_number(
 
 
 @pytest.mark.parametrize("mode", ["off", "address"])
-async def test_lines_can_be_turned_off_or_have_the_address(
-    tmp_path: Path, lines: Callable[[], list[dict[str, Any]]], mode: str
-) -> None:
+async def test_lines_can_be_turned_off_or_have_the_address(tmp_path: Path, lines: Lines, mode: str) -> None:
     async with service(tmp_path, log_requests=mode) as s:
         call, submit = await s.start_stream()
-        await s.core.output(submit.stream, [65], "LENGTH")
-        await rest(call)
-        await ended(grpc.StatusCode.NOT_FOUND, s.generate(model="other"))
+        await s.ends(call, submit.stream)
+        await fails(s.generate(model="other"), Code.NOT_FOUND)
     found = lines()
     if mode == "off":
         assert found == []

@@ -1,7 +1,5 @@
 """Incremental decoding: no text is lost, duplicated or returned too early."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,25 +21,23 @@ def pieces(batches: list[list[int]], context: tuple[int, ...] = ()) -> list[str]
     return [*(detokenizer.push(batch) for batch in batches), detokenizer.finish()]
 
 
-def test_an_incomplete_character_at_the_end_is_returned_as_a_replacement_character():
-    assert pieces([[ord("a")], [0xE2], [0x82]]) == ["a", "", "", "\ufffd"]
+# The tokens in batches, the prompt, and the text of each batch and of the end.
+PIECES: dict[str, tuple[list[list[int]], list[int], list[str]]] = {
+    "an incomplete character at the end": ([[ord("a")], [0xE2], [0x82]], [], ["a", "", "", "\ufffd"]),
+    "an invalid byte before the next character": ([[0x80], [ord("a")]], [], ["", "\ufffda", ""]),
+    "a special token inside a character": ([[0xC3], [TOKENIZER.token_to_id(BOS)], [0xA9]], [], ["", "", "é", ""]),
+    "after a prompt that ends inside a character": (
+        [[0x82, 0xAC], [ord("a")]], [ord("x"), 0xE2], ["", "\ufffd\ufffda", ""]
+    ),
+    "the prompt is not shown": ([[ord("b")]], spell(b"the prompt"), ["b", ""]),
+    "a merged token counts as its bytes": ([[token("the")], [token("€")]], [], ["the", "€", ""]),
+}  # fmt: skip
 
 
-def test_an_invalid_byte_is_shown_once_the_next_character_is_known():
-    assert pieces([[0x80], [ord("a")]]) == ["", "\ufffda", ""]
-
-
-def test_a_special_token_inside_a_character_is_skipped():
-    bos = TOKENIZER.token_to_id(BOS)
-    assert pieces([[0xC3], [bos], [0xA9]]) == ["", "", "é", ""]
-
-
-def test_a_prompt_that_ends_inside_a_character_gives_no_context():
-    assert pieces([[0x82, 0xAC], [ord("a")]], context=(ord("x"), 0xE2)) == ["", "\ufffd\ufffda", ""]
-
-
-def test_the_prompt_is_not_shown():
-    assert pieces([[ord("b")]], context=tuple(spell(b"the prompt"))) == ["b", ""]
+@pytest.mark.parametrize("name", PIECES)
+def test_text_comes_with_the_token_that_makes_it_certain(name: str):
+    batches, context, expected = PIECES[name]
+    assert pieces(batches, tuple(context)) == expected
 
 
 def test_a_second_finish_returns_no_text():
@@ -94,41 +90,36 @@ def test_text_is_returned_no_later_than_by_the_stream_of_the_library(parts: list
         assert mine.startswith(theirs)
 
 
-class TestByteFallback:
-    """SentencePiece's decoders strip the first space, and one invalid byte makes its whole run invalid."""
-
-    def pieces(self, words: list[str], context: list[str], anchor: Sequence[str] = ()) -> list[str]:
-        tokenizer = byte_fallback()
-        prompt, before = ([tokenizer.token_to_id(word) for word in each] for each in (context, anchor))
-        detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt, before)
-        return [*(detokenizer.push([tokenizer.token_to_id(word)]) for word in words), detokenizer.finish()]
-
-    def test_after_a_prompt_the_first_space_is_kept(self):
-        assert self.pieces(["▁the", "▁cat"], context=["▁the"]) == [" the", " cat", ""]
-
-    def test_without_a_prompt_the_decoder_strips_the_first_space(self):
-        assert self.pieces(["▁the", "▁cat"], context=[]) == ["the", " cat", ""]
-
-    @pytest.mark.parametrize("prompt", [["<0xE2>"], ["▁the", "<0xE2>", "<0x82>"], ["▁cat", *["<0x80>"] * 20]])
-    def test_after_a_prompt_that_ends_inside_a_character_the_first_space_is_kept(self, prompt: list[str]):
-        assert self.pieces(["▁the", "▁cat"], context=prompt, anchor=["s"]) == [" the", " cat", ""]
-
-    def test_the_decoder_strips_one_space_and_no_more(self):
-        assert self.pieces(["▁", "▁the", "▁cat"], context=[], anchor=["s"]) == ["", " the", " cat", ""]
-
-    def test_after_many_invalid_bytes_the_space_is_kept(self):
-        words = [*["<0x80>"] * 40, "▁the"]
-        assert "".join(self.pieces(words, context=["▁the"], anchor=["s"])) == "\ufffd" * 40 + " the"
-
-    def test_a_character_of_several_byte_tokens_is_returned_whole(self):
-        assert self.pieces(["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "<0xA9>", "s"], context=["▁the"]) == [
-            "", "", "€", "", "é", "s", "",
-        ]  # fmt: skip
-
-    def test_text_that_was_returned_is_kept_if_the_decoder_changes_it(self):
-        words = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>", "s", "▁cat"]
-        assert self.pieces(words, context=["▁the"]) == ["", "", "€", "", "\ufffds", " cat", ""]
+SPACED = [" the", " cat", ""]
+BYTES = ["<0xE2>", "<0x82>", "<0xAC>", "<0xC3>"]
+# The output, the prompt, the token before both, and the text of each token and of the end.
+FALLBACK: dict[str, tuple[list[str], list[str], list[str], list[str]]] = {
+    "the first space after a prompt": (["▁the", "▁cat"], ["▁the"], [], SPACED),
+    "the first space without a prompt is stripped": (["▁the", "▁cat"], [], [], ["the", " cat", ""]),
+    "after a byte": (["▁the", "▁cat"], ["<0xE2>"], ["s"], SPACED),
+    "after two bytes": (["▁the", "▁cat"], ["▁the", "<0xE2>", "<0x82>"], ["s"], SPACED),
+    "after many bytes": (["▁the", "▁cat"], ["▁cat", *["<0x80>"] * 20], ["s"], SPACED),
+    "one space is stripped and no more": (["▁", "▁the", "▁cat"], [], ["s"], ["", *SPACED]),
+    "a character of several tokens": ([*BYTES, "<0xA9>", "s"], ["▁the"], [], ["", "", "€", "", "é", "s", ""]),
+    # Text that was returned is kept if the decoder changes it.
+    "an invalid run": ([*BYTES, "s", "▁cat"], ["▁the"], [], ["", "", "€", "", "\ufffds", " cat", ""]),
+}
 
 
-def test_a_merged_token_counts_as_its_bytes():
-    assert pieces([[token("the")], [token("€")]]) == ["the", "€", ""]
+def fallback_pieces(words: list[str], context: list[str], anchor: list[str]) -> list[str]:
+    tokenizer = byte_fallback()
+    prompt, before = ([tokenizer.token_to_id(word) for word in each] for each in (context, anchor))
+    detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt, before)
+    return [*(detokenizer.push([tokenizer.token_to_id(word)]) for word in words), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+def test_decoders_of_sentencepiece_strip_the_first_space_alone(name: str):
+    """One invalid byte makes its whole run invalid."""
+    *given, expected = FALLBACK[name]
+    assert fallback_pieces(*given) == expected
+
+
+def test_after_many_invalid_bytes_the_space_is_kept():
+    words = [*["<0x80>"] * 40, "▁the"]
+    assert "".join(fallback_pieces(words, ["▁the"], ["s"])) == "\ufffd" * 40 + " the"
