@@ -28,6 +28,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.seconds
 
 
+async def settle() -> None:
+    """Lets other tasks run until they wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Runs a test on simulated time."""
 

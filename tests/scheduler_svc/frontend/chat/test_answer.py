@@ -36,32 +36,11 @@ CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), ARGUM
 @functools.cache
 def hostile(family: Family) -> st.SearchStrategy[list[Call]]:
     """Calls; their strings have the family's own marks, quotation marks, escapes and control characters."""
-    signs = [
-        '"',
-        "\\",
-        "\n",
-        "\x03",
-        "{",
-        "}",
-        "]",
-        ", ",
-        "}}",
-        '"}}',
-        "}\n",
-        ' "',
-        "a",
-        "é",
-        "\\u0041",
-        '{"name": "f", ',
-    ]
+    signs = [*'"\\\n\x03{}]aé', ", ", "}}", '"}}', "}\n", ' "', "\\u0041", '{"name": "f", ']
     text = st.lists(st.sampled_from([*family.marks, *signs]), max_size=6).map(lambda parts: f"s{''.join(parts)}s")
     text = text.filter(lambda text: not family.is_ended(text))
     args = st.dictionaries(st.sampled_from(["a", "b", "city"]), text | VALUES, max_size=3)
     return st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), args), min_size=1, max_size=3)
-
-
-def spec(family: str) -> Any:
-    return spec_of(template_of(family))
 
 
 def template_of(family: str) -> str:
@@ -70,13 +49,11 @@ def template_of(family: str) -> str:
     return json.dumps(form.template)
 
 
-def parser(
-    family: str, prefix: str = "", *, types: Mapping[str, Any] | None = None, ignores_calls: bool = False, **more: Any
-) -> AnswerParser:
+def parser(family: str, prefix: str = "", *, types: Mapping[str, Any] | None = None, **more: Any) -> AnswerParser:
+    more = {"ignores_calls": False, **more}
     return AnswerParser(
-        spec(family), prefix, argument_types=types or {}, ignores_calls=ignores_calls, request_id="r", sample_idx=0,
-        **more,
-    )  # fmt: skip
+        spec_of(template_of(family)), prefix, argument_types=types or {}, request_id="r", sample_idx=0, **more
+    )
 
 
 def parsed(made: AnswerParser, pieces: Sequence[str], *, is_cut: bool = False) -> Parsed:
@@ -84,6 +61,15 @@ def parsed(made: AnswerParser, pieces: Sequence[str], *, is_cut: bool = False) -
     for piece in pieces:
         whole.add(made.feed(piece))
     whole.add(made.finish(is_cut=is_cut))
+    return whole
+
+
+def both_ways(family: str, text: str, prefix: str = "", *, is_cut: bool = False, **more: Any) -> Parsed:
+    """An answer in one piece, which is the same as letter by letter."""
+    whole, letters = (parsed(parser(family, prefix, **more), each, is_cut=is_cut) for each in ([text], list(text)))
+    assert (letters.content, letters.reasoning, calls_text(letters)) == (
+        whole.content, whole.reasoning, calls_text(whole)
+    )  # fmt: skip
     return whole
 
 
@@ -152,22 +138,15 @@ def test_an_answer_is_parsed_as_it_was_written_however_it_is_cut(name: str, data
 
 
 # End marks that no answer of `answers` has.
-MORE_ENDS = (
-    "</s>",
-    "<|end_of_text|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|start|>assistant",
-    "[TOOL_CALLS]f[ARGS]",
-)
+ENDS = ["</s>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|start|>assistant", "[TOOL_CALLS]f[ARGS]"]
+CALLING = [name for name, family in FAMILIES.items() if family.calls is not None]
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls is not None])
+@pytest.mark.parametrize("name", CALLING)
 def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
     family = FAMILIES[name]
     assert family.calls is not None
-    for number, mark in enumerate((*family.marks, *MORE_ENDS, '"', "\\", '"}}', "\x03")):
+    for number, mark in enumerate((*family.marks, *ENDS, '"', "\\", '"}}', "\x03")):
         for place, value in enumerate((f"a{mark}b", f"a {mark}\n{mark}z", f'a"{mark}", "b": "', f"a\\{mark}\\")):
             if family.is_ended(value) or family.is_ended(mark):
                 continue
@@ -180,9 +159,6 @@ def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
                 whole = parsed(parser(name, types=types), pieces)
                 assert calls_of(whole) == calls, text
                 assert " ".join(whole.content.split()) == f"Well {after}".strip(), text
-
-
-CALLING = [name for name, family in FAMILIES.items() if family.calls is not None]
 
 
 def assert_cut(name: str, before: str, calls: list[Call], num_kept: int, types: Mapping[str, Any]) -> Parsed:
@@ -207,10 +183,8 @@ def assert_cut(name: str, before: str, calls: list[Call], num_kept: int, types: 
 def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
     family = FAMILIES[name]
     assert family.calls is not None
-    calls: list[Call] = [
-        ("get_weather", {"city": 'a" é\n', "n": [12], "b": True}),
-        ("f", {"a": f"s{family.marks[:1]}s"}),
-    ]
+    weather: Call = ("get_weather", {"city": 'a" é\n', "n": [12], "b": True})
+    calls: list[Call] = [weather, ("f", {"a": f"s{family.marks[:1]}s"})]
     types = argument_types(tools_of(calls)) if family.is_tagged else {}
     before = family.content("Well")
     length = len(before + family.calls(calls))
@@ -226,22 +200,13 @@ def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
 def test_a_call_that_goes_astray_and_is_cut_shows_no_mark() -> None:
     text = 'x<tool_call>{"name": "f", "arguments": {"a": "b\n c"}}\n</tool_call>'
     for end in range(1, len(text) + 1):
-        whole = parsed(parser("hermes"), [text[:end]], is_cut=True)
+        whole = both_ways("hermes", text[:end], is_cut=True)
         assert "<" not in whole.content and whole.content.startswith("x"), end
 
 
 def test_an_object_that_begins_like_a_call_of_no_tool_is_content_where_it_is_cut() -> None:
     for tool_names, shown in ((("f",), '{"name": "Bob", '), (("Bob",), ""), ((), "")):
-        made = AnswerParser(
-            spec("llama3"),
-            "",
-            argument_types={},
-            ignores_calls=False,
-            tool_names=frozenset(tool_names),
-            request_id="r",
-            sample_idx=0,
-        )
-        whole = parsed(made, ['{"name": "Bob", '], is_cut=True)
+        whole = both_ways("llama3", '{"name": "Bob", ', is_cut=True, tool_names=frozenset(tool_names))
         assert whole.content == shown and calls_text(whole) == ([] if shown else [(0, "Bob", "")])
 
 
@@ -250,12 +215,11 @@ def test_an_object_that_reads_like_a_call_of_no_tool_is_content(tools: tuple[str
     """Where calls have no mark of their own. A call between marks is one whatever its name."""
     text = 'Here: {"name": "Bob", "parameters": {"age": 3}} ok'
     is_call = not tools or "Bob" in tools
-    for pieces in ([text], list(text)):
-        whole = parsed(parser("llama3", tool_names=frozenset(tools)), pieces)
-        assert calls_of(whole) == ([("Bob", {"age": 3})] if is_call else [])
-        assert is_call or whole.content == text
-        marked = parsed(parser("hermes", tool_names=frozenset(tools)), [hermes("Bob", {})])
-        assert (marked.content, calls_of(marked)) == ("", [("Bob", {})])
+    whole = both_ways("llama3", text, tool_names=frozenset(tools))
+    assert calls_of(whole) == ([("Bob", {"age": 3})] if is_call else [])
+    assert is_call or whole.content == text
+    marked = both_ways("hermes", hermes("Bob", {}), tool_names=frozenset(tools))
+    assert (marked.content, calls_of(marked)) == ("", [("Bob", {})])
     both = parsed(parser("llama3", tool_names=frozenset(("f",))), [f'{text[:-3]}\n{{"name": "f", "parameters": {{}}}}'])
     assert (both.content, calls_of(both)) == (text[:-3], [("f", {})])
 
@@ -302,12 +266,11 @@ def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, 
     sample += family.reasoning("r") if family.reasoning is not None else ""
     marks = [*re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|[{}\[\]\",:]|\w+|\s", sample), " ", "{", "}", '"']
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=24)))
-    whole = parsed(parser(name), [text])
     at = data.draw(cuts(text))
-    pieces = parsed(parser(name), at)
-    assert (pieces.reasoning, pieces.content, calls_text(pieces)) == (whole.reasoning, whole.content, calls_text(whole))
-    whole, pieces = parsed(parser(name), [text], is_cut=True), parsed(parser(name), at, is_cut=True)
-    assert (pieces.reasoning, pieces.content, calls_text(pieces)) == (whole.reasoning, whole.content, calls_text(whole))
+    for is_cut in (False, True):
+        whole, pieces = (parsed(parser(name), each, is_cut=is_cut) for each in ([text], at))
+        found = (pieces.reasoning, pieces.content, calls_text(pieces))
+        assert found == (whole.reasoning, whole.content, calls_text(whole))
 
 
 def calls_text(whole: Parsed) -> list[tuple[int, str, str]]:
@@ -339,14 +302,30 @@ def test_what_is_not_a_call_is_content_with_its_marks(call: str) -> None:
     assert calls_of(whole) == [("f", {})]
 
 
-def test_a_call_that_the_end_cuts_off_is_content() -> None:
-    whole = parsed(parser("hermes"), ['Hm <tool_call>\n{"name": "f", "argum'])
-    assert (whole.content, whole.calls) == ('Hm <tool_call>\n{"name": "f", "argum', [])
+ASTRAY = 'x<tool_call>{"name": "f", "arguments": {"a": '
+# The text, the content, and the calls as far as they are shown.
+EDGES: dict[str, tuple[str, str, list[tuple[int, str, str]]]] = {
+    "cut off": ('Hm <tool_call>\n{"name": "f", "argum', 'Hm <tool_call>\n{"name": "f", "argum', []),
+    "without the last mark": (
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "", [(0, "f", '{"a": 1}')]
+    ),
+    # The rest of a call that goes astray is content.
+    "no number": (f"{ASTRAY}NaN}}}}</tool_call>", "x\nNaN}}", [(0, "f", '{"a": ')]),
+    "more": (f"{ASTRAY}1}} 2}}</tool_call>", "x\n2}", [(0, "f", '{"a": 1}')]),
+    "no end of a string": (f'{ASTRAY}"b</tool_call>', "x", [(0, "f", '{"a": "b')]),
+    "no word": (f"{ASTRAY}tru</tool_call>", "x\ntru", [(0, "f", '{"a": ')]),
+    "a number with a zero": (f"{ASTRAY}01}}}}</tool_call>", "x\n01}}", [(0, "f", '{"a": ')]),
+    "half of a surrogate pair": (
+        '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "", [(0, "f", '{"a": "\\ud800"}')]
+    ),
+}  # fmt: skip
 
 
-def test_a_call_without_its_last_mark_is_a_call() -> None:
-    whole = parsed(parser("hermes"), ['<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n'])
-    assert (whole.content, calls_of(whole)) == ("", [("f", {"a": 1})])
+@pytest.mark.parametrize("name", EDGES)
+def test_a_call_that_is_not_whole_loses_no_text(name: str) -> None:
+    text, content, calls = EDGES[name]
+    whole = both_ways("hermes", text)
+    assert (whole.content, calls_text(whole)) == (content, calls)
 
 
 def test_a_region_that_is_too_long_for_a_call_is_content() -> None:
@@ -363,24 +342,6 @@ def test_arguments_are_shown_while_they_are_written() -> None:
     assert fragments == [[], ['{"city": "Zür'], ["ich"], ['", "days": '], ["12}"], []]
     assert [call.name for calls in seen for call in calls] == ["f", "", "", ""]
     assert not made.feed("</tool_call>").calls and not made.finish().content
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown", "content"),
-    [
-        ('{"a": NaN}}', '{"a": ', "NaN}}"),
-        ('{"a": 1} 2}', '{"a": 1}', "2}"),
-        ('{"a": "b', '{"a": "b', ""),
-        ('{"a": tru', '{"a": ', "tru"),
-        ('{"a": 01}}', '{"a": ', "01}}"),
-    ],
-)
-def test_a_call_that_goes_astray_in_its_arguments_loses_no_text(arguments: str, shown: str, content: str) -> None:
-    text = f'x<tool_call>{{"name": "f", "arguments": {arguments}</tool_call>'
-    for pieces in ([text], list(text)):
-        whole = parsed(parser("hermes"), pieces)
-        assert calls_text(whole) == [(0, "f", shown)]
-        assert whole.content == ("x\n" + content if content else "x")
 
 
 _ADDRESS = {"type": "object", "properties": {"street": {"type": "string"}}}
@@ -427,8 +388,7 @@ def test_tagged_values_have_the_types_of_their_schemas(name: str, schema: Any, w
     parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
     types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
     text = FAMILIES[name].calls([("f", {"a": written})])
-    for pieces in ([text], list(text)):
-        assert calls_of(parsed(parser(name, types=types), pieces)) == [("f", {"a": value})]
+    assert calls_of(both_ways(name, text, types=types)) == [("f", {"a": value})]
 
 
 CONTROLS = {"a": "if x:\n\treturn \x03", "b": "\r\n"}
@@ -441,9 +401,8 @@ def test_strings_with_raw_line_breaks_are_arguments(name: str) -> None:
     raw = escaped.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r").replace("\\u0003", "\x03")
     text = FAMILIES[name].calls([("f", CONTROLS)]).replace(escaped, raw)
     assert raw in text and raw != escaped
-    for pieces in ([text], list(text)):
-        whole = parsed(parser(name), pieces)
-        assert (whole.content, calls_of(whole)) == ("", [("f", CONTROLS)])
+    whole = both_ways(name, text)
+    assert (whole.content, calls_of(whole)) == ("", [("f", CONTROLS)])
 
 
 def test_a_long_call_is_shown_in_whole() -> None:
@@ -455,34 +414,24 @@ def test_a_long_call_is_shown_in_whole() -> None:
 
 def test_without_tools_calls_are_content() -> None:
     text = f"<think>r</think>{hermes('f', {})} x"
-    whole = parsed(parser("hermes", ignores_calls=True), list(text))
+    whole = both_ways("hermes", text, ignores_calls=True)
     assert (whole.reasoning, whole.content, whole.calls) == ("r", f"{hermes('f', {})} x", [])
 
 
-def test_half_of_a_surrogate_pair_stays_an_escape() -> None:
-    whole = parsed(parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'])
-    [piece] = [each for each in whole.calls if each.arguments]
-    piece.arguments.encode()
-    assert json.loads(piece.arguments) == {"a": "\ud800"}
-
-
 @pytest.mark.parametrize(
-    ("prefix", "text", "expected"),
+    ("prefix", "text", "content", "reasoning"),
     [
-        ("", " Hello \n", (" Hello \n", "")),
-        ("<think>\n", "so\n</think>\n\nHello", ("Hello", "so")),
-        ("<think>\n\n</think>\n\n", "\nHello ", ("Hello ", "")),
-        ("Well, ", " then", (" then", "")),
-        ("a <", "b", ("b", "")),
-        ("a <thi", "nk>so</think>x", ("\nx", "so")),
+        ("", " Hello \n", " Hello \n", ""),
+        ("<think>\n", "so\n</think>\n\nHello", "Hello", "so"),
+        ("<think>\n\n</think>\n\n", "\nHello ", "Hello ", ""),
+        ("Well, ", " then", " then", ""),
+        ("a <", "b", "b", ""),
+        ("a <thi", "nk>so</think>x", "\nx", "so"),
     ],
 )
-def test_the_prompts_part_of_the_message_is_not_part_of_the_answer(
-    prefix: str, text: str, expected: tuple[str, str]
-) -> None:
-    for pieces in ([text], list(text)):
-        whole = parsed(parser("hermes", prefix), pieces)
-        assert (whole.content, whole.reasoning) == expected
+def test_the_prompts_part_is_not_part_of_the_answer(prefix: str, text: str, content: str, reasoning: str) -> None:
+    whole = both_ways("hermes", text, prefix)
+    assert (whole.content, whole.reasoning) == (content, reasoning)
 
 
 SPACES = st.text(st.sampled_from("\n \t"), max_size=3)
@@ -538,28 +487,25 @@ _CALL = [("f", {"a": 1})]
 )
 @pytest.mark.parametrize("before", ["", "<|channel|>analysis<|message|>so<|end|><|start|>assistant"])
 def test_whatever_header_gpt_oss_writes_its_text_is_somewhere(before: str, header: str, expected: Any) -> None:
-    text = f'{before}{header}<|message|>{{"a":1}}<|end|>'
+    whole = both_ways("harmony", f'{before}{header}<|message|>{{"a":1}}<|end|>')
     reasoning = "so" if before else ""
-    for pieces in ([text], list(text)):
-        whole = parsed(parser("harmony"), pieces)
-        if expected == _CALL:
-            assert (whole.content, whole.reasoning, calls_of(whole)) == ("", reasoning, _CALL)
-        else:
-            shown = {"content": whole.content, "reasoning": whole.reasoning.removeprefix(reasoning).lstrip()}
-            assert shown == {"content": "", "reasoning": "", expected: '{"a":1}'}
-            assert not whole.calls
+    if expected == _CALL:
+        assert (whole.content, whole.reasoning, calls_of(whole)) == ("", reasoning, _CALL)
+    else:
+        shown = {"content": whole.content, "reasoning": whole.reasoning.removeprefix(reasoning).lstrip()}
+        assert shown == {"content": "", "reasoning": "", expected: '{"a":1}'}
+        assert not whole.calls
 
 
 @pytest.mark.parametrize("text", ["Hello", "to=f: Hello", "Hello <|channel|>"])
 def test_an_answer_without_marks_is_content_whatever_the_family(text: str) -> None:
-    for pieces in ([text], list(text)):
-        whole = parsed(parser("harmony", "<|start|>assistant"), pieces)
-        assert (whole.content, whole.reasoning, whole.calls) == (text, "", [])
+    whole = both_ways("harmony", text, "<|start|>assistant")
+    assert (whole.content, whole.reasoning, whole.calls) == (text, "", [])
 
 
 def test_the_beginning_of_a_mark_that_the_end_cuts_off_is_no_answer() -> None:
     for cut in ("<|channel|>", "<|channel|>fin", "<|channel|>analysis<|mess", "<|channel|>commentary to=functions.f"):
-        whole = parsed(parser("harmony"), [cut], is_cut=True)
+        whole = both_ways("harmony", cut, is_cut=True)
         assert (whole.content, whole.reasoning) == ("", "")
 
 

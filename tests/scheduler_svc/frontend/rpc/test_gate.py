@@ -15,7 +15,7 @@ from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.rpc import gate, status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.rpc.status import Refusal
-from tests.scheduler_svc.frontend.virtual_loop import VirtualLoop, in_virtual_time
+from tests.scheduler_svc.frontend.virtual_loop import VirtualLoop, in_virtual_time, settle
 
 KEYS = "abcd"
 INSIDE = st.builds(Bound, most=st.sampled_from([1, 2, 6]), per_key=st.sampled_from([2, 9]), is_shared=st.booleans())
@@ -27,11 +27,6 @@ WAITING = st.builds(
     thing=st.just("call"),
     state=st.just("wait here"),
 )
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def closed() -> Refusal:

@@ -13,8 +13,7 @@ from scheduler_svc.frontend.rpc import gate, status
 from scheduler_svc.frontend.rpc.calls import CallLimits, Calls, Method
 from scheduler_svc.frontend.rpc.gate import BURST, MAX_HOLD_SECONDS, PER_SECOND, HeldRefusals, address_of
 from scheduler_svc.frontend.rpc.status import Refusal
-from tests.scheduler_svc.frontend.rpc.test_reading import settle
-from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
+from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time, settle
 
 Make = Callable[[], Refusal]
 # The service's answer to everybody.

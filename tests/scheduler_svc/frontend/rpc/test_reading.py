@@ -13,15 +13,10 @@ from scheduler_svc.frontend.rpc.options import WINDOW_BYTES
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
-from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
+from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time, settle
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
 MESSAGE_BYTES = 4 << 20
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 class Readers:

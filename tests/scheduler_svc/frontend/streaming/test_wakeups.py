@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.streaming.stream import RequestStream, StreamLimits
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
+from tests.scheduler_svc.frontend.fake_core import step_output
 from tests.scheduler_svc.frontend.virtual_loop import in_virtual_time
 
 STEP_SECONDS = 0.001
@@ -51,13 +51,8 @@ class Table:
         """A step's output with the token `offset` of each stream."""
         now = asyncio.get_running_loop().time()
         self.arrived.update(((stream, offset), now) for stream in ids)
-        output = frontend_pb2.StepOutput(
-            streams=np.array(ids, "<u8").tobytes(),
-            offsets=np.full(len(ids), offset, "<i4").tobytes(),
-            tokens=np.full(len(ids), offset, "<i4").tobytes(),
-            ends=[frontend_pb2.End(stream=stream) for stream in ends],
-        )
-        self.table.step_output(output)
+        at = [offset] * len(ids)
+        self.table.step_output(step_output(ids, at, at, ends=[frontend_pb2.End(stream=stream) for stream in ends]))
 
     def waits(self) -> list[float]:
         """How long each taken token waited."""
@@ -76,110 +71,98 @@ class Table:
             task.cancel()
 
 
-async def _busy(table: Table, ids: list[int], num_steps: int, each: Callable[[int], None] = lambda _: None) -> None:
+def all_of(table: Table, _: int) -> list[int]:
+    return list(table.taken)
+
+
+async def loaded(num_steps: int = 300, each: Callable[[Table, int], list[int]] = all_of) -> Table:
+    """A table under load, after steps of which each gives a token to the streams that `each` returns."""
+    table = Table(64)
     for offset in range(num_steps):
-        table.step(ids, offset)
-        each(offset)
+        table.step(each(table, offset), offset)
         await asyncio.sleep(STEP_SECONDS)
-    await asyncio.sleep(0.05)
+    return table
 
 
 @in_virtual_time
 async def test_under_load_every_token_is_passed_on_in_order_within_20_ms() -> None:
-    table = Table(64)
-    ids = list(table.taken)
-    await _busy(table, ids, 300)
-    table.end()
-    for stream in ids:
+    table = await loaded()
+    await asyncio.sleep(0.05)
+    for stream in table.taken:
         assert table.tokens(stream) == list(range(300))
     assert max(table.waits()) <= 0.02
     # The load is known after a tenth of a second.
     late = [len(tokens) for takes in table.taken.values() for at, tokens in takes if 0.15 < at < 0.3]
     assert sum(late) / len(late) > 10
+    table.end()
 
 
 @in_virtual_time
 async def test_under_load_first_tokens_do_not_wait() -> None:
-    table = Table(65)
-    *ids, new = table.taken
-
-    def begin(offset: int) -> None:
+    def begin(table: Table, offset: int) -> list[int]:
+        *ids, new = table.taken
         if offset == 200:
             table.step([new], 0)
+        return ids
 
-    await _busy(table, ids, 300, begin)
-    table.end()
+    table = await loaded(each=begin)
+    new = list(table.taken)[-1]
     assert [at - table.arrived[new, 0] for at, _ in table.taken[new]] == [0.0]
+    table.end()
 
 
 @in_virtual_time
 async def test_under_load_an_end_brings_all_tokens_at_once() -> None:
-    table = Table(64)
-    ids = list(table.taken)
+    def end(table: Table, offset: int) -> list[int]:
+        first, *others = table.taken
+        if offset == 201:
+            table.step([first], 201, first)
+        return [first, *others] if offset <= 200 else others
 
-    def end(offset: int) -> None:
-        if offset == 200:
-            table.step([ids[0]], 201, ids[0])
-
-    async def steps() -> None:
-        for offset in range(300):
-            table.step(ids if offset <= 200 else ids[1:], offset)
-            end(offset)
-            await asyncio.sleep(STEP_SECONDS)
-
-    await steps()
+    table = await loaded(each=end)
+    first = next(iter(table.taken))
+    assert table.tokens(first) == list(range(202))
+    at, _ = table.taken[first][-1]
+    assert at == table.arrived[first, 201]
     table.end()
-    assert table.tokens(ids[0]) == list(range(202))
-    at, _ = table.taken[ids[0]][-1]
-    assert at == table.arrived[ids[0], 201]
 
 
 @in_virtual_time
 async def test_tokens_that_are_kept_reach_their_stream_before_the_core_is_lost() -> None:
-    table = Table(64)
-    ids = list(table.taken)
-    for offset in range(200):
-        table.step(ids, offset)
-        await asyncio.sleep(STEP_SECONDS)
-    table.step(ids, 200)
+    table = await loaded(200)
+    table.step(list(table.taken), 200)
     table.table.fail_all(lambda: status.not_ready("gone"))
     await asyncio.gather(*table.tasks)
-    for stream in ids:
+    for stream in table.taken:
         assert table.tokens(stream) == list(range(201))
 
 
 @in_virtual_time
 async def test_a_closed_stream_gets_no_kept_tokens() -> None:
-    table = Table(64)
-    ids = list(table.taken)
-
-    def close(offset: int) -> None:
-        if offset == 200:
+    def close(table: Table, offset: int) -> list[int]:
+        if offset == 201:
             table.table.close(table.streams[0])
+        return list(table.taken)
 
-    await _busy(table, ids, 300, close)
+    table = await loaded(each=close)
+    await asyncio.sleep(0.05)
+    first, second, *_ = table.taken
+    assert len(table.tokens(first)) <= 201
+    assert table.tokens(second) == list(range(300))
     table.end()
-    assert len(table.tokens(ids[0])) <= 201
-    assert table.tokens(ids[1]) == list(range(300))
 
 
 @in_virtual_time
 async def test_a_gap_in_kept_tokens_fails_only_its_stream() -> None:
-    table = Table(64)
-    ids = list(table.taken)
-    for offset in range(300):
-        table.step(ids if offset != 250 else ids[1:], offset)
-        await asyncio.sleep(STEP_SECONDS)
+    table = await loaded(each=lambda table, offset: list(table.taken)[offset == 250 :])
     await asyncio.sleep(0.05)
+    broken, *others = table.streams
+    assert broken.failure is not None and "from 25" in broken.failure.message
+    tokens = table.tokens(broken.samples[0].id)
+    assert tokens == list(range(len(tokens))) and 200 < len(tokens) <= 250
+    assert all(stream.failure is None for stream in others)
+    assert table.tokens(others[0].samples[0].id) == list(range(300))
     table.end()
-    broken = table.streams[0]
-    assert broken.failure is not None
-    assert "from 25" in broken.failure.message
-    tokens = table.tokens(ids[0])
-    assert tokens == list(range(len(tokens)))
-    assert 200 < len(tokens) <= 250
-    assert all(stream.failure is None for stream in table.streams[1:])
-    assert table.tokens(ids[1]) == list(range(300))
 
 
 @in_virtual_time
