@@ -1,5 +1,6 @@
 """Owns the checks of a failed call: its status and its google.rpc details."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -8,9 +9,27 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.fake_core import rest
 
 Code = grpc.StatusCode
+
+
+def refused(check: Callable[..., Any], *args: Any, **fields: Any) -> Refusal:
+    """The Refusal that this check raises."""
+    with pytest.raises(Refusal) as caught:
+        check(*args, **fields)
+    return caught.value
+
+
+def field_of(refusal: Refusal) -> str:
+    """The field that a Refusal names, of an invalid argument."""
+    assert refusal.code is Code.INVALID_ARGUMENT
+    [detail] = refusal.details
+    assert isinstance(detail, error_details_pb2.BadRequest)
+    [violation] = detail.field_violations
+    assert violation.description == refusal.message
+    return violation.field
 
 
 async def failure(call: Any) -> grpc.aio.AioRpcError:

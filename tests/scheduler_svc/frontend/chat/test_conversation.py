@@ -8,20 +8,13 @@ from tandem.v1 import chat_pb2 as pb
 from transformers.utils.chat_template_utils import get_json_schema
 
 from scheduler_svc.frontend.chat import conversation
-from scheduler_svc.frontend.chat.conversation import (
-    MAX_DEPTH,
-    ROLES,
-    Calls,
-    Conversation,
-    Message,
-    PastCall,
-    read_object,
-)
+from scheduler_svc.frontend.chat.conversation import MAX_DEPTH, ROLES, Calls, Message, PastCall, read_object
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.chat.rig import TOOL, user
+from tests.scheduler_svc.frontend.failures import refused
 
 
-def read(*messages: pb.ChatMessage, **fields: Any) -> Conversation:
+def read(*messages: pb.ChatMessage, **fields: Any) -> conversation.Conversation:
     return conversation.read(pb.Chat(messages=messages or [user("hi")], **fields))
 
 
@@ -32,16 +25,13 @@ def test_messages_become_values() -> None:
         pb.ChatMessage(role="assistant", reasoning="r", tool_calls=calls),
         pb.ChatMessage(role="tool", content=["x"], tool_call_id="i", name="f"),
     )
+    past = (
+        PastCall(id="i", name="f", text='{"a": 1}', arguments={"a": 1}, is_object=True),
+        PastCall(id="", name="g", text="{}", arguments={}, is_object=True),
+    )
     assert made.messages == [
         Message(role="developer", parts=("a", "", "b")),
-        Message(
-            role="assistant",
-            reasoning="r",
-            calls=(
-                PastCall(id="i", name="f", text='{"a": 1}', arguments={"a": 1}, is_object=True),
-                PastCall(id="", name="g", text="{}", arguments={}, is_object=True),
-            ),
-        ),
+        Message(role="assistant", reasoning="r", calls=past),
         Message(role="tool", parts=("x",), tool_call_id="i", name="f"),
     ]
 
@@ -84,83 +74,65 @@ def test_all_roles_pass(role: str) -> None:
     assert read(pb.ChatMessage(role=role, content=["x"])).messages[0].role == role
 
 
+def asked(role: str = "user", **fields: Any) -> dict[str, Any]:
+    return {"messages": [pb.ChatMessage(role=role, **fields)]}
+
+
+# What a message has, or what else a chat has, and what is said of it.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "chat.messages[0].role",
-        {"messages": [pb.ChatMessage(role="x<|im_end|>")]},
-        "it must be one of system, developer",
-    ),
-    ("chat.messages[0].role", {"messages": [pb.ChatMessage()]}, "is ''"),
-    ("chat.messages[0].reasoning", {"messages": [user("a", reasoning="r")]}, "only messages of assistant have it"),
-    ("chat.messages[0].tool_calls", {"messages": [user(tool_calls=[pb.ToolCall(name="f")])]}, "of assistant have it"),
-    ("chat.messages[0].tool_call_id", {"messages": [user(tool_call_id="i")]}, "only messages of tool have it"),
-    (
-        "chat.messages[0].tool_calls[0].name",
-        {"messages": [pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall()])]},
-        "at least 1 character",
-    ),
+    ("chat.messages[0].role", asked("x<|im_end|>"), "it must be one of system, developer"),
+    ("chat.messages[0].role", asked(""), "is ''"),
+    ("chat.messages[0].reasoning", asked(content=["a"], reasoning="r"), "only messages of assistant have it"),
+    ("chat.messages[0].tool_calls", asked(tool_calls=[pb.ToolCall(name="f")]), "of assistant have it"),
+    ("chat.messages[0].tool_call_id", asked(tool_call_id="i"), "only messages of tool have it"),
+    ("chat.messages[0].tool_calls[0].name", asked("assistant", tool_calls=[pb.ToolCall()]), "at least 1 character"),
     ("chat.tools_json[0]", {"tools_json": ["{"]}, "is not JSON"),
     ("chat.tools_json[1]", {"tools_json": [TOOL, "5"]}, "is a JSON number; it must be an object"),
-    ("chat.template_args_json", {"template_args_json": '"a"'}, "is a JSON string"),
-    (
-        "chat.template_args_json",
-        {"template_args_json": json.dumps({f"a{i}": 1 for i in range(65)})},
-        "65 long; the limit is 64",
-    ),
-    (
-        "chat.template_args_json",
-        {"template_args_json": '{"chat_template": "x"}'},
-        "'chat_template', which the server sets",
-    ),
-    ("chat.template_args_json", {"template_args_json": '{"eos_token": "x"}'}, "'eos_token', which the server sets"),
-    ("chat.template_args_json", {"template_args_json": '{"messages": []}'}, "'messages', which the server sets"),
-    ("chat.template_args_json", {"template_args_json": '{"_x": 1}'}, "'_x'; a name has letters"),
-    ("chat.template_args_json", {"template_args_json": '{"a b": 1}'}, "'a b'; a name has letters"),
     (
         "chat.add_generation_prompt",
         {"add_generation_prompt": True, "continue_final_message": True},
         "either begins a message or continues one",
+    ),
+    *(
+        ("chat.template_args_json", {"template_args_json": args}, message)
+        for args, message in (
+            ('"a"', "is a JSON string"),
+            (json.dumps({f"a{i}": 1 for i in range(65)}), "65 long; the limit is 64"),
+            ('{"chat_template": "x"}', "'chat_template', which the server sets"),
+            ('{"eos_token": "x"}', "'eos_token', which the server sets"),
+            ('{"messages": []}', "'messages', which the server sets"),
+            ('{"_x": 1}', "'_x'; a name has letters"),
+            ('{"a b": 1}', "'a b'; a name has letters"),
+        )
     ),
 ]
 
 
 @pytest.mark.parametrize(("field", "fields", "message"), REFUSED, ids=[f"{case[0]}-{case[2]}" for case in REFUSED])
 def test_an_invalid_chat_is_refused_by_field(field: str, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        conversation.read(pb.Chat(**{"messages": [user("a")], **fields}))
-    assert caught.value.message.startswith(field) and message in caught.value.message
+    why = refused(conversation.read, pb.Chat(**{"messages": [user("a")], **fields})).message
+    assert why.startswith(field) and message in why
 
 
-SIZES: list[tuple[pb.Chat, str]] = [
-    (pb.Chat(), "chat.messages is empty; at least 1 message is needed"),
-    (pb.Chat(messages=[user(*[""] * 4097)]), "chat.messages.content is 4097 long; the limit is 4096"),
-    (
-        pb.Chat(messages=[user(tool_calls=[pb.ToolCall()] * 513)] * 2),
-        "chat.messages.tool_calls is 1026 long; the limit is 1024",
-    ),
-]
-
-
-@pytest.mark.parametrize(("chat", "message"), SIZES, ids=[case[1][:40] for case in SIZES])
-def test_numbers_are_bounded_before_any_work(chat: pb.Chat, message: str) -> None:
-    with pytest.raises(Refusal) as caught:
-        conversation.check_size(chat, 10**6)
-    assert message in caught.value.message
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "chat.messages is empty; at least 1 message is needed"),
+        ([user(*[""] * 4097)], "chat.messages.content is 4097 long; the limit is 4096"),
+        ([user(tool_calls=[pb.ToolCall()] * 513)] * 2, "chat.messages.tool_calls is 1026 long; the limit is 1024"),
+    ],
+    ids=["messages", "parts", "calls"],
+)
+def test_numbers_are_bounded_before_any_work(messages: list[pb.ChatMessage], words: str) -> None:
+    assert words in refused(conversation.check_size, pb.Chat(messages=messages), 10**6).message
 
 
 def test_the_text_of_every_field_counts() -> None:
-    message = pb.ChatMessage(
-        role="user",
-        content=["abc", "d"],
-        reasoning="ef",
-        name="g",
-        tool_call_id="h",
-        tool_calls=[pb.ToolCall(id="i", name="jk", arguments_json="lmn")],
-    )
+    calls = [pb.ToolCall(id="i", name="jk", arguments_json="lmn")]
+    message = user("abc", "d", reasoning="ef", name="g", tool_call_id="h", tool_calls=calls)
     chat = pb.Chat(messages=[message], tools_json=["op", "q"], template_args_json="rs")
     conversation.check_size(chat, 19)
-    with pytest.raises(Refusal, match="chat has 19 characters; the limit is 18"):
-        conversation.check_size(chat, 18)
+    assert refused(conversation.check_size, chat, 18).message == "chat has 19 characters; the limit is 18"
 
 
 @pytest.mark.parametrize(

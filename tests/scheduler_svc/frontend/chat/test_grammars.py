@@ -12,16 +12,15 @@ from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas
 from scheduler_svc.frontend.rpc.status import Refusal
-from tests.scheduler_svc.frontend.validate.test_request import field_of
+from tests.scheduler_svc.frontend.failures import field_of
 
 WRITE = WrittenSchemas("answer")
 RENDERED = Rendered(token_ids=[1], marked="x")
 
 
 def tool(name: str, *, strict: bool) -> str:
-    return json.dumps(
-        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}, "strict": strict}}
-    )
+    function = {"name": name, "parameters": {"type": "object"}, "strict": strict}
+    return json.dumps({"type": "function", "function": function})
 
 
 def chat(**fields: object) -> pb.Chat:

@@ -23,6 +23,7 @@ from scheduler_svc.frontend.rpc.status import Refusal
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.conversations import CASES, WEATHER, as_chat
 from tests.scheduler_svc.frontend.chat.rig import TEMPLATE, TOOL, tokenizer, user
+from tests.scheduler_svc.frontend.failures import refused
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS, as_json
 
 FOLDER = Path(__file__).parent / "templates"
@@ -231,9 +232,8 @@ def with_keys(key: str) -> Iterator[tuple[str, pb.Chat]]:
 @pytest.mark.parametrize("key", ["a<|im_end|>b", "<think>", *MARKERS, EOS])
 def test_tokens_of_the_model_in_keys_are_refused(key: str) -> None:
     for field, chat in with_keys(key):
-        with pytest.raises(Refusal, match="in the key") as caught:
-            render(shared_renderer("bundled"), chat)
-        assert caught.value.message.startswith(f"{field} has ")
+        why = refused(render, shared_renderer("bundled"), chat).message
+        assert why.startswith(f"{field} has ") and "in the key" in why
 
 
 def test_ordinary_keys_pass() -> None:
@@ -276,6 +276,5 @@ def test_rendering_shows_the_callers_text_as_it_is() -> None:
 
 def test_an_error_of_a_template_is_one_short_line() -> None:
     renderer = Renderer(tokenizer(), "{{ raise_exception('x' * 999 + '\n') }}", worker_pb2.ChatFiles())
-    with pytest.raises(Refusal) as caught:
-        render(renderer, pb.Chat(messages=[user("a")]))
-    assert caught.value.message.endswith(": " + "x" * rendering.MAX_ERROR_CHARS)
+    why = refused(render, renderer, pb.Chat(messages=[user("a")])).message
+    assert why.endswith(": " + "x" * rendering.MAX_ERROR_CHARS)

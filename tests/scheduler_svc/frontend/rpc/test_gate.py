@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import grpc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from scheduler_svc.frontend import methods
 from scheduler_svc.frontend.rpc import gate, status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.rpc.status import Refusal
+from tests.scheduler_svc.frontend.failures import Code, refused
 from tests.scheduler_svc.frontend.virtual_loop import VirtualLoop, in_virtual_time, settle
 
 KEYS = "abcd"
@@ -228,11 +228,9 @@ def test_places_are_counted_together_with_those_beside_them() -> None:
     places.take("a")
     # Three of a's and one of b's are taken.
     assert (places.of("a"), places.limit("a"), places.limit("b"), places.limit("c")) == (3, 4, 3, 2)
-    with pytest.raises(Refusal) as refused:
-        places.take("a", 2)
+    why = refused(places.take, "a", 2)
     full = "1 sample is open now and 2 answers are unread and this one adds 2; the limit is 4"
-    assert (refused.value.message, refused.value.retry_after_seconds) == (full, 3.0)
-    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (why.code, why.message, why.retry_after_seconds) == (Code.RESOURCE_EXHAUSTED, full, 3.0)
     with (
         places.taking("a"),
         pytest.raises(Refusal, match="2 samples are open now and 2 answers are unread; the limit is 4"),

@@ -13,6 +13,7 @@ from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import MAX_FIELDS_OF_ENTRY, Scan
 from scheduler_svc.frontend.sizes import Rule, Sizes, rules_of
+from tests.scheduler_svc.frontend.failures import refused
 
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512)
 GENERATE = pb.GenerateRequest.DESCRIPTOR
@@ -107,9 +108,7 @@ OF_OTHERS: dict[str, Any] = {
 def test_the_walk_ends_at_the_first_field_beyond_its_limit(name: str) -> None:
     data, most_visited, path, words = HOSTILE[name]
     scan = Scan(OF_OTHERS.get(name, pb.GenerateRequest).DESCRIPTOR)
-    with pytest.raises(Refusal) as caught:
-        scan.check(data, SIZES)
-    assert caught.value.message == f"{path} {words}"
+    assert refused(scan.check, data, SIZES).message == f"{path} {words}"
     assert scan.num_visited <= most_visited, "the walk goes on behind the limit"
 
 
@@ -149,8 +148,7 @@ def test_a_message_at_every_limit_passes() -> None:
 def test_a_message_counts_nothing_of_the_one_before() -> None:
     # A front end has one scan for all messages of a method.
     scan = Scan(GENERATE)
-    with pytest.raises(Refusal, match="the limit is 8"):
-        scan.check(HOSTILE["fields of a message"][0], SIZES)
+    assert "the limit is 8" in refused(scan.check, HOSTILE["fields of a message"][0], SIZES).message
     singles = pb.SamplingParams(temperature=1, top_p=0.5, top_k=1, min_p=0.5, seed=1, num_samples=1, typical_p=0.5)
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5] * 511), sampling=singles, model="m", priority=1)
     for _ in range(2):
@@ -170,16 +168,16 @@ PIECES = st.one_of(
 @given(st.lists(PIECES, max_size=8).map(b"".join))
 def test_the_scan_and_the_parser_agree(data: bytes) -> None:
     """What the parser accepts, without unknown fields, the scan passes; what the scan refuses, the parser refuses."""
-    refused = ""
+    why = ""
     try:
         Scan(GENERATE).check(data, Sizes(prompt_tokens=50, text_chars=50))
     except Refusal as refusal:
-        refused = refusal.message
+        why = refusal.message
     try:
         calls.parse(pb.GenerateRequest, data)
     except Refusal:
         return
-    assert not refused
+    assert not why
 
 
 def test_malformed_bytes_are_left_to_the_parser() -> None:

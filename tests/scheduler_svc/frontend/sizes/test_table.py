@@ -15,11 +15,11 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import config, names, operators
 from scheduler_svc.frontend import methods
-from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.sizes import MAX_CHAR_BYTES, Check, Rule, Rules, Sizes, rules_of
 from tandem_contract.limits import limit_at
 from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.scheduler_svc.frontend.failures import refused
 from tests.scheduler_svc.frontend.fake_core import Service, model_state, service
 
 METHODS = [method for service in (methods.INFERENCE, methods.CONTROL, methods.HEALTH) for method in service.methods]
@@ -210,11 +210,9 @@ def test_a_value_at_a_limit_passes_and_one_beyond_it_is_refused(
     if rule.path in COUNTED_TOGETHER and rule.path != "token_ids.ids":
         check(bad, SIZES)
         return
-    with pytest.raises(Refusal) as caught:
-        check(bad, SIZES)
+    why = refused(check, bad, SIZES).message
     entry = "[0]" if "characters long" in words and rule.is_list else ""
-    assert caught.value.message.startswith(f"{rule.path}{entry} is ")
-    assert caught.value.message.endswith(words)
+    assert why.startswith(f"{rule.path}{entry} is ") and why.endswith(words)
 
 
 def test_the_scan_refuses_what_a_limit_cannot_hold() -> None:
@@ -226,9 +224,8 @@ def test_the_scan_refuses_what_a_limit_cannot_hold() -> None:
             most = rule.bytes or bound or MAX_CHAR_BYTES * SIZES.number(rule.chars)
             value: Any = b"x" * (most + 1) if field.type == field.TYPE_BYTES else "x" * (most + 1)
             data = made(method, rule, [value] if rule.is_list else value).SerializeToString()
-            with pytest.raises(Refusal) as caught:
-                Scan(method.input_type).check(data, SIZES)
-            assert caught.value.message.startswith(rule.path if not bound else "constraint has")
+            why = refused(Scan(method.input_type).check, data, SIZES).message
+            assert why.startswith(rule.path if not bound else "constraint has")
 
 
 async def test_a_front_end_refuses_what_is_beyond_each_limit(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import math
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
@@ -28,7 +28,9 @@ from scheduler_svc.frontend.prompt import read_prompt
 from scheduler_svc.frontend.rpc import calls
 from scheduler_svc.frontend.rpc.status import Refusal
 from tandem_contract.limits import limit_at
+from tests.scheduler_svc.frontend.failures import field_of, refused
 from tests.scheduler_svc.frontend.fake_core import CACHE_ROOT, model_state
+from tests.scheduler_svc.frontend.sizes.test_scan import field
 from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, EOS
 
 LISTED = limit_at(pb.SamplingParams, "banned_token_ids").entries
@@ -37,8 +39,7 @@ BARE = models.load(model_state(has_tokenizer=False))
 VOCAB = MODEL.info.vocab_size
 MAX_LENGTH = MODEL.info.max_length
 EOS_ID = MODEL.tokenizer.backend.token_to_id(EOS)
-# Values of a float32 next to 1 and 100.
-ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
+# Values of a float32 next to 0.01 and 100.
 BELOW_A_HUNDREDTH = float(np.nextafter(np.float32(0.01), np.float32(0)))
 ABOVE_100 = float(np.nextafter(np.float32(100), np.float32(200)))
 
@@ -66,48 +67,28 @@ def submit_message(request: pb.GenerateRequest, model: Model = MODEL) -> fronten
 
 
 def refusal(**fields: Any) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        submit(**fields)
-    return caught.value
+    return refused(submit, **fields)
 
 
-def field_of(refused: Refusal) -> str:
-    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
-    (detail,) = refused.details
-    assert isinstance(detail, error_details_pb2.BadRequest)
-    (violation,) = detail.field_violations
-    assert violation.description == refused.message
-    return violation.field
+KINDS = {"sampling": pb.SamplingParams, "stop": pb.StopParams, "output": pb.OutputParams, "cache": pb.CacheParams}
 
 
-def sampling(**fields: Any) -> dict[str, Any]:
-    return {"sampling": pb.SamplingParams(**fields)}
+def params(name: str, **fields: Any) -> dict[str, Any]:
+    return {name: KINDS[name](**fields)}
 
 
-def stop(**fields: Any) -> dict[str, Any]:
-    return {"stop": pb.StopParams(**fields)}
+sampling, stop, output, cache = (functools.partial(params, name) for name in KINDS)
 
 
 def allowed(*ids: int) -> dict[str, Any]:
     return {"allowed_token_ids": pb.TokenIds(ids=ids)}
 
 
-def output(**fields: Any) -> dict[str, Any]:
-    return {"output": pb.OutputParams(**fields)}
-
-
-def resume(linger_seconds: float) -> dict[str, Any]:
-    return {"resume": pb.ResumeParams(linger_seconds=linger_seconds)}
-
-
-def cache(**fields: Any) -> dict[str, Any]:
-    return {"cache": pb.CacheParams(**fields)}
-
-
 def prompt(*ids: int) -> dict[str, Any]:
     return {"token_ids": pb.TokenIds(ids=ids)}
 
 
+LINGERS = {"resume": pb.ResumeParams(linger_seconds=5.0)}
 REFUSED = [
     # The field, the request, and the parts of the message besides the field.
     ("sampling.temperature", sampling(temperature=ABOVE_100), ["100.0000076", "100"]),
@@ -132,8 +113,8 @@ REFUSED = [
     ("output.logprob_pieces", output(logprob_pieces=True), ["is true", "neither output.logprobs nor"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=3), ["is 3", "limit is 2 (the prompt has 3 tokens)"]),
     ("output.prompt_logprobs_start", output(prompt_logprobs_start=2**32 - 1), [2**32 - 1, "limit is 2"]),
-    ("resume.linger_seconds", resume(5.0) | output(logprobs=0), ["is 5", "output.logprobs is set"]),
-    ("resume.linger_seconds", resume(5.0) | output(prompt_logprobs_start=1), ["output.prompt_logprobs_start is set"]),
+    ("resume.linger_seconds", LINGERS | output(logprobs=0), ["is 5", "output.logprobs is set"]),
+    ("resume.linger_seconds", LINGERS | output(prompt_logprobs_start=1), ["output.prompt_logprobs_start is set"]),
     ("stop.min_new_tokens", stop(max_new_tokens=5, min_new_tokens=6), [6, 5]),
     (
         "stop.min_new_tokens",
@@ -161,11 +142,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("field", "fields", "said"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_refusal_names_the_field_the_number_and_the_limit(field: str, fields: dict[str, Any], said: list[object]):
-    refused = refusal(**fields)
-    assert field_of(refused) == field
+    found = refusal(**fields)
+    assert (field_of(found), found.retry_after_seconds) == (field, None)
     for word in [field, *said]:
-        assert str(word) in refused.message
-    assert refused.retry_after_seconds is None
+        assert str(word) in found.message
 
 
 ACCEPTED = [
@@ -219,10 +199,10 @@ def test_values_at_their_limits_are_accepted(fields: dict[str, Any]):
     ],
 )
 def test_a_request_without_a_token_before_min_new_tokens_is_refused(field: str, fields: dict[str, Any], many: str):
-    refused = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
-    assert field_of(refused) == field
+    found = refusal(**fields, **stop(min_new_tokens=1, stop_token_ids=[5]))
+    assert field_of(found) == field
     why = "before stop.min_new_tokens, until which end-of-sequence and stop tokens are banned; 1 must remain"
-    assert refused.message.endswith(f"{many}, and none of them may be sampled {why}")
+    assert found.message.endswith(f"{many}, and none of them may be sampled {why}")
     assert submit(**fields, **stop(stop_token_ids=[5])).max_new_tokens
 
 
@@ -231,16 +211,19 @@ def params_of(made: frontend_pb2.Submit) -> pb.SamplingParams:
     return pb.SamplingParams.FromString(made.sampling)
 
 
-def test_sampling_parameters_are_complete_if_a_request_sets_none():
+def test_a_request_that_sets_nothing_has_the_models_defaults_and_every_parameter():
     made = submit()
     params = params_of(made)
     # A later one is set only if it changes something.
     first = {field.name for field in params.DESCRIPTOR.fields if field.number <= 13}
     unset = first - {field.name for field, _ in params.ListFields()}
     assert unset == {"logit_bias", "allowed_token_ids", "banned_token_ids"}
-    assert params.temperature == MODEL.defaults.temperature
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, np.float32(0.9), 40, 0.125)
+    assert params.repetition_penalty == 1.25
     assert (params.presence_penalty, params.frequency_penalty, params.typical_p, params.num_samples) == (0, 0, 1, 1)
     assert (made.num_samples, made.num_logprobs, made.prompt_logprobs_from) == (1, 0, 0)
+    assert (made.max_new_tokens, made.min_new_tokens, made.ignore_eos, made.priority) == (100, 0, False, 0)
+    assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
 
 
 def test_a_parameter_that_older_workers_do_not_know_is_sent_only_if_it_changes_something(
@@ -297,26 +280,13 @@ def test_prompt_logprobs_start_at_the_second_token_or_later(num_prompt: int, sta
 
 
 def test_a_request_without_a_prompt_is_refused():
-    with pytest.raises(Refusal) as caught:
-        submit_message(pb.GenerateRequest())
-    assert field_of(caught.value) == "prompt"
+    assert field_of(refused(submit_message, pb.GenerateRequest())) == "prompt"
 
 
 def test_another_model_is_not_found():
-    refused = refusal(model="other")
-    assert refused.code is grpc.StatusCode.NOT_FOUND
-    assert "'other'" in refused.message
-    assert "'toy'" in refused.message
-
-
-def test_unset_fields_take_the_models_defaults():
-    made = submit()
-    params = params_of(made)
-    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, np.float32(0.9), 40, 0.125)
-    assert params.repetition_penalty == 1.25
-    assert made.max_new_tokens == 100
-    assert (made.min_new_tokens, made.ignore_eos, made.priority) == (0, False, 0)
-    assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
+    found = refusal(model="other")
+    assert found.code is grpc.StatusCode.NOT_FOUND
+    assert "'other'" in found.message and "'toy'" in found.message
 
 
 @pytest.mark.parametrize("temperature", [None, 0, 0.5, 100])
@@ -405,15 +375,13 @@ def test_other_tasks_run_while_a_long_prompt_is_hashed(num_tokens: int, monkeypa
 
 @pytest.mark.parametrize("salt", ["x" * 256, "\U0001f6b2" * 256, "e\u0301" * 128, "\uffff" * 256, "\0" * 256])
 def test_each_salt_of_256_characters_has_its_own_root(salt: str):
-    ids, parsed = (
-        prompt(*[1] * 16),
-        pb.GenerateRequest.FromString(pb.GenerateRequest(**prompt(*[1] * 16), **cache(salt=salt)).SerializeToString()),
-    )
+    ids = prompt(*[1] * 16)
+    parsed = pb.GenerateRequest.FromString(pb.GenerateRequest(**ids, **cache(salt=salt)).SerializeToString())
     made = [submit_message(parsed), *(submit(**ids, **cache(salt=other)) for other in (salt[:-1], "\u00e9" * 128, ""))]
     assert len({one.prefix_root for one in made}) == 4
-    refused = refusal(**cache(salt=salt + "y"))
-    assert field_of(refused) == "cache.salt"
-    assert refused.message == "cache.salt is 257 characters long; the limit is 256"
+    found = refusal(**cache(salt=salt + "y"))
+    assert field_of(found) == "cache.salt"
+    assert found.message == "cache.salt is 257 characters long; the limit is 256"
 
 
 def test_hashes_depend_on_the_root_and_the_salt():
@@ -484,17 +452,6 @@ def test_token_ids_need_no_tokenizer():
 UNKNOWN = b"\xc0\x3e\x05"
 
 
-def field(number: int, data: bytes) -> bytes:
-    """The encoding of a field with this number and this data."""
-    size = bytearray()
-    left = len(data)
-    while left > 127:
-        size.append(left & 127 | 128)
-        left >>= 7
-    size.append(left)
-    return bytes([number << 3 | 2]) + bytes(size) + data
-
-
 FIELDS = pb.GenerateRequest.DESCRIPTOR.fields_by_name
 SAMPLING = FIELDS["sampling"].number
 LOGIT_BIAS = pb.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"].number
@@ -510,10 +467,9 @@ WITH_UNKNOWN = {
 
 @pytest.mark.parametrize("named", WITH_UNKNOWN)
 def test_an_unknown_field_is_named(named: str):
-    with pytest.raises(Refusal) as caught:
-        submit_bytes(WITH_UNKNOWN[named])
-    assert field_of(caught.value) == named
-    assert f"field number {named.split('.')[1]}" in caught.value.message
+    found = refused(submit_bytes, WITH_UNKNOWN[named])
+    assert field_of(found) == named
+    assert f"field number {named.split('.')[1]}" in found.message
 
 
 @pytest.mark.parametrize(
@@ -529,11 +485,10 @@ def test_unknown_fields_of_large_messages_create_no_objects(monkeypatch: pytest.
     made: list[object] = []
     monkeypatch.setattr(calls, "UnknownFieldSet", made.append)
     assert len(hostile) > calls.MAX_SMALL_BYTES
-    with pytest.raises(Refusal) as caught:
-        submit_bytes(hostile)
-    assert field_of(caught.value) == "GenerateRequest"
+    found = refused(submit_bytes, hostile)
+    assert field_of(found) == "GenerateRequest"
     # The headers of the outer fields are known.
-    num_unknown = int(caught.value.message.split()[2].replace(",", ""))
+    num_unknown = int(found.message.split()[2].replace(",", ""))
     assert len(hostile) - 8 <= num_unknown <= len(hostile)
     assert made == []
 
@@ -611,7 +566,5 @@ def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
     ids=["none", "id", "length", "tokenizer"],
 )
 def test_ids_out_of_bounds_are_refused(ids: list[int], model: Model, field: str):
-    with pytest.raises(Refusal) as caught:
-        wire.check_detokenize(pb.DetokenizeRequest(token_ids=ids), model)
-    assert field_of(caught.value) == field
+    assert field_of(refused(wire.check_detokenize, pb.DetokenizeRequest(token_ids=ids), model)) == field
     assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer
