@@ -90,46 +90,21 @@ def test_schemas_of_zod_and_of_openai(row: dict[str, Any]) -> None:
 
 def test_what_says_nothing_makes_no_other_grammar() -> None:
     """So such schemas share one trial and one compilation."""
-    said = {
-        "title": "a",
-        "description": "b",
-        "default": 1,
-        "examples": [1],
-        "example": 2,
-        "deprecated": True,
-        "readOnly": True,
-        "writeOnly": True,
-        "discriminator": {},
-        "$comment": "c",
-        "externalDocs": {},
-        "xml": {},
-        "x-a": {"b": 1},
-        "x-guidance": {"lenient": True},
-        "contentMediaType": "text/html",
-        "contentSchema": {},
-        "contentEncoding": "base64",
-        "format": "password",
-        "nullable": False,
-        "uniqueItems": False,
-        "id": "a",
-        "$anchor": "b",
-        "propertyNames": {"type": "string"},
-        "additionalItems": {"type": "null"},
-        "minProperties": 0,
-        "$id": "https://e.x/a",
-    }
+    said: Schema = dict.fromkeys(("title", "description", "$comment", "contentMediaType", "id", "$anchor"), "a")
+    said |= dict.fromkeys(("deprecated", "readOnly", "writeOnly"), True)
+    said |= {name: {} for name in ("discriminator", "externalDocs", "xml", "contentSchema")}
+    said |= {"default": 1, "examples": [1], "example": 2, "x-a": {"b": 1}, "x-guidance": {"lenient": True}}
+    said |= {"contentEncoding": "base64", "format": "password", "nullable": False, "uniqueItems": False}
+    said |= {"propertyNames": {"type": "string"}, "additionalItems": {"type": "null"}, "minProperties": 0}
+    said |= {"$id": "https://e.x/a"}
     plain = {"type": ["object", "string", "array"], "additionalProperties": {"type": "integer"}}
-    assert _grammar({**plain, **said}) == _grammar(plain)
-
-
-def _grammar(given: object) -> str:
-    return grammar_of(schema(given))
+    assert grammar_of(schema({**plain, **said})) == grammar_of(schema(plain))
 
 
 @pytest.mark.parametrize("row", TABLES["refused"], ids=lambda row: row["name"])
 def test_a_refusal_names_the_place_and_what_to_write_instead(row: dict[str, Any]) -> None:
     with pytest.raises(GrammarError) as refused:
-        _grammar(row["schema"])
+        grammar_of(schema(row["schema"]))
     text = str(refused.value)
     assert row["words"] in text and text.startswith("constraint.json_schema") and "\n" not in text
     assert text.startswith(refused.value.field)
@@ -177,23 +152,8 @@ def test_names_of_a_pattern_are_those_that_it_matches() -> None:
     for _ in range(4):
         texts += [text + letter for text in texts[-(4 ** (len(texts[-1]))) :] for letter in letters]
     draw, num_few = random.Random(5), 0
-    parts = [
-        "a",
-        "b",
-        "[ab]",
-        "[a-b1]",
-        "(a|b1)",
-        "(?:a|)",
-        "1?",
-        "b{2}",
-        "a{1,2}",
-        r"\-",
-        "(a|b)?",
-        "[^a]",
-        "a*",
-        ".",
-        r"\w",
-    ]
+    parts = ["a", "b", "[ab]", "[a-b1]", "(a|b1)", "(?:a|)", "1?", "b{2}", "a{1,2}", r"\-", "(a|b)?", "[^a]", "a*"]
+    parts += [".", r"\w"]
     for _ in range(1_000):
         body = "".join(draw.choices(parts, k=draw.randint(1, 3)))
         pattern = draw.choice(("^{}$", "^{}$", "^{}", "{}$", "^{}$|^b$")).format(body)

@@ -5,38 +5,29 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning.sockets import MAX_HELD, Connection, Corks
+from tests.scheduler_svc.frontend.grpc_tuning import test_peers
 
 
-class Context:
-    """A call of the connection from `peer`."""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-
-    def peer(self) -> str:
-        return self._peer
+def call_of(peer: str) -> Any:
+    return SimpleNamespace(peer=lambda: peer)
 
 
 @contextlib.contextmanager
-def connected(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket, Context]]:
+def connected() -> Iterator[tuple[socket.socket, socket.socket, Any]]:
     """The server's socket of a connection, the client's, and a call on it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        client = socket.create_connection(listener.getsockname()[:2])
-        server = listener.accept()[0]
-        host, port = client.getsockname()[:2]
-        peer = f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-        with client, server:
-            client.setblocking(False)
-            yield server, client, Context(peer)
+    with test_peers.connected() as (_, server, client, peer):
+        client.setblocking(False)
+        yield server, client, call_of(peer)
 
 
 @contextlib.contextmanager
-def joined(*contexts: Context) -> Iterator[list[Connection]]:
+def joined(*contexts: Any) -> Iterator[list[Connection]]:
     """Calls of one front end, and the connection of each."""
     corks = Corks()
     connections = [corks.join(context) for context in contexts]
@@ -114,10 +105,10 @@ async def test_connections_are_told_apart() -> None:
         assert read(client) == b"a"
 
 
-@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"])
+@pytest.mark.parametrize("peer", test_peers.WITHOUT_SOCKET)
 async def test_a_peer_without_a_socket_is_served_as_before(peer) -> None:
     corks = Corks()
-    calls = [corks.join(Context(peer)) for _ in range(2)]
+    calls = [corks.join(call_of(peer)) for _ in range(2)]
     for call in calls:
         call.hold()
         corks.leave(call)

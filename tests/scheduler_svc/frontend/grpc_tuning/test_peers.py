@@ -3,28 +3,31 @@
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning.sockets import listeners, network_of, sockets_to
 
 
-def connection(host: str) -> tuple[socket.socket, socket.socket, socket.socket, str]:
+@contextlib.contextmanager
+def connected(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket, socket.socket, str]]:
     """A listener, the server's socket of a connection, the client's, and the client as gRPC names it."""
-    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    client = socket.create_connection(listener.getsockname()[:2])
-    server = listener.accept()[0]
-    own, port = client.getsockname()[:2]
-    return listener, server, client, f"ipv6:%5B{own}%5D:{port}" if ":" in own else f"ipv4:{own}:{port}"
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        client = socket.create_connection(listener.getsockname()[:2])
+        server = listener.accept()[0]
+        own, port = client.getsockname()[:2]
+        with client, server:
+            yield listener, server, client, f"ipv6:%5B{own}%5D:{port}" if ":" in own else f"ipv4:{own}:{port}"
+
+
+WITHOUT_SOCKET = ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_sockets_of_several_peers_are_found_in_one_pass_and_the_listener_by_its_port(host: str):
     with contextlib.ExitStack() as stack:
-        made = [connection(host) for _ in range(3)]
-        for one in made:
-            for each in one[:3]:
-                stack.enter_context(each)
+        made = [stack.enter_context(connected(host)) for _ in range(3)]
         before = len(os.listdir("/proc/self/fd"))
         found = sockets_to([peer for *_, peer in made[:2]])
         assert set(found) == {peer for *_, peer in made[:2]}
@@ -38,14 +41,13 @@ def test_the_sockets_of_several_peers_are_found_in_one_pass_and_the_listener_by_
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1", "", "ipv4:"])
+@pytest.mark.parametrize("peer", WITHOUT_SOCKET)
 def test_a_peer_without_a_socket_is_not_found(peer: str):
     assert sockets_to([peer]) == {}
 
 
 def test_nothing_is_found_among_too_many_files():
-    listener, server, client, peer = connection("127.0.0.1")
-    with listener, server, client:
+    with connected() as (_, _, _, peer):
         assert sockets_to([peer], 1) == {}
 
 
@@ -64,8 +66,7 @@ def test_whom_a_peer_belongs_to(peer: str, network: str):
 
 
 def test_a_connection_with_duplicates_is_found_once_and_nothing_stays_open():
-    listener, server, client, peer = connection("127.0.0.1")
-    with listener, server, client, server.dup():
+    with connected() as (_, server, _, peer), server.dup():
         before = len(os.listdir("/proc/self/fd"))
         with sockets_to([peer])[peer] as found:
             assert found.getpeername() == server.getpeername()

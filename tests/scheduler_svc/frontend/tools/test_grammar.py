@@ -6,7 +6,7 @@ Answers are random walks through the masks, so they can be any text that a model
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,26 +44,16 @@ def compact(schema: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 THINK = ReasoningFormat(open="<think>", close="</think>", after="\n\n")
+BARE = {"call_begin": '{"name": "', "call_end": "}"}
+JSON = {"middle": '", "arguments": '}
 FORMATS = {
     "hermes": CallFormat(
-        call_begin='<tool_call>\n{"name": "',
-        middle='", "arguments": ',
-        call_end="}\n</tool_call>",
-        separator="\n",
-        trigger="<tool_call>",
+        call_begin='<tool_call>\n{"name": "', call_end="}\n</tool_call>", separator="\n", trigger="<tool_call>", **JSON
     ),
     "list": CallFormat(
-        calls_begin="[TOOL_CALLS][",
-        call_begin='{"name": "',
-        middle='", "arguments": ',
-        call_end="}",
-        separator=", ",
-        calls_end="]",
-        trigger="[TOOL_CALLS]",
+        calls_begin="[TOOL_CALLS][", calls_end="]", separator=", ", trigger="[TOOL_CALLS]", **BARE, **JSON
     ),
-    "bare": CallFormat(
-        call_begin='{"name": "', middle='", "arguments": ', call_end="}", separator="; ", trigger='{"name"'
-    ),
+    "bare": CallFormat(separator="; ", trigger='{"name"', **BARE, **JSON),
     "outside": CallFormat(
         call_begin="to=functions.", middle=" json<|message|>", call_end="<|call|>", trigger="to=functions."
     ),
@@ -90,10 +80,15 @@ def _form(name: str) -> AnswerFormat:
 
 
 def _grammar(
-    name: str, calls: Calls, tools: tuple[Tool, ...] = TOOLS, prefix: str = "", content: str | None = None
+    form: str | AnswerFormat,
+    calls: Calls,
+    tools: tuple[Tool, ...] = TOOLS,
+    prefix: str = "",
+    content: str | None = None,
+    loose: Sequence[str] = (),
 ) -> str:
-    choice = Choice(tools, calls)
-    grammar = answer_grammar(choice, _form(name), prefix, content=content)
+    form = _form(form) if isinstance(form, str) else form
+    grammar = answer_grammar(Choice(tools, calls), form, prefix, content=content, loose=loose)
     assert grammar is not None
     return grammar
 
@@ -224,17 +219,14 @@ def test_a_model_decides_freely_over_tools_that_are_not_strict() -> None:
 
 
 def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_supported() -> None:
-    choice = Choice((Tool("now", {"type": "object", "not": {}}, False),), Calls.EXACTLY_ONE)
-    form = _form("hermes")
-    grammar = answer_grammar(choice, form, "", content=None, loose=["now"])
-    assert grammar is not None
+    tool = Tool("now", {"type": "object", "not": {}}, False)
+    grammar = _grammar("hermes", Calls.EXACTLY_ONE, (tool,), loose=["now"])
     assert _accepts(grammar, '<tool_call>\n{"name": "now", "arguments": {"zone":3}}\n</tool_call>')
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
     form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact, hold_text=held)
-    grammar = answer_grammar(Choice(TOOLS, Calls.ANY), form, "", content=None)
-    assert grammar is not None
+    grammar = _grammar(form, Calls.ANY)
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
     assert not _accepts(grammar, 'Sure: {"name": "never", "arguments": {}}')
 
@@ -277,10 +269,7 @@ def test_a_tagged_string_keeps_its_schema(name: str, after: str) -> None:
     form = replace(form, tagged=replace(form.tagged, after_value=after))
     assert not why_not_held({"properties": {"a": schema}}, is_strict=True)
     tool = Tool("go", {"type": "object", "properties": {"a": schema}, "required": ["a"]}, True)
-    made = answer_grammar(
-        Choice((tool,), Calls.EXACTLY_ONE), replace(_form("tagged"), calls=form, reasoning=None), "", content=None
-    )
-    assert made is not None
+    made = _grammar(replace(_form("tagged"), calls=form, reasoning=None), Calls.EXACTLY_ONE, (tool,))
     begin, end = "<tool_call>\n<function=go>\n<parameter=a>\n", f"{after}</function>\n</tool_call>"
     assert [_accepts(made, begin + value + end) for value in valid] == [True] * len(valid)
     assert [_accepts(made, begin + value + end) for value in invalid] == [False] * len(invalid)
@@ -352,18 +341,15 @@ MARKED = AnswerFormat(
     ],
 )
 def test_a_family_that_marks_content_writes_its_marks(calls: Calls, text: str, is_accepted: bool) -> None:
-    grammar = answer_grammar(Choice(TOOLS, calls), MARKED, "", content=None)
-    assert grammar is not None
-    assert _accepts(grammar, text) is is_accepted
+    assert _accepts(_grammar(MARKED, calls), text) is is_accepted
 
 
 def test_content_under_a_constraint_has_the_marks_of_its_family() -> None:
-    grammar = answer_grammar(Choice((), Calls.NONE), MARKED, "", content=ONLY_A)
-    assert grammar is not None
-    assert _accepts(grammar, '[TOOL_CALLS]final<|message|>"a"')
-    assert not _accepts(grammar, '"a"')
     begun = "[TOOL_CALLS]final<|message|>"
-    assert answer_grammar(Choice((), Calls.NONE), MARKED, begun, content=ONLY_A) == ONLY_A
+    grammar = _grammar(MARKED, Calls.NONE, (), content=ONLY_A)
+    assert _accepts(grammar, f'{begun}"a"')
+    assert not _accepts(grammar, '"a"')
+    assert _grammar(MARKED, Calls.NONE, (), begun, ONLY_A) == ONLY_A
 
 
 def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
