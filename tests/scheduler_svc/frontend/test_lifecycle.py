@@ -80,9 +80,7 @@ async def test_draining_refuses_new_requests_and_completes_running_ones(s: Servi
 
 
 @served(ready=False)
-async def test_the_newest_model_is_served_even_if_an_older_one_loads_slowly(
-    s: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_newest_model_is_served_if_an_older_one_is_slow(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     load, first_began, first_may_end, num_loads = model.load, threading.Event(), threading.Event(), 0
 
     def slow_at_first(
@@ -136,7 +134,7 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
 
 
 @served(ready=False)
-async def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(
+async def test_limits_follow_workers_and_a_tokenizer_is_parsed_once(
     s: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed, made = list[bytes](), Tokenizer.__init__
@@ -178,7 +176,7 @@ async def test_limits_follow_the_workers_and_the_tokenizer_is_parsed_once(
         (90, 500, 200, 110),
     ],
 )
-async def test_max_new_tokens_fits_the_present_workers(
+async def test_max_new_tokens_fit_the_workers(
     s: Service, num_prompt: int, asked: int | None, sent: int, in_force: int
 ) -> None:
     await sizes_become(s, 100, 200)

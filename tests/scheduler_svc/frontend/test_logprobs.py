@@ -96,7 +96,7 @@ async def test_logprobs_of_tokens_after_a_stop_string_are_never_sent(s: Service)
     ],
     ids=["no logprobs", "another entry", "too few alternatives", "arrays of different sizes", "no entries"],
 )
-async def test_a_token_without_its_logprobs_fails_the_stream(
+async def test_a_token_without_logprobs_fails_its_stream(
     s: Service, logprobs: frontend_pb2.TokenLogprobs | None
 ) -> None:
     call, submit = await s.start_stream(output=TWO_TOP)
@@ -157,9 +157,7 @@ async def test_an_end_before_the_last_prompt_logprob_releases_waiting_deltas(s: 
     [(3, 1, 1), (1, 1, 1), (2, 5, 1), (2, 1, 0)],
     ids=["gap", "repetition", "beyond the prompt", "too few alternatives"],
 )
-async def test_an_unexpected_piece_of_prompt_logprobs_fails_the_stream(
-    s: Service, start: int, count: int, top_k: int
-) -> None:
+async def test_unexpected_prompt_logprobs_fail_the_stream(s: Service, start: int, count: int, top_k: int) -> None:
     call, submit = await s.start_stream(
         token_ids=pb.TokenIds(ids=spell(b"abcdef")), output=pb.OutputParams(logprobs=1, prompt_logprobs_start=1)
     )

@@ -140,7 +140,7 @@ async def test_a_caller_whose_token_is_revoked_learns_nothing_more(s: Service) -
         ("127.0.0.1:0", False, False),
     ],
 )
-def test_without_a_setting_it_is_on_where_only_this_machine_can_call(
+def test_without_a_setting_it_is_on_where_this_machine_alone_calls(
     listen: str, given: bool | None, is_on: bool
 ) -> None:
     settings = SchedulerSettings(listen=listen, reflection=given)

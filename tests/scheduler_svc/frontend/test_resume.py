@@ -100,9 +100,7 @@ async def test_a_caller_that_leaves_before_it_has_the_secret_cancels(s: Service)
 @pytest.mark.parametrize(
     ("stops", "include_stop"), [((), False), *itertools.product([("stop", "end"), ("the",)], [False, True])]
 )
-async def test_text_and_tokens_are_equal_wherever_the_stream_breaks(
-    s: Service, stops: tuple[str, ...], include_stop: bool
-) -> None:
+async def test_a_stream_is_equal_wherever_it_breaks(s: Service, stops: tuple[str, ...], include_stop: bool) -> None:
     """The first stream breaks after each number of tokens; the second one gets all tokens with its answer or later."""
     tokens = spell(TEXT)
     stop = pb.StopParams(stop_strings=stops, include_stop=include_stop, max_new_tokens=100)

@@ -82,12 +82,9 @@ async def reject(s: Service, *, tenant_is_full: bool) -> None:
     await s.core.reject(submit.stream, "QUEUE_FULL", retry_seconds=7.5, tenant_is_full=tenant_is_full)
 
 
-@served(needs_tokens=True)
-async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(
-    s: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@served((stream_table, "BELIEVED_SECONDS", 60.0), needs_tokens=True)
+async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(s: Service) -> None:
     await allow_both(s)
-    monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 60.0)
     running = await stream(s, GREEDY)
     call = generate(s, GREEDY)
     await reject(s, tenant_is_full=True)
@@ -101,20 +98,15 @@ async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(
     await stream(s, GREEDY)
 
 
+@pytest.mark.parametrize("is_full", [True, False])
 @served(needs_tokens=True)
-async def test_the_core_is_believed_for_a_moment_only(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_core_is_believed_for_a_moment_only_and_of_the_tenant_alone(
+    s: Service, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """A request that is too large for what is free does not close the queue."""
     await allow_both(s)
-    monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0 if is_full else 60.0)
     call = generate(s, GREEDY)
-    await reject(s, tenant_is_full=True)
-    await failure(call)
-    await stream(s, GREEDY)
-
-
-@served(needs_tokens=True)
-async def test_a_request_that_is_too_large_for_what_is_free_does_not_close_the_queue(s: Service) -> None:
-    await allow_both(s)
-    call = generate(s, GREEDY)
-    await reject(s, tenant_is_full=False)
+    await reject(s, tenant_is_full=is_full)
     await failure(call)
     await stream(s, GREEDY)

@@ -440,7 +440,7 @@ SPACES = st.text(st.sampled_from("\n \t"), max_size=3)
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=10)
 @given(data=st.data(), before=SPACES, after=SPACES, words=st.text(st.sampled_from("ab."), min_size=1))
-def test_white_space_after_the_prompt_is_the_constraints_or_goes_as_with_transformers(
+def test_white_space_is_the_constraints_or_goes(
     name: str, data: st.DataObject, before: str, after: str, words: str
 ) -> None:
     """The prompt has the marks of reasoning that is over already, or none."""

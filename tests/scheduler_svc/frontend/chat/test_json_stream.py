@@ -44,9 +44,7 @@ def test_an_object_is_certain_to_its_last_brace(value: Any, layout: dict[str, An
 
 
 @given(value=OBJECTS, edit=st.sampled_from(list('{}[]",:\\0-.eEtfn \n\x01aN')), data=st.data())
-def test_a_changed_object_is_complete_if_and_only_if_python_reads_it(
-    value: Any, edit: str, data: st.DataObject
-) -> None:
+def test_a_changed_object_is_complete_only_if_python_reads_it(value: Any, edit: str, data: st.DataObject) -> None:
     text = json.dumps(value)
     place = data.draw(st.integers(0, len(text)))
     length = data.draw(st.integers(0, 1))
@@ -74,9 +72,7 @@ def test_an_escape_that_json_has_not_breaks_the_object(escape: str, is_strict: b
 
 
 @given(value=OBJECTS, layout=st.sampled_from(LAYOUTS), data=st.data())
-def test_raw_control_characters_in_strings_are_certain_as_escapes(
-    value: Any, layout: dict[str, Any], data: st.DataObject
-) -> None:
+def test_raw_control_characters_are_certain_as_escapes(value: Any, layout: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value, **layout)
     for escape in set(re.findall(r"\\\\|\\u00[01][0-9a-f]|\\[nrtbf]", text)) - {"\\\\"}:
         text = re.sub(r"\\\\|" + re.escape(escape), lambda found: _raw(found.group()), text)

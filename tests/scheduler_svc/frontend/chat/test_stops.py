@@ -90,7 +90,7 @@ def test_before_min_new_tokens_the_content_goes_on() -> None:
     stops=st.lists(st.text(st.sampled_from("ab z.\né"), min_size=1, max_size=3), min_size=1, max_size=2),
     include_stop=st.booleans(),
 )
-def test_the_answer_is_the_one_without_stop_strings_up_to_the_first_in_its_content(
+def test_the_answer_goes_up_to_the_first_stop_in_its_content(
     name: str, data: Any, stops: list[str], include_stop: bool
 ) -> None:
     text, *_ = data.draw(written(FAMILIES[name]))

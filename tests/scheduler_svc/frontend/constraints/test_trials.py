@@ -66,7 +66,7 @@ async def test_grammars_are_judged_and_hostile_ones_killed_in_time(trial: TrialP
 
 
 @pytest.mark.parametrize(("victim", "num_kills"), [("child", 1), ("child", 2), ("parent", 1)])
-async def test_only_a_grammar_that_ends_its_process_twice_is_blamed(
+async def test_a_grammar_that_ends_its_process_twice_is_blamed(
     trial: TrialProcess, victim: str, num_kills: int
 ) -> None:
     """The kernel may kill the child that tries it, or the process that forks children, when others take the memory."""

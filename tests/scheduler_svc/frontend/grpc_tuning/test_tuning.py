@@ -40,9 +40,7 @@ def test_a_part_whose_name_is_gone_is_off_and_the_log_says_what_it_costs(
     assert record.levelno == logging.WARNING and record.getMessage().endswith(tuning._COSTS[part])
 
 
-def test_on_another_system_and_python_only_what_they_have_is_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_on_another_system_what_it_has_is_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(sockets, "FILES", "/nowhere")
     monkeypatch.setattr(event_loop, "has_heaps", lambda: False)
     monkeypatch.setattr(asyncio, "Future", object)

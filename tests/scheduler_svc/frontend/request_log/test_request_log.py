@@ -125,9 +125,7 @@ async def test_a_refused_request_and_its_field_without_the_callers_values(s: Ser
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_an_id_forges_neither_a_line_nor_a_field(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, log_format: Any
-) -> None:
+async def test_an_id_forges_no_line_or_field(tmp_path: Path, caplog: pytest.LogCaptureFixture, log_format: Any) -> None:
     caplog.set_level(logging.INFO)
     # Printable, so it is accepted; the second one is refused for its line end, and shown in the refusal's line.
     forged = [

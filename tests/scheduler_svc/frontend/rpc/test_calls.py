@@ -15,7 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import server
+from scheduler_svc.frontend import core_link, server
 from scheduler_svc.frontend import validate as validation
 from scheduler_svc.frontend.grpc_tuning import sockets
 from scheduler_svc.frontend.rpc import calls as parsing
@@ -53,19 +53,19 @@ def num_waiting(s: Service, *rooms: Room) -> int:
     return sum(s.front_end._calls.rooms[room].without_message.num_taken for room in rooms or Room)
 
 
-class Counted:
-    """Records which steps a request reaches on its way to the core."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached: list[str] = []
-        for owner, name in (
-            (parsing, "parse"),
-            (validation, "check_request"),
-            (tokenizer.Tokenizer, "encode"),
-            (validation, "hash_pages"),
-            (sender, "make_outputs"),
-        ):
-            note_calls(monkeypatch, owner, name, self.reached)
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that requests reach on their way to the core."""
+    noted: list[str] = []
+    for owner, name in (
+        (parsing, "parse"),
+        (validation, "check_request"),
+        (tokenizer.Tokenizer, "encode"),
+        (validation, "hash_pages"),
+        (sender, "make_outputs"),
+    ):
+        note_calls(monkeypatch, owner, name, noted)
+    return noted
 
 
 async def queue_is(s: Service, sentence: str) -> None:
@@ -74,22 +74,21 @@ async def queue_is(s: Service, sentence: str) -> None:
     await until(lambda: s.front_end._readiness._core_status.queue_full == sentence)
 
 
-async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
+async def test_a_full_queue_refuses_before_any_work_on_the_request(s: Service, reached: list[str]) -> None:
     await queue_is(s, FULL)
     for _ in range(20):
         call = s.generate(text="the " * 100, stop=pb.StopParams(stop_strings=["x"]))
         await fails(call, Code.RESOURCE_EXHAUSTED, FULL, retry=0.5)
-    assert counted.reached == []
+    assert reached == []
     assert await s.core.is_silent()
     # A full queue does not change health.
     assert await s.check() == health_pb2.HealthCheckResponse.SERVING
 
     await queue_is(s, "")
-    counted.reached.clear()
+    reached.clear()
     call, submit = await s.start_stream(text="the " * 20, stop=pb.StopParams(stop_strings=["x"]))
     await s.ends(call, submit.stream)
-    assert counted.reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
+    assert reached == ["parse", "check_request", "encode", "hash_pages", "make_outputs"]
 
 
 async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
@@ -100,19 +99,17 @@ async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
         assert_retry_hint(await failure(s.generate()), seconds)
 
 
-async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
+async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, reached: list[str]) -> None:
     call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
     submit = await s.core.expect("submit")
     await s.core.reject(submit.stream, "QUEUE_FULL")
     await fails(call, Code.RESOURCE_EXHAUSTED)
-    assert "make_outputs" not in counted.reached
+    assert "make_outputs" not in reached
 
 
 async def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_hash(
-    s: Service, monkeypatch: pytest.MonkeyPatch
+    s: Service, monkeypatch: pytest.MonkeyPatch, reached: list[str]
 ) -> None:
-    counted = Counted(monkeypatch)
     encode = tokenizer.Tokenizer.encode
 
     async def slow_encode(self: tokenizer.Tokenizer, prompt: str, tenant: str, **how: bool) -> list[int]:
@@ -121,18 +118,16 @@ async def test_a_queue_that_fills_while_a_text_is_tokenized_refuses_before_the_h
 
     monkeypatch.setattr(tokenizer.Tokenizer, "encode", slow_encode)
     await fails(s.generate(), Code.RESOURCE_EXHAUSTED, FULL)
-    assert "hash_pages" not in counted.reached
+    assert "hash_pages" not in reached
     assert s.front_end._streams.num_open == 0
 
 
 @served(stream_limits=StreamLimits(max_streams=1))
-async def test_too_many_open_streams_refuse_before_any_work_on_the_request(
-    s: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_open_streams_refuse_before_any_work_on_the_request(s: Service, reached: list[str]) -> None:
     await s.start_stream()
-    counted = Counted(monkeypatch)
+    reached.clear()
     await fails(s.generate(), Code.RESOURCE_EXHAUSTED)
-    assert counted.reached == []
+    assert reached == []
 
 
 @pytest.mark.parametrize("method", [GENERATE, GET_MODEL_INFO, CHECK])
@@ -215,9 +210,7 @@ def is_barred(s: Service, source: str) -> bool:
 
 @pytest.mark.parametrize("num_connections", [1, 2])
 @served((sockets, "BAR_SECONDS", 1000.0), call_limits=CallLimits(message_seconds=1000.0))
-async def test_connections_that_reset_many_calls_are_closed_and_their_host_is_barred(
-    s: Service, num_connections: int
-) -> None:
+async def test_connections_that_reset_many_calls_are_closed_and_barred(s: Service, num_connections: int) -> None:
     """As fast as they can. Ordinary callers on the host stay connected; another host notices nothing."""
     before = len(asyncio.all_tasks())
     await s.check()
@@ -286,9 +279,7 @@ async def test_a_call_that_ends_without_a_message_is_an_invalid_argument(s: Serv
     assert "before it sent its request" in await fails(stub(nothing()), Code.INVALID_ARGUMENT)
 
 
-async def test_finished_calls_with_unread_answers_are_cancelled(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_finished_calls_with_unread_answers_are_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with service(tmp_path, call_limits=CallLimits(answer_seconds=1000.0)) as s:
         # grpc.aio keeps references to its first and its newest call.
         await s.model_info()
@@ -305,11 +296,12 @@ async def test_finished_calls_with_unread_answers_are_cancelled(
     assert "50 calls were cancelled: no client has read the answer" in caplog.text
 
 
-@served(stream_limits=StreamLimits(max_streams=3), call_limits=CallLimits(max_unread=4))
-async def test_finished_calls_with_unread_answers_count_as_open_streams(
-    s: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.UNREAD_SECONDS", 0.05)
+@served(
+    (parsing, "UNREAD_SECONDS", 0.05),
+    stream_limits=StreamLimits(max_streams=3),
+    call_limits=CallLimits(max_unread=4),
+)
+async def test_finished_calls_with_unread_answers_count_as_open_streams(s: Service) -> None:
     with raw_caller(s) as caller:
         for _ in range(3):
             caller.call(GET_MODEL_INFO, b"")
@@ -346,18 +338,15 @@ SMALL = [
 ]
 
 
-async def test_control_and_health_messages_above_64_kib_are_refused_before_parsing(
-    s: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = Counted(monkeypatch)
+async def test_control_messages_above_64_kib_are_refused_before_parsing(s: Service, reached: list[str]) -> None:
     for method, name in SMALL:
         call = s.channel.unary_stream(method)(bytes(MAX_SMALL_BYTES + 1))
         await fails(call, Code.INVALID_ARGUMENT, f"{name} has 65,537 bytes; the limit is 65,536")
-    assert counted.reached == []
+    assert reached == []
     # Field 1000, as long as possible, is refused by its number.
     unknown = b"\xc2\x3e\xfa\xff\x03" + bytes(MAX_SMALL_BYTES - 6)
     assert "has field number 1000" in await fails(s.channel.unary_unary(CHECK)(unknown), Code.INVALID_ARGUMENT)
-    assert counted.reached == []
+    assert reached == []
 
 
 @pytest.mark.parametrize(
@@ -365,14 +354,13 @@ async def test_control_and_health_messages_above_64_kib_are_refused_before_parsi
     # 512 tokens have at most 5 characters of at most 4 bytes; 512 ids have at most 5 bytes.
     [("Tokenize", 65_536 + 4 * 5 * 512), ("Detokenize", 65_536 + 5 * 512)],
 )
-async def test_texts_and_lists_longer_than_the_model_are_refused_before_parsing(
-    s: Service, monkeypatch: pytest.MonkeyPatch, method: str, most: int
+async def test_texts_longer_than_the_model_are_refused_before_parsing(
+    s: Service, reached: list[str], method: str, most: int
 ) -> None:
-    counted = Counted(monkeypatch)
     call = s.channel.unary_unary(f"/tandem.v1.InferenceService/{method}")
     why = f"{method}Request has {most + 1:,} bytes; the limit is {most:,}"
     await fails(call(bytes(most + 1)), Code.INVALID_ARGUMENT, why)
-    assert counted.reached == []
+    assert reached == []
 
 
 async def test_compressed_messages_are_refused(s: Service) -> None:
@@ -380,9 +368,8 @@ async def test_compressed_messages_are_refused(s: Service) -> None:
     assert "compression" in (await fails(call, Code.UNIMPLEMENTED)).lower()
 
 
-@served(state=model_state(page_size=1))
-async def test_a_frame_above_the_cores_limit_is_never_sent(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.frontend.core_link.MAX_FRAME_TO_CORE_BYTES", 3000)
+@served((core_link, "MAX_FRAME_TO_CORE_BYTES", 3000), state=model_state(page_size=1))
+async def test_a_frame_above_the_cores_limit_is_never_sent(s: Service) -> None:
     # 200 ids in pages of 1 token take 4 bytes and a hash of 32 bytes each.
     refused = s.generate(token_ids=pb.TokenIds(ids=[1] * 200))
     assert "bytes; the limit is 3,000" in await fails(refused, Code.INVALID_ARGUMENT)

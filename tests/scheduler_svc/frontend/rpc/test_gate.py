@@ -314,9 +314,7 @@ async def test_a_cancelled_task_gives_up_its_turn() -> None:
     await requests.turns.enter("", 100)
 
 
-async def test_waiting_bytes_are_bounded_and_one_tenant_leaves_room_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_waiting_bytes_are_bounded_and_leave_room_for_another_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "WAITING", replace(methods.WAITING, most=1000))
 
     # One passes at once; five wait, and as much is free as they hold; the next two are refused.

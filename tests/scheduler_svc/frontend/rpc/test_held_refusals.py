@@ -84,9 +84,7 @@ def ended() -> Refusal:
     ("is_shared", "make"), [(False, full), (True, lambda: status.not_ready("no worker")), (True, ended)]
 )
 @in_virtual_time
-async def test_nothing_is_held_of_one_tenant_of_a_service_that_is_not_ready_and_of_ends(
-    is_shared: bool, make: Make
-) -> None:
+async def test_nothing_is_held_of_one_tenant_of_a_service_not_ready_and_of_ends(is_shared: bool, make: Make) -> None:
     assert await refuse(HeldRefusals(is_shared=is_shared), "greedy", 2 * BURST, make) == 0
 
 

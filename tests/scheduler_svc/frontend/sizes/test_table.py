@@ -198,7 +198,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "rule", "within", "beyond", "words"), CASES)
-def test_a_value_at_a_limit_passes_and_one_beyond_it_is_refused(
+def test_a_value_at_a_limit_passes_and_one_beyond_not(
     method: Any, rule: Rule, within: Any, beyond: Any, words: str
 ) -> None:
     check = Check(message_factory.GetMessageClass(method.input_type))

@@ -67,9 +67,7 @@ def read(out: ChatOutput, tokens: list[int]) -> OutputPiece:
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_content_reasoning_and_arguments_keep_such_texts(
-    tokenizer: Tokenizer, ordinary: LLTokenizer, skips: bool
-) -> None:
+def test_content_reasoning_and_calls_keep_such_texts(tokenizer: Tokenizer, ordinary: LLTokenizer, skips: bool) -> None:
     text_of = ordinary.tokenize_str
     for literal in LITERALS:
         content = json.dumps({"x": literal})
@@ -102,9 +100,7 @@ def test_a_stop_string_is_found_in_tokens_and_in_text(tokenizer: Tokenizer, ordi
             assert (found.text, found.stop_string) == ("on", f"e{name}t")
 
 
-def test_without_a_grammar_a_mark_may_be_written_with_ordinary_tokens(
-    tokenizer: Tokenizer, ordinary: LLTokenizer
-) -> None:
+def test_without_a_grammar_a_mark_may_be_of_ordinary_tokens(tokenizer: Tokenizer, ordinary: LLTokenizer) -> None:
     """As models do that were not trained on the token."""
     tokens = ordinary.tokenize_str('<think>hm</think>yes<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     found = read(output(tokenizer, has_grammar=False), tokens)

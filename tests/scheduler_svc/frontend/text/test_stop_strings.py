@@ -55,9 +55,7 @@ letters = st.text(alphabet="ab", max_size=4)
 )
 # After `aaa`, `b` ends a string: it is found through two shorter ends, `aa` and `a`.
 @example(["aaab"], ["aaabb", "ab"], False, 0)
-def test_the_finder_finds_the_same_stops_as_the_oracle(
-    parts: list[str], stops: list[str], include_stop: bool, num_unarmed: int
-):
+def test_the_finder_and_the_oracle_agree(parts: list[str], stops: list[str], include_stop: bool, num_unarmed: int):
     found = search(parts, stops, include_stop=include_stop, num_unarmed=num_unarmed)
     assert found == oracle(parts, stops, include_stop, num_unarmed)
 

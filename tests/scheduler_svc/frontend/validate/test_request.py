@@ -226,9 +226,7 @@ def test_a_request_that_sets_nothing_has_the_models_defaults_and_every_parameter
     assert (made.max_time_seconds, made.deadline_seconds) == (0.0, 1.5)
 
 
-def test_a_parameter_that_older_workers_do_not_know_is_sent_only_if_it_changes_something(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_parameter_that_older_workers_do_not_know_is_sent_if_it_changes_something(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "_LATER_FIELDS", {"typical_p": 1.0})
     assert not params_of(submit()).HasField("typical_p")
     assert not params_of(submit(**sampling(typical_p=1))).HasField("typical_p")
