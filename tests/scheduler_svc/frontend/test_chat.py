@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
+import numpy as np
 import pytest
 from tandem.internal.v1 import frontend_pb2, worker_pb2
 from tandem.v1 import chat_pb2
@@ -16,7 +16,7 @@ from scheduler_svc.frontend.chat.calls import call_id
 from scheduler_svc.frontend.chat.forms import read_form
 from scheduler_svc.frontend.chat.served import metadata, missing_libraries
 from tests.scheduler_svc.frontend.chat.rig import CHATML, TOKENS, TOOL, chat_state, spelled, user
-from tests.scheduler_svc.frontend.failures import refusal
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, rest, served, service
 from tests.scheduler_svc.frontend.test_resume import LINGER, accepted_stream, detached, resume, resumed
 
@@ -30,13 +30,16 @@ def chat(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.Chat:
     return chat_pb2.Chat(messages=messages or [user("hi")], **fields)
 
 
-async def answered(s: Service, tokens: Sequence[int], request: chat_pb2.Chat, **fields: Any) -> list[Any]:
-    """The messages of a chat with the answer `tokens`, one per step, and EOS."""
+async def answered(
+    s: Service, tokens: Sequence[int], request: chat_pb2.Chat, *, reason: str = "EOS", **fields: Any
+) -> list[Any]:
+    """The messages of a chat with the answer `tokens`, one per step, and this end."""
     call = s.generate(chat=request, **fields)
     submit = await s.core.admit()
     for token in tokens[:-1]:
         await s.core.output(submit.stream, [token])
-    await s.core.output(submit.stream, tokens[-1:], "EOS", stop_token_id=tokens[-1])
+    end = {"stop_token_id": tokens[-1]} if reason == "EOS" else {}
+    await s.core.output(submit.stream, tokens[-1:], reason, **end)
     return await rest(call)
 
 
@@ -87,13 +90,7 @@ async def test_a_chat_becomes_a_prompt_and_its_answer_has_parts(s: Service) -> N
 @served(state=chat_state(eos_token_ids=[TOKENS["<|im_end|>"]]))
 async def test_a_call_that_is_cut_is_an_incomplete_call(s: Service, num_chars: int, call: tuple[str, ...]) -> None:
     for reason in ("LENGTH", "CONTEXT_FULL", "TIME_LIMIT", "ABORTED"):
-        tokens = spelled(f"Hello\n{CALL[:num_chars]}")
-        stream = s.generate(chat=chat(tools_json=[TOOL]))
-        submit = await s.core.admit()
-        for token in tokens[:-1]:
-            await s.core.output(submit.stream, [token])
-        await s.core.output(submit.stream, tokens[-1:], reason)
-        messages = await rest(stream)
+        messages = await answered(s, spelled(f"Hello\n{CALL[:num_chars]}"), chat(tools_json=[TOOL]), reason=reason)
         _, content, calls = joined(messages)
         assert content == "Hello" and [found[1:] for found in calls.values()] == ([call] if call else [])
         assert messages[-2][1].reason == pb.FinishReason.Value(f"FINISH_REASON_{reason}")
@@ -107,10 +104,8 @@ async def test_render_chat_and_generate_agree(s: Service) -> None:
     control = [TOKENS[token] for token in ("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>")]
     assert [token for token in made.token_ids if token in TOKENS.values()] == control
     assert CHATML.decode(list(made.token_ids), skip_special_tokens=False) == made.text
-    call = s.generate(chat=request)
-    submit = await s.core.admit()
-    assert submit.prompt == b"".join(token.to_bytes(4, "little") for token in made.token_ids)
-    call.cancel()
+    s.generate(chat=request)
+    assert np.frombuffer((await s.core.admit()).prompt, "<i4").tolist() == made.token_ids
 
 
 async def test_the_operators_form_parses_the_answers(tmp_path: Path) -> None:
@@ -218,19 +213,16 @@ async def test_offsets_beyond_the_answer_are_refused_by_name(s: Service, field: 
     submit, accepted = await detached(s, chat=chat(tools_json=[TOOL]))
     reply = resume(s, accepted, offsets=[pb.SampleOffset(**{field: 1000})])
     await resumed(s.core, submit.description, (spelled(ANSWER), "LENGTH"))
-    code, message = await refusal(reply)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert message.startswith(f"offsets[0].{field} is 1000; the limit is ")
+    words = await fails(reply, Code.INVALID_ARGUMENT)
+    assert words.startswith(f"offsets[0].{field} is 1000; the limit is ")
 
 
 async def test_what_would_be_too_large_to_keep_cannot_linger(tmp_path: Path) -> None:
     own = {"fields": {"content": {}}, "start_anchor": "x" * 33_000}
-    async with service(
-        tmp_path, state=chat_state(files=worker_pb2.ChatFiles(response_template_json=json.dumps(own)))
-    ) as s:
+    state = chat_state(files=worker_pb2.ChatFiles(response_template_json=json.dumps(own)))
+    async with service(tmp_path, state=state) as s:
         stop = pb.StopParams(stop_strings=[f"{idx:x}" * 240 for idx in range(16)])
-        code, message = await refusal(s.generate(chat=chat(), resume=LINGER, stop=stop))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        message = await fails(s.generate(chat=chat(), resume=LINGER, stop=stop), Code.INVALID_ARGUMENT)
         assert "resume.linger_seconds is set" in message and "the limit is 32768" in message
 
 
@@ -253,12 +245,9 @@ async def test_a_model_that_cannot_chat_says_why(tmp_path: Path, state: frontend
     if "tokenizer" in why:
         state.tokenizer_json = b""
     async with service(tmp_path, state=state) as s:
-        code, message = await refusal(s.generate(chat=chat()))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT and message.startswith(why)
-        info = await s.model_info()
-        assert info.chat_refusal == message
-        with pytest.raises(grpc.aio.AioRpcError, match=why[:20]):
-            await s.inference.RenderChat(pb.RenderChatRequest(chat=chat()))
+        message = await fails(s.generate(chat=chat()), Code.INVALID_ARGUMENT)
+        assert message.startswith(why) and (await s.model_info()).chat_refusal == message
+        await fails(s.inference.RenderChat(pb.RenderChatRequest(chat=chat())), Code.INVALID_ARGUMENT, message)
 
 
 @pytest.mark.parametrize(
@@ -282,19 +271,18 @@ def test_too_old_libraries_refuse_chats(monkeypatch: pytest.MonkeyPatch, version
 
 @served(state=chat_state("{{ raise_exception('after user must come assistant') }}"))
 async def test_a_template_error_is_the_callers(s: Service) -> None:
-    code, message = await refusal(s.generate(chat=chat()))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert message == "the model's chat template refuses the chat: after user must come assistant"
+    why = "the model's chat template refuses the chat: after user must come assistant"
+    await fails(s.generate(chat=chat()), Code.INVALID_ARGUMENT, why)
 
 
 @served(state=chat_state("{% for _ in range(10) %}{{ messages[0].content }}{% endfor %}"))
 async def test_long_chats_are_refused_before_and_after_the_template(s: Service) -> None:
     limit = 4096 * max(len(token) for token in CHATML.get_vocab())
-    code, message = await refusal(s.generate(chat=chat(user("x" * limit), template_args_json="")))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert message == f"chat becomes {10 * limit} characters with the model's template; the limit is {limit}"
-    _, message = await refusal(s.generate(chat=chat(user("x" * limit), user("y"), template_args_json="")))
-    assert message == f"chat has {limit + 1} characters; the limit is {limit}"
+    long, more = (chat(*each, template_args_json="") for each in ([user("x" * limit)], [user("x" * limit), user("y")]))
+    why = f"chat becomes {10 * limit} characters with the model's template; the limit is {limit}"
+    await fails(s.generate(chat=long), Code.INVALID_ARGUMENT, why)
+    why = f"chat has {limit + 1} characters; the limit is {limit}"
+    await fails(s.generate(chat=more), Code.INVALID_ARGUMENT, why)
 
 
 @served(state=chat_state())

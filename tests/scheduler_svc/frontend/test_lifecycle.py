@@ -17,7 +17,6 @@ from tandem.v1 import inference_pb2 as pb
 from scheduler_svc.frontend import core_link, model
 from scheduler_svc.frontend.chat.forms import AnswerForm
 from scheduler_svc.frontend.readiness import SERVICES
-from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.streaming import sender
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tests.rigs.waiting import TIMEOUT_SECONDS
@@ -27,9 +26,11 @@ from tests.scheduler_svc.frontend.fake_core import (
     FakeCore,
     Service,
     model_state,
+    note_calls,
     rest,
     served,
     service,
+    until,
     until_ready,
 )
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
@@ -51,7 +52,7 @@ async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: 
         s.generate(),
         s.inference.Tokenize(pb.TokenizeRequest(text="a")),
         s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
-        s.control.GetModelInfo(control_pb2.GetModelInfoRequest()),
+        s.model_info(),
     ):
         await fails(call, Code.UNAVAILABLE, retry=1.0)
     assert await health_of(s) == [NOT_SERVING] * 3
@@ -103,15 +104,12 @@ async def test_the_newest_model_is_served_if_an_older_one_is_slow(s: Service, mo
     for max_length in (102, 103, 104, 105):
         await s.core.send(model_state=model_state(max_length=max_length))
     load_query: Any = s.control.GetLoad(control_pb2.GetLoadRequest())
-    await s.core.expect("load_query")
     # All states have arrived, because the core's frames are handled in order.
-    await s.core.send(load_reply=frontend_pb2.LoadReply(query=1))
+    await s.core.answer("load_query", "load_reply")
     await load_query
     first_may_end.set()
     await until_ready(s)
-    info = await s.model_info()
-    assert info.max_length == 105
-    assert num_loads == 2
+    assert (await s.model_info()).max_length == 105 and num_loads == 2
     # A model that cannot be loaded leaves the one before it in place, and later models are still loaded.
     await s.core.send(model_state=model_state(max_length=104))
     await until_ready(s)
@@ -125,25 +123,16 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
     state = model_state(max_length=max_length)
     state.recent_max_length = recent_max_length
     await s.core.send(model_state=state)
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            model = s.front_end._readiness.model()
-            if (model.info.max_length, model.max_length) == (max_length, recent_max_length):
-                return
-            await asyncio.sleep(0.001)
+    model = s.front_end._readiness.model
+    await until(lambda: (model().info.max_length, model().max_length) == (max_length, recent_max_length))
 
 
 @served(ready=False)
 async def test_limits_follow_workers_and_a_tokenizer_is_parsed_once(
     s: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, made = list[bytes](), Tokenizer.__init__
-
-    def counting(self: Tokenizer, tokenizer_json: bytes, **settings: Any) -> None:
-        parsed.append(tokenizer_json)
-        made(self, tokenizer_json, **settings)
-
-    monkeypatch.setattr(Tokenizer, "__init__", counting)
+    parsed = list[str]()
+    note_calls(monkeypatch, Tokenizer, "__init__", parsed)
     await s.core.greet()
     await until_ready(s)
     # The larger worker left; one that can hold 100 tokens remains.
@@ -260,32 +249,18 @@ async def test_a_request_that_the_core_never_answers_is_unavailable(s: Service) 
 
 
 @served(ready=False)
-async def test_retries_of_grpc_obey_the_retry_hint(s: Service) -> None:
-    policy = {
-        "maxAttempts": 5,
-        "initialBackoff": "0.01s",
-        "maxBackoff": "0.01s",
-        "backoffMultiplier": 1,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    }
+async def test_retries_of_grpc_obey_the_retry_hint(s: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = {"maxAttempts": 5, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1}
+    policy["retryableStatusCodes"] = ["UNAVAILABLE"]
     config = {"methodConfig": [{"name": [{"service": "tandem.v1.InferenceService"}], "retryPolicy": policy}]}
     await s.core.expect("hello")
-    loop, readiness, refused = asyncio.get_running_loop(), s.front_end._readiness, asyncio.Event()
-    admit = readiness.admit
-
-    def watched_admit() -> Any:
-        try:
-            return admit()
-        except Refusal:
-            refused.set()
-            raise
-
-    readiness.admit = watched_admit
+    loop, asked = asyncio.get_running_loop(), list[str]()
+    note_calls(monkeypatch, s.front_end._readiness, "admit", asked)
     async with grpc.aio.insecure_channel(s.address, options=[("grpc.service_config", json.dumps(config))]) as channel:
         started = loop.time()
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         call = stub.Generate(pb.GenerateRequest(text="a"), timeout=WAIT_SECONDS)
-        await asyncio.wait_for(refused.wait(), WAIT_SECONDS)
+        await until(lambda: bool(asked))
         await s.core.send(model_state=model_state())
         await s.core.admit()
         assert (await call.read()).WhichOneof("event") == "accepted"

@@ -12,7 +12,6 @@ from scheduler_svc.frontend.streaming.stream import (
     MAX_DELTA_BYTES,
     MAX_PROMPT_INFO_BYTES,
     LogprobQueue,
-    PromptQueue,
     RequestStream,
     StreamLimits,
     read_logprobs,
@@ -39,9 +38,8 @@ async def test_logprobs_come_with_their_tokens_and_the_requested_alternatives(s:
     none, none_submit = await s.start_stream()
     # One step serves all three. The core sends as many alternatives as the most demanding request wants.
     streams = [none_submit.stream, submit.stream, plain_submit.stream]
-    await s.core.output_many(
-        streams, [0, 0, 0], spell(b"abc"), logprobs=token_logprobs([-1.0, -2.0], 5, entries=[1, 2])
-    )
+    logprobs = token_logprobs([-1.0, -2.0], 5, entries=[1, 2])
+    await s.core.output_many(streams, [0, 0, 0], spell(b"abc"), logprobs=logprobs)
     assert (await none.read()).delta == pb.Delta(token_ids=spell(b"a"), text="a")
     assert (await call.read()).delta == pb.Delta(token_ids=spell(b"b"), text="b", logprobs=public_logprobs([-1.0], 2))
     assert (await plain.read()).delta == pb.Delta(token_ids=spell(b"c"), text="c", logprobs=public_logprobs([-2.0], 0))
@@ -89,9 +87,7 @@ async def test_logprobs_of_tokens_after_a_stop_string_are_never_sent(s: Service)
         None,
         token_logprobs([-1.0], 2, entries=[1]),
         token_logprobs([-1.0], 1),
-        frontend_pb2.TokenLogprobs(
-            entries=token_logprobs([-1.0], 2).entries, **{**packed_logprobs([-1.0], 2), "top_k": 3}
-        ),
+        frontend_pb2.TokenLogprobs(entries=b"\0\0\0\0", **{**packed_logprobs([-1.0], 2), "top_k": 3}),
         frontend_pb2.TokenLogprobs(**packed_logprobs([-1.0], 2)),
     ],
     ids=["no logprobs", "another entry", "too few alternatives", "arrays of different sizes", "no entries"],
@@ -116,21 +112,17 @@ async def test_prompt_logprobs_come_in_order_before_any_delta(s: Service) -> Non
     assert (submit.num_logprobs, submit.prompt_logprobs_from) == (2, 2)
     # A token of the other sample came earlier and waits.
     await s.core.output(submit.stream + 1, spell(b"x"), logprobs=token_logprobs([-9.0], 1))
-    await s.core.prompt(submit.stream, 2, [-1.0, -2.0], 3)
-    assert (await call.read()).prompt_info == pb.PromptInfo(start=2, logprobs=public_logprobs([-1.0, -2.0], 1))
-    await s.core.prompt(submit.stream, 4, [-3.0], 1)
-    assert (await call.read()).prompt_info == pb.PromptInfo(start=4, logprobs=public_logprobs([-3.0], 1))
-    await s.core.prompt(submit.stream, 5, [-4.0], 1)
-    assert (await call.read()).prompt_info == pb.PromptInfo(start=5, logprobs=public_logprobs([-4.0], 1))
+    for start, values, top_k in ((2, [-1.0, -2.0], 3), (4, [-3.0], 1), (5, [-4.0], 1)):
+        await s.core.prompt(submit.stream, start, values, top_k)
+        assert (await call.read()).prompt_info == pb.PromptInfo(start=start, logprobs=public_logprobs(values, 1))
     assert (await call.read()).delta == pb.Delta(
         sample_idx=1, token_ids=spell(b"x"), text="x", logprobs=public_logprobs([-9.0], 1)
     )
 
 
 async def test_prompt_logprobs_are_sent_without_logprobs_of_the_output(s: Service) -> None:
-    call, submit = await s.start_stream(
-        token_ids=pb.TokenIds(ids=spell(b"abc")), output=pb.OutputParams(prompt_logprobs_start=0)
-    )
+    output = pb.OutputParams(prompt_logprobs_start=0)
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=spell(b"abc")), output=output)
     assert (submit.num_logprobs, submit.prompt_logprobs_from) == (0, 1)
     # The core may send everything in one message.
     piece = frontend_pb2.PromptLogprobs(stream=submit.stream, start=1, **packed_logprobs([-1.0, -2.0], 0))
@@ -158,9 +150,8 @@ async def test_an_end_before_the_last_prompt_logprob_releases_waiting_deltas(s: 
     ids=["gap", "repetition", "beyond the prompt", "too few alternatives"],
 )
 async def test_unexpected_prompt_logprobs_fail_the_stream(s: Service, start: int, count: int, top_k: int) -> None:
-    call, submit = await s.start_stream(
-        token_ids=pb.TokenIds(ids=spell(b"abcdef")), output=pb.OutputParams(logprobs=1, prompt_logprobs_start=1)
-    )
+    output = pb.OutputParams(logprobs=1, prompt_logprobs_start=1)
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=spell(b"abcdef")), output=output)
     await s.core.prompt(submit.stream, 1, [-1.0], 1)
     assert (await call.read()).prompt_info.start == 1
     await s.core.prompt(submit.stream, start, [-1.0] * count, top_k)
@@ -178,9 +169,8 @@ async def test_unrequested_prompt_logprobs_fail_the_stream(s: Service) -> None:
 async def test_long_pieces_are_split_into_messages_of_bounded_size(s: Service) -> None:
     num_prompt = 3 * MAX_PROMPT_INFO_BYTES // 44
     values = [-(i % 512) / 2.0 for i in range(num_prompt - 1)]
-    call, submit = await s.start_stream(
-        token_ids=pb.TokenIds(ids=[65] * num_prompt), output=pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
-    )
+    output = pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[65] * num_prompt), output=output)
     await s.core.prompt(submit.stream, 1, values, 5)
     await s.core.output(submit.stream, [66], "LENGTH", logprobs=token_logprobs([-1.0], 5))
     messages = await rest(call)
@@ -203,12 +193,9 @@ async def test_deltas_with_logprobs_are_of_bounded_size(s: Service) -> None:
 
 def test_pending_bytes_count_tokens_and_all_logprobs():
     stream = RequestStream(None)
-    stream.begin(
-        1,
-        frontend_pb2.Submit(prompt=b"\0" * 40, max_new_tokens=9, num_samples=2, num_logprobs=3, prompt_logprobs_from=1),
-    )
-    assert stream.prompt is not None
-    assert stream.num_bytes == 0
+    wanted = {"num_samples": 2, "num_logprobs": 3, "prompt_logprobs_from": 1}
+    stream.begin(1, frontend_pb2.Submit(prompt=b"\0" * 40, max_new_tokens=9, **wanted))
+    assert stream.prompt is not None and stream.num_bytes == 0
     piece = read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0] * 3, 2)))
     assert stream.prompt.put(1, piece)
     assert stream.num_bytes == 3 * (4 + 2 * 8)
@@ -230,9 +217,8 @@ def test_pending_bytes_count_tokens_and_all_logprobs():
 )
 async def test_a_reader_that_stalls_on_prompt_logprobs_is_dropped(s: Service) -> None:
     num_prompt = 1 << 18
-    call, submit = await s.start_stream(
-        token_ids=pb.TokenIds(ids=[65] * num_prompt), output=pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
-    )
+    output = pb.OutputParams(logprobs=5, prompt_logprobs_start=0)
+    call, submit = await s.start_stream(token_ids=pb.TokenIds(ids=[65] * num_prompt), output=output)
     sent = 1
     while await s.core.is_silent(0.0) and sent + 20_000 < num_prompt:
         await s.core.prompt(submit.stream, sent, [-1.0] * 20_000, 5)
@@ -254,17 +240,6 @@ def test_a_queue_returns_logprobs_in_order(num_top: int, turns: list[tuple[int, 
         assert len(queue) == came - gone
 
 
-def test_a_prompt_queue_is_complete_when_all_logprobs_have_come():
-    queue = PromptQueue(start=3, end=5, num_top=0)
-    assert not queue.is_complete
-    assert queue.take(1000) is None
-    assert queue.put(3, read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs([-1.0, -2.0], 0))))
-    assert queue.is_complete
-    assert queue.take(1) == pb.PromptInfo(start=3, logprobs=public_logprobs([-1.0], 0))
-    assert queue.take(1000) == pb.PromptInfo(start=4, logprobs=public_logprobs([-2.0], 0))
-    assert queue.is_complete
-
-
 WITH_PIECES = pb.OutputParams(logprobs=2, logprob_pieces=True)
 
 
@@ -280,9 +255,8 @@ async def test_pieces_are_those_of_the_text_although_a_stop_string_holds_it_back
             await s.core.output(submit.stream, [char], logprobs=token_logprobs([-1.0 - i], 2))
         deltas.append((await call.read()).delta)
     assert [delta.text for delta in deltas] == ["a", ""]
-    assert [pieces_of(delta.logprobs.pieces) for delta in deltas] == [
-        [("a", b"a")], [("", b"\xc3"), ("é", b"\xa9")],
-    ]  # fmt: skip
+    pieces = [pieces_of(delta.logprobs.pieces) for delta in deltas]
+    assert pieces == [[("a", b"a")], [("", b"\xc3"), ("é", b"\xa9")]]
     await s.core.output(submit.stream, [0xC3], "LENGTH", logprobs=token_logprobs([-9.0], 2))
     [(_, last), *_] = await rest(call)
     # The text ends inside a character.

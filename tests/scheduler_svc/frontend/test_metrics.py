@@ -30,10 +30,6 @@ def number_of(found: dict[Metric, list[float]], metric: Metric) -> float:
     return sum(found[metric][:-1]) if metric.buckets else sum(found[metric])
 
 
-def refused_and_failed(s: Service) -> tuple[dict[str, float], dict[str, float]]:
-    return codes(s.front_end._meter)
-
-
 @served(measures=True)
 async def test_the_tokens_are_those_that_callers_get(s: Service) -> None:
     stop = pb.StopParams(stop_strings=["stop"])
@@ -55,7 +51,7 @@ async def test_the_tokens_are_those_that_callers_get(s: Service) -> None:
     assert (found[catalogue.RECOMPUTED], found[catalogue.CHANGES_SURVIVED]) == ([4], [2])
     assert number_of(found, catalogue.FIRST_TOKEN) == number_of(found, catalogue.LATENCY) == 1
     assert found[catalogue.SUCCESSES][catalogue.REASONS.index("stop_string")] == 1
-    assert refused_and_failed(s) == ({}, {})
+    assert codes(s.front_end._meter) == ({}, {})
 
 
 @served(measures=True)
@@ -91,14 +87,14 @@ async def test_refusals_and_failures_are_counted_by_code(s: Service) -> None:
     readiness = s.front_end._readiness
     await until(lambda: readiness.requests._closed)
     await fails(s.generate(), Code.RESOURCE_EXHAUSTED)
-    await until(lambda: len(refused_and_failed(s)[1]) == 2)
-    assert refused_and_failed(s) == (
+    await until(lambda: len(codes(s.front_end._meter)[1]) == 2)
+    assert codes(s.front_end._meter) == (
         {"invalid_argument": 1, "already_exists": 1, "resource_exhausted": 1},
         {"internal": 1, "cancelled": 1},
     )
     # Other methods are not admissions.
     await fails(s.inference.Tokenize(pb.TokenizeRequest(model="other")), Code.NOT_FOUND)
-    assert sum(refused_and_failed(s)[0].values()) == 3
+    assert sum(codes(s.front_end._meter)[0].values()) == 3
 
 
 @served(measures=True)
@@ -121,7 +117,7 @@ async def test_a_resumed_stream_counts_the_tokens_that_it_sends(s: Service) -> N
     assert number_of(found, catalogue.PROMPT_TOKENS) == accepted.prompt_tokens
     assert number_of(found, catalogue.FIRST_TOKEN) == 1
     assert found[catalogue.LATENCY][-1] == 2.0
-    assert refused_and_failed(s) == ({}, {"cancelled": 1})
+    assert codes(s.front_end._meter) == ({}, {"cancelled": 1})
 
 
 @served((server, "SWEEP_SECONDS", 0.2), measures=True)

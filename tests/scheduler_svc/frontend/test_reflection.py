@@ -45,12 +45,8 @@ async def test_the_public_services_are_listed_only_if_it_is_on(tmp_path: Path, n
             await fails(s.channel.unary_unary(f"/{name}/{METHOD}")(b""), Code.UNIMPLEMENTED)
             return
         call = opened(s, name)
-        answer = await asked(call, list_services="")
-        assert [each.name for each in answer.list_services_response.service] == [
-            PUBLIC[0],
-            "grpc.reflection.v1alpha.ServerReflection",
-            *PUBLIC[1:],
-        ]
+        services = (await asked(call, list_services="")).list_services_response.service
+        assert [each.name for each in services] == [PUBLIC[0], "grpc.reflection.v1alpha.ServerReflection", *PUBLIC[1:]]
         await call.done_writing()
         assert await call.code() is Code.OK
 
@@ -66,13 +62,10 @@ async def test_several_names_are_told_in_one_call_and_nothing_internal(s: Servic
         ]
         own = {f"{file.package}.{each.name}" for file in files for each in (*file.service, *file.message_type)}
         assert symbol in own
-    for symbol in ("tandem.internal.v1.Submit", "google.protobuf.Any", "none"):
-        answer = await asked(call, file_containing_symbol=symbol)
-        assert answer.error_response.error_code == Code.NOT_FOUND.value[0]
-    answer = await asked(call, file_by_filename="tandem/internal/v1/worker.proto")
-    assert answer.error_response.error_code == Code.NOT_FOUND.value[0]
-    answer = await asked(call)
-    assert answer.error_response.error_code == Code.INVALID_ARGUMENT.value[0]
+    hidden = [{"file_containing_symbol": name} for name in ("tandem.internal.v1.Submit", "google.protobuf.Any", "none")]
+    for request in (*hidden, {"file_by_filename": "tandem/internal/v1/worker.proto"}):
+        assert (await asked(call, **request)).error_response.error_code == Code.NOT_FOUND.value[0]
+    assert (await asked(call)).error_response.error_code == Code.INVALID_ARGUMENT.value[0]
     call.cancel()
 
 
@@ -82,19 +75,17 @@ async def test_a_request_above_the_limit_is_refused_as_the_first_and_as_a_furthe
         call = opened(s)
         for _ in range(num_before):
             await asked(call, list_services="")
+        why = f"ServerReflectionRequest has {MAX_BYTES + 3:,} bytes; the limit is {MAX_BYTES:,}"
         with pytest.raises(grpc.aio.AioRpcError):
             await asked(call, file_containing_symbol="x" * MAX_BYTES)
-        assert await call.code() is Code.INVALID_ARGUMENT
-        what = f"ServerReflectionRequest has {MAX_BYTES + 3:,} bytes"
-        assert await call.details() == f"{what}; the limit is {MAX_BYTES:,}"
+        assert (await call.code(), await call.details()) == (Code.INVALID_ARGUMENT, why)
 
 
 @served(reflection=True, call_limits=CallLimits(message_seconds=0.1))
 async def test_a_call_whose_next_request_is_late_ends(s: Service) -> None:
     call = opened(s)
     await asked(call, list_services="")
-    assert await call.code() is Code.DEADLINE_EXCEEDED
-    assert await call.details() == "the call sent no message for 0.1 s"
+    assert (await call.code(), await call.details()) == (Code.DEADLINE_EXCEEDED, "the call sent no message for 0.1 s")
 
 
 async def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(tmp_path: Path) -> None:
@@ -107,8 +98,8 @@ async def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(tmp
         await until(lambda: waiting.num_taken == 2)
         # A connection gets at most half of what the others leave.
         refused = opened(s)
-        assert await refused.code() is Code.RESOURCE_EXHAUSTED
-        assert await refused.details() == "2 calls have not sent their request yet; the limit is 2"
+        full = "2 calls have not sent their request yet; the limit is 2"
+        assert (await refused.code(), await refused.details()) == (Code.RESOURCE_EXHAUSTED, full)
         await s.model_info()
         for call in calls:
             call.cancel()

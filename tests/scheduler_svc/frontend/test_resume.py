@@ -63,6 +63,13 @@ async def resumed(core: FakeCore, description: bytes, *samples: tuple[Sequence[i
     return asked
 
 
+async def after_accepted(call: Any) -> list[Any]:
+    """All messages behind Accepted."""
+    [(kind, _), *messages] = await rest(call)
+    assert kind == "accepted"
+    return messages
+
+
 def text_of(messages: Sequence[tuple[str, Any]]) -> str:
     return "".join(message.text for kind, message in messages if kind == "delta")
 
@@ -153,14 +160,12 @@ async def test_a_request_that_has_ended_is_sent_from_the_offset_to_its_summary(s
     await rest(call)
     again = resume(s, accepted, (1, 1))
     await resumed(s.core, submit.description, (spell(b"abc"), "LENGTH"))
-    assert (await again.read()).WhichOneof("event") == "accepted"
-    messages = await rest(again)
+    messages = await after_accepted(again)
     assert messages[0] == ("delta", pb.Delta(token_offset=1, token_ids=spell(b"bc"), text="bc"))
     assert [kind for kind, _ in messages] == ["delta", "finished", "summary"]
     again = resume(s, accepted, (3, 3))
     await resumed(s.core, submit.description, (spell(b"abc"), "LENGTH"))
-    assert (await again.read()).WhichOneof("event") == "accepted"
-    assert [kind for kind, _ in await rest(again)] == ["finished", "summary"]
+    assert [kind for kind, _ in await after_accepted(again)] == ["finished", "summary"]
     assert await s.core.is_silent()
 
 
@@ -170,8 +175,7 @@ async def test_samples_are_resumed_with_an_offset_each(s: Service) -> None:
     asked = await resumed(s.core, submit.description, (spell(b"abc"), ""), (spell(b"xy"), "LENGTH"), ([], ""))
     await s.core.output(asked.stream, spell(b"d"), "LENGTH")
     await s.core.output(asked.stream + 2, spell(b"z"), "LENGTH")
-    await again.read()
-    messages = await rest(again)
+    messages = await after_accepted(again)
     texts: dict[int, str] = {}
     for kind, message in messages:
         if kind == "delta":
@@ -184,10 +188,8 @@ async def test_a_caller_without_ids_gives_its_characters_only(s: Service) -> Non
     submit, accepted = await detached(s, output=pb.OutputParams(want_token_ids=False))
     again = resume(s, accepted, (0, 2))
     await resumed(s.core, submit.description, (spell("aé€".encode()), "LENGTH"))
-    await again.read()
-    messages = await rest(again)
-    assert text_of(messages) == "€"
-    assert ids_of(messages) == []
+    messages = await after_accepted(again)
+    assert (text_of(messages), ids_of(messages)) == ("€", [])
 
 
 @pytest.mark.parametrize(
@@ -237,8 +239,7 @@ async def test_the_first_reader_is_told_that_another_one_came(s: Service) -> Non
     await fails(call, Code.ABORTED, "another reader resumed this request")
     s.core.num_sent[asked.stream] = 1
     await s.core.output(asked.stream, spell(b"b"), "LENGTH")
-    await again.read()
-    assert text_of(await rest(again)) == "ab"
+    assert text_of(await after_accepted(again)) == "ab"
     assert await s.core.is_silent()
 
 
@@ -258,8 +259,7 @@ async def test_a_full_queue_and_a_drain_do_not_refuse_a_resume(s: Service) -> No
     await s.core.send(draining=frontend_pb2.Draining())
     again = resume(s, accepted)
     await resumed(s.core, submit.description, (spell(b"a"), "LENGTH"))
-    await again.read()
-    assert text_of(await rest(again)) == "a"
+    assert text_of(await after_accepted(again)) == "a"
 
 
 async def test_a_broken_stream_shows_no_text_that_may_still_change(s: Service) -> None:
@@ -269,16 +269,11 @@ async def test_a_broken_stream_shows_no_text_that_may_still_change(s: Service) -
     await s.core.output(submit.stream, spell(b"a sto"))
     await until(lambda: stream.is_resumable and stream.samples[0].num_received == 5)
     s.core.close()
-    received: list[str] = []
-
-    async def read() -> None:
-        async for message in call:
-            received.append(message.delta.text)
-
+    received: list[Any] = []
     with pytest.raises(grpc.aio.AioRpcError, match="core is gone"):
-        await read()
+        await rest(call, received)
     # "sto" may become the stop string.
-    assert "".join(received) == "a "
+    assert text_of(received) == "a "
 
 
 async def test_the_failure_of_a_request_says_that_it_has_ended(s: Service) -> None:
@@ -298,9 +293,7 @@ async def test_a_malformed_answer_to_a_resume_fails_this_stream_alone(s: Service
     asked = await s.core.expect("resume")
     answer = {"description": submit.description} | broken
     await s.core.send(resumed=frontend_pb2.Resumed(stream=asked.stream, **answer))
-    with pytest.raises(grpc.aio.AioRpcError, match="what was kept of its stream is malformed") as error:
-        await again.read()
-    assert error.value.code() is Code.INTERNAL
+    assert "what was kept of its stream is malformed" in await fails(again, Code.INTERNAL)
     assert (await s.core.expect("cancel")).stream == asked.stream
     other = s.generate()
     await s.core.admit()

@@ -55,10 +55,12 @@ async def test_samples_have_consecutive_stream_numbers(s: Service) -> None:
 
 
 async def test_each_sample_has_its_own_end_and_the_summary_covers_all(s: Service) -> None:
-    call, submit = await s.start_stream(sampling=THREE)
+    call, submit = await s.start_stream(sampling=THREE, output=pb.OutputParams(skip_special_tokens=False))
     first = submit.stream
     await s.core.output(first + 1, [ord("b"), EOS_ID], "EOS", stop_token_id=EOS_ID)
     messages = [("delta", (await call.read()).delta), ("finished", (await call.read()).finished)]
+    # The stop token is an id without text.
+    assert messages[0][1] == pb.Delta(sample_idx=1, token_ids=[ord("b"), EOS_ID], text="b")
     assert messages[1][1] == pb.Finished(
         reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2, sample_idx=1
     )
@@ -89,7 +91,10 @@ async def test_a_stop_string_ends_only_its_own_sample(s: Service) -> None:
     # Both samples contain half of the string; only one completes it.
     await s.core.output(first, spell(b"a st"))
     await s.core.output(first + 1, spell(b"b st"))
-    assert [(await call.read()).delta.text for _ in range(2)] == ["a ", "b "]
+    assert [(await call.read()).delta for _ in range(2)] == [
+        pb.Delta(sample_idx=idx, token_ids=spell(each), text=each[:2].decode())
+        for idx, each in enumerate((b"a st", b"b st"))
+    ]
     await s.core.output(first + 1, spell(b"op it"))
     assert await s.core.expect("finish") == frontend_pb2.Finish(stream=first + 1, output_tokens=6)
     assert (await call.read()).delta == pb.Delta(sample_idx=1, token_offset=4, token_ids=spell(b"op"))
@@ -156,14 +161,11 @@ async def test_cancel_frees_the_samples_that_run(s: Service) -> None:
     assert (s.front_end._streams.num_open, s.front_end._streams._samples) == (0, {})
 
 
-async def test_cancel_before_admission_frees_every_sample(s: Service) -> None:
+async def test_cancel_before_admission_and_the_callers_deadline_free_every_sample(s: Service) -> None:
     call = s.generate(sampling=THREE)
     submit = await s.core.expect("submit")
     call.cancel()
     assert await cancels(s, 3) == [submit.stream + idx for idx in range(3)]
-
-
-async def test_the_callers_deadline_frees_every_sample(s: Service) -> None:
     call = s.generate(sampling=THREE, timeout=1.0)
     submit = await s.core.admit()
     await fails(call, Code.DEADLINE_EXCEEDED)
@@ -240,42 +242,22 @@ async def test_max_pending_bytes_drops_a_reader_at_once(s: Service) -> None:
 
 
 def end(output_tokens: int, first: float, decode: float, *, cached: int = 0, **timing: Any) -> frontend_pb2.End:
-    return frontend_pb2.End(
-        usage=pb.Usage(
-            prompt_tokens=3,
-            output_tokens=output_tokens,
-            discarded_tokens=1,
-            recomputed_tokens=10,
-            cached_prompt_tokens=cached,
-        ),
-        timing=pb.Timing(first_token_seconds=first, decode_seconds=decode, **timing),
-    )
+    usage = pb.Usage(prompt_tokens=3, discarded_tokens=1, recomputed_tokens=10, cached_prompt_tokens=cached)
+    usage.output_tokens = output_tokens
+    return frontend_pb2.End(usage=usage, timing=pb.Timing(first_token_seconds=first, decode_seconds=decode, **timing))
 
 
 def test_the_summary_adds_up_several_samples():
+    names = ("queue_seconds", "prefill_seconds", "total_seconds", "preemptions", "worker_changes")
     ends = [
-        end(
-            5, 2.0, 4.0, cached=1, queue_seconds=0.5, prefill_seconds=1.5, total_seconds=7.0, preemptions=1,
-            worker_changes=2,
-        ),
-        end(
-            2, 1.0, 1.0, cached=2, queue_seconds=0.25, prefill_seconds=0.75, total_seconds=2.5, preemptions=2,
-            worker_changes=1,
-        ),
-    ]  # fmt: skip
+        end(5, 2.0, 4.0, cached=1, **dict(zip(names, (0.5, 1.5, 7.0, 1, 2), strict=True))),
+        end(2, 1.0, 1.0, cached=2, **dict(zip(names, (0.25, 0.75, 2.5, 2, 1), strict=True))),
+    ]
+    usage = {"output_tokens": 5, "discarded_tokens": 4, "recomputed_tokens": 20, "cached_prompt_tokens": 1}
+    together = dict(zip(names, (0.25, 0.75, 7.0, 3, 2), strict=True))
     assert summarize(ends, [3, 2], prompt_tokens=3) == pb.Summary(
-        usage=pb.Usage(
-            prompt_tokens=3, output_tokens=5, discarded_tokens=4, recomputed_tokens=20, cached_prompt_tokens=1
-        ),
-        timing=pb.Timing(
-            queue_seconds=0.25,
-            prefill_seconds=0.75,
-            first_token_seconds=1.0,
-            decode_seconds=5.0,
-            total_seconds=7.0,
-            preemptions=3,
-            worker_changes=2,
-        ),
+        usage=pb.Usage(prompt_tokens=3, **usage),
+        timing=pb.Timing(first_token_seconds=1.0, decode_seconds=5.0, **together),
     )
 
 

@@ -1,5 +1,6 @@
 """Stop strings in parsed answers: they are searched in the content, as the caller reads it, and nowhere else."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from scheduler_svc.frontend.text.output import OutputPiece, StopFinder
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, hermes, think
 from tests.scheduler_svc.frontend.chat.rig import CHATML, spelled
 from tests.scheduler_svc.frontend.chat.test_answer import calls_text, cuts, parser, written
+from tests.scheduler_svc.frontend.text.test_stop_strings import first_stop
 
 
 def output(family: str, *stops: str, include_stop: bool = False, min_new_tokens: int = 0) -> ChatOutput:
@@ -34,10 +36,14 @@ def read(out: ChatOutput, batches: list[list[int]]) -> OutputPiece:
             break
     else:
         pieces.append(out.finish([], stop_token_id=None))
+    return joined(pieces)
+
+
+def joined(pieces: Sequence[OutputPiece]) -> OutputPiece:
     return OutputPiece(
         token_ids=[token for piece in pieces for token in piece.token_ids],
         text="".join(piece.text for piece in pieces),
-        stop_string=pieces[-1].stop_string,
+        stop_string="".join(piece.stop_string for piece in pieces),
         reasoning="".join(piece.reasoning for piece in pieces),
         calls=[call for piece in pieces for call in piece.calls],
     )
@@ -97,7 +103,7 @@ def test_the_answer_goes_up_to_the_first_stop_in_its_content(
     tokens = spelled(text)
     batches: Any = data.draw(cuts(tokens))  # pyright: ignore[reportArgumentType]
     whole = read(output(name), [tokens])
-    end, found = first(whole.text, stops)
+    end, found = first_stop(whole.text, stops)
     piece = read(output(name, *stops, include_stop=include_stop), batches)
     assert piece.stop_string == found
     assert piece.text == whole.text[: end if include_stop or not found else end - len(found)]
@@ -106,11 +112,3 @@ def test_the_answer_goes_up_to_the_first_stop_in_its_content(
     assert whole.reasoning.startswith(piece.reasoning)
     # However the tokens arrive, the same ones are kept.
     assert piece == read(output(name, *stops, include_stop=include_stop), [[token] for token in tokens])
-
-
-def first(text: str, stops: list[str]) -> tuple[int, str]:
-    """(end of the first stop string, the longest one that ends there)."""
-    for end in range(1, len(text) + 1):
-        if found := max((stop for stop in stops if text[:end].endswith(stop)), key=len, default=""):
-            return end, found
-    return len(text), ""

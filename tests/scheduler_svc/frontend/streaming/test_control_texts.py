@@ -16,6 +16,7 @@ from scheduler_svc.frontend.text.output import OutputPiece
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from tandem_contract.grammars import constraint_tokenizer
 from tests.architecture.source import ROOT
+from tests.scheduler_svc.frontend.chat.test_stops import joined
 
 TOKENIZER_JSON = (ROOT / "gpu_worker/bundled/model/tokenizer.json").read_bytes()
 CONTROLS = {each["content"]: each["id"] for each in json.loads(TOKENIZER_JSON)["added_tokens"]}
@@ -55,15 +56,7 @@ def output(tokenizer: Tokenizer, *, skips: bool = True, stop: str = "", has_gram
 
 def read(out: ChatOutput, tokens: list[int]) -> OutputPiece:
     """The whole answer, token by token."""
-    pieces = [out.push([token]) for token in tokens]
-    pieces.append(out.finish([EOS], stop_token_id=EOS))
-    return OutputPiece(
-        token_ids=[],
-        text="".join(piece.text for piece in pieces),
-        stop_string="".join(piece.stop_string for piece in pieces),
-        reasoning="".join(piece.reasoning for piece in pieces),
-        calls=[call for piece in pieces for call in piece.calls],
-    )
+    return joined([*(out.push([token]) for token in tokens), out.finish([EOS], stop_token_id=EOS)])
 
 
 @pytest.mark.parametrize("skips", [True, False])

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.frontend.text.detokenize import Detokenizer
 from scheduler_svc.frontend.text.output import SampleOutput, StopFinder
+from tests.scheduler_svc.frontend.text.test_stop_strings import first_stop
 from tests.scheduler_svc.frontend.tokenizers_for_tests import byte_level, spell, token
 
 TOKENIZER = byte_level()
@@ -90,9 +91,8 @@ def oracle(
     for num_tokens in range(1, num_shown + 1):
         text = decode(tokens[:num_tokens])
         text = text if num_tokens == num_shown else text.rstrip("\ufffd")
-        for end in range(len(before) + 1, len(text) + 1):
-            found = max((stop for stop in stops if text[:end].endswith(stop)), key=len, default="")
-            if found and num_tokens >= min_new_tokens:
-                return text[: end if include_stop else end - len(found)], tokens[:num_tokens], found
+        end, found = first_stop(text, stops, len(before))
+        if found and num_tokens >= min_new_tokens:
+            return text[: end if include_stop else end - len(found)], tokens[:num_tokens], found
         before = max(before, text, key=len)
     return decode(tokens[:num_shown]), tokens, ""
