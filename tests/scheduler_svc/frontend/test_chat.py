@@ -104,8 +104,9 @@ async def test_render_chat_and_generate_agree(s: Service) -> None:
     control = [TOKENS[token] for token in ("<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>", "</think>")]
     assert [token for token in made.token_ids if token in TOKENS.values()] == control
     assert CHATML.decode(list(made.token_ids), skip_special_tokens=False) == made.text
-    s.generate(chat=request)
+    call = s.generate(chat=request)
     assert np.frombuffer((await s.core.admit()).prompt, "<i4").tolist() == made.token_ids
+    call.cancel()
 
 
 async def test_the_operators_form_parses_the_answers(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.scheduler_svc.frontend.fake_core import (
     until,
     until_ready,
 )
+from tests.scheduler_svc.frontend.test_health import load_of
 from tests.scheduler_svc.frontend.tokenizers_for_tests import spell
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -54,14 +55,14 @@ async def test_before_a_worker_joins_calls_are_unavailable_with_a_retry_hint(s: 
         s.inference.Detokenize(pb.DetokenizeRequest(token_ids=[1])),
         s.model_info(),
     ):
-        await fails(call, Code.UNAVAILABLE, retry=1.0)
+        await fails(call, Code.UNAVAILABLE, "no worker has joined yet, so there is no model to serve", retry=1.0)
+    assert (await load_of(s)).not_serving == "no worker has joined yet, so there is no model to serve"
     assert await health_of(s) == [NOT_SERVING] * 3
 
     await s.core.send(model_state=model_state())
     assert (await watch.read()).status == SERVING
     assert await health_of(s) == [SERVING] * 3
     await s.start_stream()
-    watch.cancel()
 
 
 async def test_draining_refuses_new_requests_and_completes_running_ones(s: Service) -> None:
@@ -71,13 +72,13 @@ async def test_draining_refuses_new_requests_and_completes_running_ones(s: Servi
     await s.core.send(draining=frontend_pb2.Draining())
     assert (await watch.read()).status == NOT_SERVING
     assert await health_of(s) == [NOT_SERVING] * 3
-    await fails(s.generate(), Code.UNAVAILABLE, retry=1.0)
+    why = await fails(s.generate(), Code.UNAVAILABLE, retry=1.0)
+    assert (await load_of(s)).not_serving == why and "shutting down" in why
     await s.ends(call, submit.stream)
     # A model state of a worker that joins late does not make the service ready again.
     await s.core.send(model_state=model_state())
     await until_ready(s)
     assert await health_of(s) == [NOT_SERVING] * 3
-    watch.cancel()
 
 
 @served(ready=False)
@@ -265,7 +266,6 @@ async def test_retries_of_grpc_obey_the_retry_hint(s: Service, monkeypatch: pyte
         await s.core.admit()
         assert (await call.read()).WhichOneof("event") == "accepted"
         assert loop.time() - started >= 1.0
-        call.cancel()
 
 
 async def test_a_core_that_reads_nothing_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

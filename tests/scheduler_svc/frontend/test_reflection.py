@@ -66,7 +66,6 @@ async def test_several_names_are_told_in_one_call_and_nothing_internal(s: Servic
     for request in (*hidden, {"file_by_filename": "tandem/internal/v1/worker.proto"}):
         assert (await asked(call, **request)).error_response.error_code == Code.NOT_FOUND.value[0]
     assert (await asked(call)).error_response.error_code == Code.INVALID_ARGUMENT.value[0]
-    call.cancel()
 
 
 @served(reflection=True)

@@ -91,10 +91,9 @@ async def test_a_stop_string_ends_only_its_own_sample(s: Service) -> None:
     # Both samples contain half of the string; only one completes it.
     await s.core.output(first, spell(b"a st"))
     await s.core.output(first + 1, spell(b"b st"))
-    assert [(await call.read()).delta for _ in range(2)] == [
-        pb.Delta(sample_idx=idx, token_ids=spell(each), text=each[:2].decode())
-        for idx, each in enumerate((b"a st", b"b st"))
-    ]
+    for idx, text in enumerate(("a ", "b ")):
+        token_ids = spell(f"{text}st".encode())
+        assert (await call.read()).delta == pb.Delta(sample_idx=idx, token_ids=token_ids, text=text)
     await s.core.output(first + 1, spell(b"op it"))
     assert await s.core.expect("finish") == frontend_pb2.Finish(stream=first + 1, output_tokens=6)
     assert (await call.read()).delta == pb.Delta(sample_idx=1, token_offset=4, token_ids=spell(b"op"))

@@ -52,18 +52,6 @@ def with_special_tokens(form: str) -> Tokenizer:
     return made
 
 
-@functools.cache
-def byte_fallback() -> Tokenizer:
-    """Like SentencePiece models: ▁ for a space, <0xNN> for bytes without a token, and the first space is stripped."""
-    words = ["<unk>", "▁", "▁the", "▁cat", "s", "a", "t", "."]
-    vocab = {word: i for i, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
 def as_json(tokenizer: Tokenizer) -> bytes:
     text = tokenizer.to_str()
     assert json.loads(text)
@@ -82,9 +70,10 @@ def spell(data: bytes) -> list[int]:
     return list(data)
 
 
+@functools.cache
 def sentencepiece_like() -> dict[str, Tokenizer]:
     """Decoders of SentencePiece's kind by name. Their vocabulary has white space in several tokens, bytes, U+FFFD."""
-    words = ["<unk>", "▁", "▁▁", "▁the", "the", "▁a", "a", ".", "\ufffd", "é", "▁é", "\n"]
+    words = ["<unk>", "▁", "▁▁", "▁the", "the", "▁a", "a", ".", "\ufffd", "é", "▁é", "\n", "▁cat", "s"]
     fallback, space = decoders.ByteFallback(), decoders.Replace("▁", " ")
     kinds = {
         "llama": decoders.Sequence([space, fallback, decoders.Fuse(), decoders.Strip(" ", 1, 0)]),

@@ -328,9 +328,14 @@ def test_a_call_that_is_not_whole_loses_no_text(name: str) -> None:
     assert (whole.content, calls_text(whole)) == (content, calls)
 
 
-def test_a_region_that_is_too_long_for_a_call_is_content() -> None:
+def test_a_long_call_is_shown_in_whole_and_a_region_too_long_for_one_is_content() -> None:
+    def pieces(text: str) -> list[str]:
+        return [text[at : at + 1000] for at in range(0, len(text), 1000)]
+
+    args = {"a": "x" * 3 * MAX_CALL_CHARS}
+    assert calls_of(parsed(parser("hermes"), pieces(hermes("f", args)))) == [("f", args)]
     text = '<tool_call>{"arguments": {"a": "' + "x" * MAX_CALL_CHARS + '"}, "name": "f"}</tool_call> end'
-    whole = parsed(parser("hermes"), [text[at : at + 1000] for at in range(0, len(text), 1000)])
+    whole = parsed(parser("hermes"), pieces(text))
     assert (whole.content, whole.calls) == (text, [])
 
 
@@ -403,13 +408,6 @@ def test_strings_with_raw_line_breaks_are_arguments(name: str) -> None:
     assert raw in text and raw != escaped
     whole = both_ways(name, text)
     assert (whole.content, calls_of(whole)) == ("", [("f", CONTROLS)])
-
-
-def test_a_long_call_is_shown_in_whole() -> None:
-    args = {"a": "x" * 3 * MAX_CALL_CHARS}
-    text = hermes("f", args)
-    whole = parsed(parser("hermes"), [text[at : at + 1000] for at in range(0, len(text), 1000)])
-    assert calls_of(whole) == [("f", args)]
 
 
 def test_without_tools_calls_are_content() -> None:

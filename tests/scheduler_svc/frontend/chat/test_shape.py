@@ -189,26 +189,22 @@ def test_a_tool_loop_is_shown_or_refused(name: str) -> None:
         assert "ä" in shown and "outcome" in shown
 
 
-@pytest.mark.parametrize("name", ["mistral_strict", "gemma_tools"])
-def test_results_belong_to_their_calls(name: str) -> None:
-    calls = [pb.ToolCall(id=f"call_{i}_long", name=f"f{i}", arguments_json="{}") for i in range(2)]
-    results = [pb.ChatMessage(role="tool", content=[f"r{i}"], tool_call_id=f"call_{i}_long") for i in (1, 0)]
-    shown = text(name, user("q"), pb.ChatMessage(role="assistant", tool_calls=calls), *results)
-    if name == "gemma_tools":
-        assert "response:f1{value:r1}" in shown and "response:f0{value:r0}" in shown
-        return
-    ids = [each[:9] for each in shown.split("[CALL_ID]")[1:]]
-    assert len(set(ids)) == 2
-    assert f"{ids[1]}[TOOL_CONTENT]r1" in shown and f"{ids[0]}[TOOL_CONTENT]r0" in shown
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_results_belong_to_their_calls_by_id_or_in_their_order(order: tuple[int, int]) -> None:
+    """Whichever ids the template takes. Calls and results without ids get them in their order."""
 
+    def shown(name: str, *ids: str) -> str:
+        calls = [pb.ToolCall(id=each, name=f"f{i}", arguments_json="{}") for i, each in enumerate(ids)]
+        results = [pb.ChatMessage(role="tool", content=[f"r{i}"], tool_call_id=ids[i]) for i in order]
+        return text(name, user("q"), pb.ChatMessage(role="assistant", tool_calls=calls), *results)
 
-def test_calls_and_results_without_ids_get_them_in_their_order() -> None:
-    calls = [pb.ToolCall(name="f", arguments_json="{}")] * 2
-    results = [pb.ChatMessage(role="tool", content=[f"r{i}"]) for i in range(2)]
-    shown = text("mistral_strict", user("q"), pb.ChatMessage(role="assistant", tool_calls=calls), *results)
-    ids = [each[:9] for each in shown.split("[CALL_ID]")[1:]]
-    assert len(set(ids)) == 2
-    assert [f"{each}[TOOL_CONTENT]r{i}" in shown for i, each in enumerate(ids)] == [True, True]
+    for ids in (("call_0_long", "call_1_long"), *([("", "")] if order == (0, 1) else [])):
+        made = shown("mistral_strict", *ids)
+        found = [each[:9] for each in made.split("[CALL_ID]")[1:]]
+        assert len(set(found)) == 2
+        assert all(f"{each}[TOOL_CONTENT]r{i}" in made for i, each in enumerate(found))
+    of_gemma = shown("gemma_tools", "call_0_long", "call_1_long")
+    assert "response:f1{value:r1}" in of_gemma and "response:f0{value:r0}" in of_gemma
 
 
 def test_developer_is_system_where_the_template_knows_no_other() -> None:

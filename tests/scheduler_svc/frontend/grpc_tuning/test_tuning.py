@@ -11,10 +11,8 @@ import pytest
 from grpc._cython import cygrpc
 
 from scheduler_svc.frontend.grpc_tuning import ends, event_loop, sockets, tuning
-from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE, run_as_task
+from scheduler_svc.frontend.grpc_tuning.event_loop import QUEUE
 from scheduler_svc.frontend.grpc_tuning.sockets import Corks
-from scheduler_svc.frontend.streaming.sender import StreamWriter
-from scheduler_svc.frontend.streaming.stream import RequestStream
 
 
 def test_this_version_has_everything(caplog: pytest.LogCaptureFixture):
@@ -65,27 +63,3 @@ def test_without_corks_nobody_looks_for_sockets(monkeypatch: pytest.MonkeyPatch)
     context = types.SimpleNamespace(peer=lambda: "ipv4:127.0.0.1:1")
     connections = [corks.join(context) for _ in range(3)]
     assert all(one.duplicate is None for one in connections)
-
-
-async def test_a_write_that_is_a_task_ends_and_fails_like_the_others() -> None:
-    released = asyncio.Event()
-    written: list[str] = []
-
-    async def write(message: object) -> None:
-        await released.wait()
-        if isinstance(message, BaseException):
-            raise message
-        written.append(str(message))
-
-    writer = StreamWriter(RequestStream(None), write, lambda: None, run_as_task)
-    later = asyncio.create_task(writer.write("a"))
-    await asyncio.sleep(0)
-    assert not writer.is_idle and not later.done()
-    released.set()
-    await later
-    assert written == ["a"] and writer.is_idle
-    for error in (grpc.aio.InternalError("gone"), asyncio.CancelledError()):
-        writer.begin(error)
-        with pytest.raises(type(error)):
-            await writer.wait()
-        assert writer.is_idle

@@ -17,8 +17,6 @@ from tests.scheduler_svc.frontend.fake_core import Service, rest, service, until
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
 SECRET_TEXT = "zebra-crossing"
-
-
 Lines = Callable[[], list[dict[str, Any]]]
 
 
@@ -34,10 +32,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return found
 
 
-async def one_more(lines: Lines, count: int = 1) -> dict[str, Any]:
+async def newest(lines: Lines, count: int, **said: Any) -> dict[str, Any]:
+    """The newest of so many lines, which says this."""
     await until(lambda: len(lines()) >= count)
     assert len(lines()) == count
-    return lines()[-1]
+    line = lines()[-1]
+    assert {name: line.get(name) for name in said} == said
+    return line
 
 
 async def test_a_served_request(s: Service, lines: Lines) -> None:
@@ -50,7 +51,7 @@ async def test_a_served_request(s: Service, lines: Lines) -> None:
     )
     await s.core.output(submit.stream, [65, 66], "LENGTH", usage=usage, timing=timing)
     await rest(call)
-    line = await one_more(lines)
+    line = await newest(lines, 1, process="frontend", level="INFO", message="request ended")
     assert line.pop("call_seconds") > 0
     assert {name: line[name] for name in list(line)[5:]} == {
         "request_id": "mine",
@@ -71,7 +72,6 @@ async def test_a_served_request(s: Service, lines: Lines) -> None:
         "trace_id": TRACE,
         "parent_id": PARENT,
     }
-    assert (line["process"], line["level"], line["message"]) == ("frontend", "INFO", "request ended")
 
 
 async def test_every_other_end_of_an_accepted_request(s: Service, lines: Lines) -> None:
@@ -79,48 +79,39 @@ async def test_every_other_end_of_an_accepted_request(s: Service, lines: Lines) 
     await s.core.output(submit.stream, [65])
     await s.core.fail(submit.stream, "INTERNAL", f"it said {SECRET_TEXT}")
     await fails(call, Code.INTERNAL)
-    line = await one_more(lines, 1)
-    assert (line["level"], line["outcome"], line["reason"]) == ("WARNING", "INTERNAL", "internal")
-    assert (line["message"], line["output_tokens"]) == ("request ended", 1)
+    why = {"outcome": "INTERNAL", "reason": "internal"}
+    await newest(lines, 1, level="WARNING", message="request ended", output_tokens=1, **why)
     call, submit = await s.start_stream(request_id="cancelled")
     await s.core.output(submit.stream, [65, 66])
     assert (await call.read()).WhichOneof("event") == "delta"
     call.cancel()
     await s.core.expect("cancel")
-    line = await one_more(lines, 2)
-    numbers = len(submit.prompt) // 4, 2
-    assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == ("CANCELLED", *numbers)
+    line = await newest(lines, 2, outcome="CANCELLED", prompt_tokens=len(submit.prompt) // 4, output_tokens=2)
     assert "reason" not in line and "total_seconds" not in line
     call, submit = await s.start_stream(request_id="left", resume=inference_pb2.ResumeParams(linger_seconds=5))
     call.cancel()
     await s.core.expect("cancel")
-    line = await one_more(lines, 3)
-    assert (line["outcome"], line["reason"]) == ("CANCELLED", "detached")
+    await newest(lines, 3, outcome="CANCELLED", reason="detached")
     call, submit = await s.start_stream(request_id="two", sampling={"num_samples": 2})
     await s.core.output(submit.stream, [65], "EOS")
     await s.core.output(submit.stream + 1, [66], "LENGTH")
     await rest(call)
-    line = await one_more(lines, 4)
-    assert (line["outcome"], line["samples"], line["output_tokens"]) == ("eos,length", 2, 2)
+    await newest(lines, 4, outcome="eos,length", samples=2, output_tokens=2)
 
 
 async def test_a_refused_request_and_its_field_without_the_callers_values(s: Service, lines: Lines) -> None:
     bias = inference_pb2.SamplingParams(logit_bias={99_999: 1.0})
     await fails(s.generate(request_id="a", sampling=bias), Code.INVALID_ARGUMENT)
-    line = await one_more(lines, 1)
-    assert (line["message"], line["outcome"], line["reason"]) == (
-        "request refused", "INVALID_ARGUMENT", "sampling.logit_bias",
-    )  # fmt: skip
-    assert line["request_id"] == "a" and "99999" not in json.dumps(line)
+    why = {"outcome": "INVALID_ARGUMENT", "reason": "sampling.logit_bias"}
+    line = await newest(lines, 1, request_id="a", message="request refused", **why)
+    assert "99999" not in json.dumps(line)
     await fails(s.generate(model=SECRET_TEXT), Code.NOT_FOUND)
-    assert (await one_more(lines, 2))["outcome"] == "NOT_FOUND"
+    await newest(lines, 2, outcome="NOT_FOUND")
     call = s.generate()
     submit = await s.core.expect("submit")
     await s.core.reject(submit.stream, "QUEUE_FULL", SECRET_TEXT)
     await fails(call, Code.RESOURCE_EXHAUSTED)
-    line = await one_more(lines, 3)
-    assert (line["outcome"], line["reason"]) == ("RESOURCE_EXHAUSTED", "queue_full")
-    assert line["request_id"] == submit.request_id
+    await newest(lines, 3, outcome="RESOURCE_EXHAUSTED", reason="queue_full", request_id=submit.request_id)
     assert SECRET_TEXT not in json.dumps(lines())
 
 

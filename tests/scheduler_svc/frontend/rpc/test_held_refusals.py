@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -21,27 +22,9 @@ NOT_HELD = grpc.StatusCode.UNAVAILABLE
 CODES = [code for code in grpc.StatusCode if code not in (NOT_HELD, grpc.StatusCode.OK)]
 
 
-class Context:
-    """A call of a peer, as far as a refusal needs it. `code` is set when the call is refused."""
-
-    def __init__(self, peer: str = "ipv4:10.0.0.1:5000") -> None:
-        self._peer = peer
-        self.code: grpc.StatusCode | None = None
-
-    def peer(self) -> str:
-        return self._peer
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None:
-        """Like gRPC's."""
-
-    def set_trailing_metadata(self, metadata: Any) -> None:
-        """Like gRPC's."""
-
-    async def read(self) -> bytes:
-        return b""
+def call_of(peer: str = "ipv4:10.0.0.1:5000") -> Mock:
+    """A call of a peer, as far as a refusal needs it."""
+    return Mock(peer=lambda: peer, read=AsyncMock(return_value=b""))
 
 
 def full() -> Refusal:
@@ -53,7 +36,7 @@ async def refuse(
 ) -> int:
     """Refuses `count` calls at once. Returns how many are held; they are cancelled."""
     now = asyncio.get_running_loop().time()
-    tasks = [asyncio.create_task(held.hold(tenant, Context(peer), make(), now)) for _ in range(count)]
+    tasks = [asyncio.create_task(held.hold(tenant, call_of(peer), make(), now)) for _ in range(count)]
     for _ in range(5):
         await settle()
     num_held = sum(not task.done() for task in tasks)
@@ -96,12 +79,12 @@ async def test_a_refusal_is_held_for_a_part_of_the_time_of_its_hint(hint: float 
     await refuse(held, "greedy", BURST)
     begun = loop.time()
     refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", retry_after_seconds=hint)
-    await held.hold("greedy", Context(), refusal, begun)
+    await held.hold("greedy", call_of(), refusal, begun)
     assert most / 2 <= loop.time() - begun <= most
     # The age of the call counts: a call that has taken long is not a repetition.
     await refuse(held, "greedy", BURST)
     begun = loop.time()
-    await held.hold("greedy", Context(), refusal, begun - most)
+    await held.hold("greedy", call_of(), refusal, begun - most)
     assert loop.time() == begun
 
 
@@ -140,7 +123,7 @@ async def test_callers_without_a_tenant_count_by_address_and_share_places(monkey
     assert await refuse(held, None, BURST, peer="ipv4:10.0.0.2:5000") == 0
     hosts = ["ipv4:10.0.0.1:1", "ipv4:10.0.0.2:1"]
     now = asyncio.get_running_loop().time()
-    tasks = [asyncio.create_task(held.hold(None, Context(host), full(), now)) for host in hosts for _ in range(4)]
+    tasks = [asyncio.create_task(held.hold(None, call_of(host), full(), now)) for host in hosts for _ in range(4)]
     await settle()
     assert sum(not task.done() for task in tasks) == 4
     assert await refuse(held, "polite", BURST) == 0
@@ -202,13 +185,13 @@ async def test_a_held_call_keeps_nothing_of_its_message(monkeypatch: pytest.Monk
         serialize=bytes,
     )
     monkeypatch.setattr("scheduler_svc.frontend.rpc.calls.parse", lambda kind, data: Message(data))
-    handler, contexts = calls.handler(method).stream_stream, [Context() for _ in range(BURST + 5)]
+    handler, contexts = calls.handler(method).stream_stream, [call_of() for _ in range(BURST + 5)]
     tasks = [asyncio.create_task(handler(None, context)) for context in contexts]
     while len(messages) < len(tasks):
         await asyncio.sleep(0)
     await settle()
     gc.collect()
-    assert [context.code for context in contexts].count(None) == 5
+    assert [context.set_code.called for context in contexts].count(False) == 5
     assert [message() for message in messages] == [None] * len(messages)
     await asyncio.gather(*tasks)
-    assert {context.code for context in contexts} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert {context.set_code.call_args.args for context in contexts} == {(grpc.StatusCode.INVALID_ARGUMENT,)}

@@ -291,4 +291,3 @@ async def test_the_model_info_tells_the_limits(s: Service) -> None:
     assert waiting.done(), await call.details()
     submit = waiting.result()
     assert len(submit.prompt) == 4 * told.max_prompt_tokens
-    call.cancel()

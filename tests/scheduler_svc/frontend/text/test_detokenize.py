@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
 from scheduler_svc.frontend.text.detokenize import MAX_HELD_TOKENS, Detokenizer
-from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, byte_fallback, byte_level, spell, token
+from tests.scheduler_svc.frontend.tokenizers_for_tests import BOS, byte_level, sentencepiece_like, spell, token
 
 TOKENIZER = byte_level()
 NUM_IDS = TOKENIZER.get_vocab_size()
@@ -107,7 +107,7 @@ FALLBACK: dict[str, tuple[list[str], list[str], list[str], list[str]]] = {
 
 
 def fallback_pieces(words: list[str], context: list[str], anchor: list[str]) -> list[str]:
-    tokenizer = byte_fallback()
+    tokenizer = sentencepiece_like()["llama"]
     prompt, before = ([tokenizer.token_to_id(word) for word in each] for each in (context, anchor))
     detokenizer = Detokenizer(lambda tokens: tokenizer.decode(tokens), prompt, before)
     return [*(detokenizer.push([tokenizer.token_to_id(word)]) for word in words), detokenizer.finish()]

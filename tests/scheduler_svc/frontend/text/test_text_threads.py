@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
@@ -15,6 +15,20 @@ from tests.rigs.processes import no_threads
 
 
 @pytest.fixture
+def held() -> threading.Event:
+    """The work of the threads waits for it."""
+    return threading.Event()
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[TextThreads]:
+    """One thread; the places of those that wait are a parameter."""
+    made = TextThreads(1, getattr(request, "param", 100))
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """CPU seconds of all threads, which only the tests' work advances."""
     now = [0.0]
@@ -22,9 +36,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: list[float]) -> None:
+async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(
+    threads: TextThreads, held: threading.Event, clock: list[float]
+) -> None:
     order: list[str] = []
-    held = threading.Event()
 
     def work(tenant: str, seconds: float) -> Callable[[], str]:
         def done() -> str:
@@ -35,7 +50,6 @@ async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: 
 
         return done
 
-    threads = TextThreads(1, 100)
     greedy = [asyncio.create_task(threads.run("a", work("a", 3.0))) for _ in range(6)]
     await asyncio.sleep(0)
     polite = [asyncio.create_task(threads.run("b", work("b", 1.0))) for _ in range(5)]
@@ -48,13 +62,10 @@ async def test_a_tenant_with_expensive_texts_delays_another_by_what_runs(clock: 
     # A latecomer has no credit for idle time: it starts where the others are.
     await threads.run("c", work("c", 1.0))
     assert threads.gate.used["c"] == 16.0
-    threads.close()
 
 
-async def test_what_waits_is_bounded_and_one_tenant_leaves_room_for_another() -> None:
-    held = threading.Event()
-
-    threads = TextThreads(1, 4)
+@pytest.mark.parametrize("threads", [4], indirect=True)
+async def test_what_waits_is_bounded_and_leaves_room_for_another(threads: TextThreads, held: threading.Event) -> None:
     running = [asyncio.create_task(threads.run("a", held.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Refusal, match="2 long texts of the caller wait; the limit is 2"):
@@ -65,13 +76,12 @@ async def test_what_waits_is_bounded_and_one_tenant_leaves_room_for_another() ->
         await threads.run("b", held.wait)
     held.set()
     assert await asyncio.gather(*running) == [True] * 4
-    threads.close()
 
 
-async def test_a_cancelled_caller_takes_no_thread_and_errors_reach_the_caller() -> None:
-    held, ran = threading.Event(), list[int]()
-
-    threads = TextThreads(1, 10)
+async def test_a_cancelled_caller_takes_no_thread_and_errors_reach_it(
+    threads: TextThreads, held: threading.Event
+) -> None:
+    ran = list[int]()
     first = asyncio.create_task(threads.run("", held.wait))
     await asyncio.sleep(0)
     gone = asyncio.create_task(threads.run("", lambda: ran.append(1)))
@@ -84,15 +94,13 @@ async def test_a_cancelled_caller_takes_no_thread_and_errors_reach_the_caller() 
     found = await asyncio.gather(first, gone, wrong, last, return_exceptions=True)
     assert [type(each) for each in found] == [bool, asyncio.CancelledError, ZeroDivisionError, type(None)]
     assert ran == [2]
-    threads.close()
 
 
 @pytest.mark.parametrize("runs_first", [True, False])
-async def test_what_waits_at_the_close_and_what_comes_later_is_refused(runs_first: bool) -> None:
+async def test_what_waits_at_the_close_and_what_comes_later_is_refused(
+    threads: TextThreads, held: threading.Event, runs_first: bool
+) -> None:
     """A text in several pieces asks for a thread again after the model has gone."""
-    held = threading.Event()
-
-    threads = TextThreads(1, 10)
     tasks = [asyncio.create_task(threads.run("", held.wait)) for _ in range(2 * runs_first)]
     await asyncio.sleep(0)
     threads.close()
@@ -101,20 +109,18 @@ async def test_what_waits_at_the_close_and_what_comes_later_is_refused(runs_firs
     held.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert found[:runs_first] == [True] * runs_first
-    assert [each.code for each in found[runs_first:] if isinstance(each, Refusal)] == [grpc.StatusCode.UNAVAILABLE] * (
-        1 + runs_first
-    )
+    codes = [each.code for each in found[runs_first:] if isinstance(each, Refusal)]
+    assert codes == [grpc.StatusCode.UNAVAILABLE] * (1 + runs_first)
 
 
-async def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_for(clock: list[float]) -> None:
-    held = threading.Event()
-
+async def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_for(
+    threads: TextThreads, held: threading.Event, clock: list[float]
+) -> None:
     def fail() -> None:
         held.wait()
         clock[0] += 2.0
         raise ValueError
 
-    threads = TextThreads(1, 10)
     tasks = [asyncio.create_task(threads.run("a", fail)) for _ in range(2)]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -125,26 +131,21 @@ async def test_what_fails_counts_for_its_tenant_and_so_does_what_nobody_waits_fo
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(each) for each in found] == [asyncio.CancelledError, ValueError]
     assert threads.gate.used == {"a": 4.0}
-    threads.close()
 
 
-async def test_the_time_is_that_of_the_thread() -> None:
+async def test_the_time_is_that_of_the_thread(threads: TextThreads) -> None:
     def work() -> None:
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
             pass
 
-    threads = TextThreads(2, 10)
     await threads.run("a", work)
     await threads.run("b", lambda: time.sleep(0.05))
     assert threads.gate.used["a"] >= 0.02
     assert threads.gate.used["b"] < 0.02
-    threads.close()
 
 
-async def test_a_text_for_which_no_thread_can_be_started_is_refused_and_leaves_its_place() -> None:
-    threads = TextThreads(1, 4)
+async def test_a_text_for_which_no_thread_can_be_started_leaves_its_place(threads: TextThreads) -> None:
     with no_threads(), pytest.raises(Refusal, match="a long text needs a thread: can't start new thread"):
         await threads.run("a", lambda: 1)
     assert await threads.run("a", lambda: 2) == 2
-    threads.close()

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from tandem.internal.v1 import frontend_pb2
@@ -285,6 +286,8 @@ def test_another_model_is_not_found():
     found = refusal(model="other")
     assert found.code is grpc.StatusCode.NOT_FOUND
     assert "'other'" in found.message and "'toy'" in found.message
+    [resource] = found.details
+    assert isinstance(resource, error_details_pb2.ResourceInfo) and resource.resource_name == "other"
 
 
 @pytest.mark.parametrize("temperature", [None, 0, 0.5, 100])
