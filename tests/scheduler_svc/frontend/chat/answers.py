@@ -29,11 +29,15 @@ class Family:
         """Whether no string in its arguments may have this text."""
         return any(re.search(end, text) for end in self.ends_strings)
 
+    def written(self, calls: Sequence[Call], reasoning: str = "r") -> str:
+        """Calls, and reasoning behind them, as far as it has them."""
+        text = self.calls(calls) if self.calls is not None and calls else ""
+        return text + (self.reasoning(reasoning) if self.reasoning is not None and reasoning else "")
+
     @property
     def marks(self) -> list[str]:
         """All that its answers have beside words."""
-        sample = self.calls([("f", {"a": "s"}), ("f", {"a": 1})]) if self.calls is not None else ""
-        sample += self.reasoning("r") if self.reasoning is not None else ""
+        sample = self.written([("f", {"a": "s"}), ("f", {"a": 1})])
         return [*dict.fromkeys(re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|```", sample))]
 
 

@@ -29,8 +29,11 @@ VALUES = st.one_of(
     st.dictionaries(st.sampled_from(["k", "l"]), st.integers(0, 9), max_size=2),
 )
 STRINGS = st.text(st.sampled_from("ab \\é😀.,"), min_size=1, max_size=8).map(lambda text: f"s{text}s")
-ARGUMENTS = st.dictionaries(st.sampled_from(["a", "b", "city"]), STRINGS | VALUES, max_size=3)
-CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), ARGUMENTS), min_size=1, max_size=3)
+
+
+def calls_with(strings: st.SearchStrategy[str]) -> st.SearchStrategy[list[Call]]:
+    args = st.dictionaries(st.sampled_from(["a", "b", "city"]), strings | VALUES, max_size=3)
+    return st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), args), min_size=1, max_size=3)
 
 
 @functools.cache
@@ -38,9 +41,7 @@ def hostile(family: Family) -> st.SearchStrategy[list[Call]]:
     """Calls; their strings have the family's own marks, quotation marks, escapes and control characters."""
     signs = [*'"\\\n\x03{}]aé', ", ", "}}", '"}}', "}\n", ' "', "\\u0041", '{"name": "f", ']
     text = st.lists(st.sampled_from([*family.marks, *signs]), max_size=6).map(lambda parts: f"s{''.join(parts)}s")
-    text = text.filter(lambda text: not family.is_ended(text))
-    args = st.dictionaries(st.sampled_from(["a", "b", "city"]), text | VALUES, max_size=3)
-    return st.lists(st.tuples(st.sampled_from(["f", "get_weather", "x.y-2"]), args), min_size=1, max_size=3)
+    return calls_with(text.filter(lambda text: not family.is_ended(text)))
 
 
 def template_of(family: str) -> str:
@@ -109,14 +110,12 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 @st.composite
 def written(draw: st.DrawFn, family: Family, is_hostile: bool = False) -> tuple[str, str, str, list[Call]]:
     """(text, reasoning, content, calls) of an answer in the order in which the family writes them."""
-    some_calls = hostile(family) if is_hostile and draw(st.booleans()) else CALLS
+    some_calls = hostile(family) if is_hostile and draw(st.booleans()) else calls_with(STRINGS)
     reasoning = draw(WORDS) if family.reasoning is not None and draw(st.booleans()) else ""
     content, calls = draw(WORDS), draw(some_calls) if family.calls is not None and draw(st.booleans()) else []
     # Two calls of one tool with values of other types would need two schemas.
     calls = list({name: (name, args) for name, args in calls}.values())
-    text = family.reasoning(reasoning) if family.reasoning is not None and reasoning else ""
-    text += family.content(content)
-    text += family.calls(calls) if family.calls is not None and calls else ""
+    text = family.written([], reasoning) + family.content(content) + family.written(calls, "")
     return text, reasoning, content, calls
 
 
@@ -145,7 +144,6 @@ CALLING = [name for name, family in FAMILIES.items() if family.calls is not None
 @pytest.mark.parametrize("name", CALLING)
 def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
     family = FAMILIES[name]
-    assert family.calls is not None
     for number, mark in enumerate((*family.marks, *ENDS, '"', "\\", '"}}', "\x03")):
         for place, value in enumerate((f"a{mark}b", f"a {mark}\n{mark}z", f'a"{mark}", "b": "', f"a\\{mark}\\")):
             if family.is_ended(value) or family.is_ended(mark):
@@ -153,7 +151,7 @@ def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
             calls: list[Call] = [("f", {"k": "v", "b": value}), ("g", {"a": [mark], "n": {"o": mark}})]
             types = argument_types(tools_of(calls)) if family.is_tagged else {}
             before, after = family.content("Well "), "and then" if family.goes_on else ""
-            text = before + family.calls(calls) + after
+            text = before + family.written(calls, "") + after
             # Each mark letter by letter in one of its places.
             for pieces in ([text], list(text))[: 1 + (place == number % 4)]:
                 whole = parsed(parser(name, types=types), pieces)
@@ -163,9 +161,7 @@ def test_an_end_mark_inside_a_string_is_text(name: str) -> None:
 
 def assert_cut(name: str, before: str, calls: list[Call], num_kept: int, types: Mapping[str, Any]) -> Parsed:
     """An answer that ends within its calls shows nothing of them in the content, and the last one as far as it goes."""
-    write = FAMILIES[name].calls
-    assert write is not None
-    text = (before + write(calls))[:num_kept]
+    text = (before + FAMILIES[name].written(calls, ""))[:num_kept]
     found = parsed(parser(name, types=types), [text], is_cut=True)
     assert found.content.strip() == parsed(parser(name), [before]).content.strip(), text
     shown = calls_text(found)
@@ -182,17 +178,16 @@ def assert_cut(name: str, before: str, calls: list[Call], num_kept: int, types: 
 @pytest.mark.parametrize("name", CALLING)
 def test_a_call_that_is_cut_anywhere_is_an_incomplete_call(name: str) -> None:
     family = FAMILIES[name]
-    assert family.calls is not None
     weather: Call = ("get_weather", {"city": 'a" é\n', "n": [12], "b": True})
     calls: list[Call] = [weather, ("f", {"a": f"s{family.marks[:1]}s"})]
     types = argument_types(tools_of(calls)) if family.is_tagged else {}
     before = family.content("Well")
-    length = len(before + family.calls(calls))
+    length = len(before + family.written(calls, ""))
     seen = [calls_text(assert_cut(name, before, calls, end, types)) for end in range(len(before), length + 1)]
     # Calls only grow.
     for shorter, longer in itertools.pairwise(seen):
         assert len(shorter) <= len(longer)
-    assert calls_of(parsed(parser(name, types=types), [before + family.calls(calls)], is_cut=True)) == calls
+    assert calls_of(parsed(parser(name, types=types), [before + family.written(calls, "")], is_cut=True)) == calls
     # A name is known before its arguments.
     assert ("get_weather", "") in [(call[1], call[2]) for each in seen for call in each] or name == "llama3"
 
@@ -229,11 +224,10 @@ def test_an_object_that_reads_like_a_call_of_no_tool_is_content(tools: tuple[str
 @given(data=st.data())
 def test_a_cut_answer_does_not_depend_on_its_pieces(name: str, data: st.DataObject) -> None:
     family = FAMILIES[name]
-    assert family.calls is not None
     before, calls = family.content(data.draw(WORDS)), data.draw(hostile(family))
     calls = list({name: (name, args) for name, args in calls}.values())
     types = argument_types(tools_of(calls)) if family.is_tagged else {}
-    text = before + family.calls(calls)
+    text = before + family.written(calls, "")
     end = data.draw(st.integers(len(before), len(text)))
     whole = assert_cut(name, before, calls, end, types)
     pieces = parsed(parser(name, types=types), data.draw(cuts(text[:end])), is_cut=True)
@@ -261,9 +255,7 @@ def test_an_answer_is_parsed_as_by_transformers(name: str, data: st.DataObject) 
 @given(data=st.data())
 def test_babble_of_marks_never_fails_and_does_not_depend_on_the_cuts(name: str, data: st.DataObject) -> None:
     """Marks in any order, with anything between: models that go astray, and callers that want it."""
-    family = FAMILIES[name]
-    sample = family.calls([("f", {"a": "s"})]) if family.calls is not None else ""
-    sample += family.reasoning("r") if family.reasoning is not None else ""
+    sample = FAMILIES[name].written([("f", {"a": "s"})])
     marks = [*re.findall(r"<[^<>]*>|\[[A-Z_/]+\]|[{}\[\]\",:]|\w+|\s", sample), " ", "{", "}", '"']
     text = "".join(data.draw(st.lists(st.sampled_from(marks), max_size=24)))
     at = data.draw(cuts(text))
@@ -392,7 +384,7 @@ def test_tagged_values_have_the_types_of_their_schemas(name: str, schema: Any, w
     definitions["wide"] = {"anyOf": [{"$ref": "#/$defs/wide"}] * 1000 + [{"type": "integer"}]}
     parameters = {"type": "object", "properties": {"a": schema}, "$defs": definitions}
     types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
-    text = FAMILIES[name].calls([("f", {"a": written})])
+    text = FAMILIES[name].written([("f", {"a": written})], "")
     assert calls_of(both_ways(name, text, types=types)) == [("f", {"a": value})]
 
 
@@ -404,7 +396,7 @@ def test_strings_with_raw_line_breaks_are_arguments(name: str) -> None:
     """Models write code like that; no JSON has control characters in a string."""
     escaped = json.dumps(CONTROLS)
     raw = escaped.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r").replace("\\u0003", "\x03")
-    text = FAMILIES[name].calls([("f", CONTROLS)]).replace(escaped, raw)
+    text = FAMILIES[name].written([("f", CONTROLS)], "").replace(escaped, raw)
     assert raw in text and raw != escaped
     whole = both_ways(name, text)
     assert (whole.content, calls_of(whole)) == ("", [("f", CONTROLS)])

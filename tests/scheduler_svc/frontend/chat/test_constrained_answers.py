@@ -82,8 +82,7 @@ def tokens() -> tuple[Tokenizer, LLTokenizer, dict[str, int]]:
     """The bundled model's tokenizer with the marks of all families."""
     tokenizer, marks = Tokenizer.from_file(str(MODEL)), dict[str, None]()
     for family in FAMILIES.values():
-        sample = family.calls(CALLS) if family.calls is not None else ""
-        sample += (family.reasoning("r") if family.reasoning is not None else "") + family.content("c")
+        sample = family.written(CALLS) + family.content("c")
         marks |= dict.fromkeys(re.findall(r"<[\w|/｜▁\"]+>|\[[A-Z_/]+\]", sample))
     tokenizer.add_special_tokens(list(marks))
     end = tokenizer.token_to_id("<|endoftext|>")
@@ -148,10 +147,8 @@ def test_a_constraint_holds_beside_reasoning_and_tools(name: str) -> None:
         if has_content:
             read_back = parsed(parser(name, prefix), [written + content])
             assert (read_back.content, read_back.reasoning) == (right, reasoning), place
-        if family.calls is None:
-            continue
-        for num_calls in (1, 2):
-            text = written + family.calls(CALLS[:num_calls])
+        for num_calls in (1, 2) if family.calls is not None else ():
+            text = written + family.written(CALLS[:num_calls], "")
             # A second call of harmony begins a message of its own.
             is_right = num_calls in tools.num_calls and (num_calls == 1 or name != "harmony")
             # A call of Llama's is a JSON object.

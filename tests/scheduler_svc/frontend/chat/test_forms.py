@@ -1,4 +1,4 @@
-"""Which form answers have: by the literals of the chat template, by the checkpoint, by the operator."""
+"""Which form answers have: by the literals of the chat template, by the checkpoint, by the operator; its data."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,23 @@ from typing import Any
 import pytest
 
 from scheduler_svc.frontend.__main__ import CannotServeError, read_answers
-from scheduler_svc.frontend.chat.forms import FOLDER, choose_form, read_form
+from scheduler_svc.frontend.chat.forms import (
+    FOLDER,
+    CallFormat,
+    ReasoningFormat,
+    ReasoningState,
+    choose_form,
+    read_form,
+)
 from scheduler_svc.frontend.chat.served import spec_of
 from tests.scheduler_svc.frontend.chat.rig import TEMPLATE
 
 TEMPLATES = Path(__file__).parent / "templates"
 FAMILY_OF = {
-    "chatml": None,
+    **dict.fromkeys(("chatml", "gemma3", "gemma_parts", "llama2", "parts_only", "phi3"), None),
     "deepseek_text": "deepseek-v3",
     "deepseek_v3": "deepseek-v3",
     "function_gemma": "function-gemma",
-    "gemma3": None,
-    "gemma_parts": None,
     "gemma_tools": "gemma4",
     "glm": "glm",
     "glm_parts": "glm",
@@ -26,14 +31,11 @@ FAMILY_OF = {
     "harmony": "harmony",
     "hermes": "hermes",
     "kimi_k2": "kimi-k2",
-    "llama2": None,
     "llama3": "llama3",
     "llama3_strict": "llama3",
     "mistral_args": "mistral-args",
     "mistral_list": "mistral-list",
     "mistral_strict": "mistral-args",
-    "parts_only": None,
-    "phi3": None,
     "phi4_mini": "phi4",
     "qwen3_parts": "hermes",
     "qwen_xml": "qwen-xml",
@@ -106,3 +108,42 @@ def test_every_file_is_a_template_of_transformers(path: Path) -> None:
     form = read_form(value, path.stem)
     assert spec_of(json.dumps(form.template)).fields.keys() >= {"content"}
     assert form.family == value["family"] and value["literals"]
+
+
+GIVEN = {"call_begin": "<c>", "middle": ":", "call_end": "</c>", "trigger": "<c>"}
+
+
+def test_missing_parts_are_empty() -> None:
+    form = CallFormat.from_json(GIVEN)
+    assert (form.calls_begin, form.separator, form.calls_end, form.tagged) == ("", "", "", None)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"trigger": "x"}, "trigger is 'x', which does not begin a call"),
+        ({"trigger": ""}, "trigger is ''"),
+        ({"middle": 3}, "middle is 3, not a string"),
+        ({"tagged": {"before_name": "<"}}, "it has before_name; it must have after_name, after_value, before_name"),
+        ({"middel": ""}, "middel"),
+    ],
+)
+def test_a_wrong_description_is_refused(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        CallFormat.from_json({**GIVEN, **change})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "may_begin", "is_open"),
+    [
+        ("", True, False),
+        ("\n", True, False),
+        ("<think>\n", False, True),
+        ("<think>\nwell</think>\n", False, False),
+        # A caller that continues its own text has decided against reasoning.
+        ("The answer", False, False),
+    ],
+)
+def test_the_prompt_tells_where_the_reasoning_is(prefix: str, may_begin: bool, is_open: bool) -> None:
+    state = ReasoningFormat.from_json({"open": "<think>", "close": "</think>"}).state(prefix)
+    assert state == ReasoningState(may_begin=may_begin, is_open=is_open)

