@@ -62,6 +62,7 @@ METHODS = [
 ]
 # Their descriptor is that of v1alpha.
 METHODS.append(("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "ServerReflectionInfo"))
+CHECK = "/grpc.health.v1.Health/Check"
 REVOKED = "the token or certificate of this call was revoked"
 CLOSED = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
@@ -106,6 +107,10 @@ async def code(s: Service, path: str, metadata: Any = None, *, ends: bool = Fals
     if ends:
         await call.done_writing()
     return await call.code(), await call.details()
+
+
+async def lets_in(s: Service, token: str, path: str = CHECK) -> bool:
+    return (await code(s, path, bearer(token), ends=True))[0] not in CLOSED
 
 
 @served(needs_tokens=True, reflection=True)
@@ -189,14 +194,15 @@ async def test_tokens_for_which_no_thread_can_be_started_are_loaded_at_once() ->
 @served(reflection=True)
 async def test_without_tokens_everybody_may_call_everything(s: Service) -> None:
     for path, _ in METHODS:
-        assert (await code(s, path, bearer("anything"), ends=True))[0] not in CLOSED
+        assert await lets_in(s, "anything", path)
     _, submit = await s.start_stream(token_ids=inference_pb2.TokenIds(ids=[1, 2]), priority=1000)
     assert submit.tenant == ""
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
+@served(needs_tokens=True)
+async def test_other_headers_prove_nothing(s: Service) -> None:
+    await allow(s, tenants())
+    for metadata in (
         # Replayed: the same header twice, and with another one, in both orders.
         (*bearer(token_of("control")), *bearer(token_of("control"))),
         (*bearer("tandem_wrong"), *bearer(token_of("control"))),
@@ -208,14 +214,9 @@ async def test_without_tokens_everybody_may_call_everything(s: Service) -> None:
         (("authorization-bin", f"Bearer {token_of('control')}".encode()),),
         (("proxy-authorization", f"Bearer {token_of('control')}"),),
         (("x-authorization", f"Bearer {token_of('control')}"),),
-    ],
-)
-@served(needs_tokens=True)
-async def test_other_headers_prove_nothing(s: Service, metadata: Any) -> None:
-    await allow(s, tenants())
-    status, details = await code(s, "/tandem.v1.ControlService/GetLoad", metadata)
-    assert status == Code.UNAUTHENTICATED
-    assert "tandem" not in details
+    ):
+        status, details = await code(s, "/tandem.v1.ControlService/GetLoad", metadata)
+        assert status == Code.UNAUTHENTICATED and "tandem" not in details, metadata
 
 
 @served(needs_tokens=True)
@@ -223,22 +224,21 @@ async def test_the_scheme_is_read_in_any_case(s: Service) -> None:
     await allow(s, tenants())
     for scheme in ("bearer", "BEARER", "Bearer "):
         metadata = (("authorization", f"{scheme} {token_of('inference')}"),)
-        assert (await code(s, "/grpc.health.v1.Health/Check", metadata, ends=True))[0] not in CLOSED
+        assert (await code(s, CHECK, metadata, ends=True))[0] not in CLOSED
 
 
 @served(needs_tokens=True)
 async def test_expired_and_revoked_tokens_get_the_answer_of_unknown_ones(s: Service) -> None:
-    path = "/grpc.health.v1.Health/Check"
     now = time.time()
     old = listed("tandem_old", "inference", expires=now - 1)
     soon = listed("tandem_soon", "inference", expires=now + 60)
     await allow(s, tenants(tenant("b", old, soon)))
-    unknown = await code(s, path, bearer("tandem_unknown"))
+    unknown = await code(s, CHECK, bearer("tandem_unknown"))
     assert unknown[0] == Code.UNAUTHENTICATED
-    assert await code(s, path, bearer("tandem_old")) == unknown
-    assert (await code(s, path, bearer("tandem_soon"), ends=True))[0] not in CLOSED
+    assert await code(s, CHECK, bearer("tandem_old")) == unknown
+    assert await lets_in(s, "tandem_soon")
     await allow(s, tenants())
-    assert await code(s, path, bearer("tandem_soon")) == unknown
+    assert await code(s, CHECK, bearer("tandem_soon")) == unknown
 
 
 @served((server, "SWEEP_SECONDS", 0.02), needs_tokens=True)
@@ -298,9 +298,8 @@ async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Se
 async def test_the_last_tokens_stay_in_force_while_the_core_is_gone(s: Service) -> None:
     await allow(s, tenants())
     s.front_end._on_lost()
-    path = "/grpc.health.v1.Health/Check"
-    assert (await code(s, path, bearer("tandem_wrong")))[0] == Code.UNAUTHENTICATED
-    assert (await code(s, path, bearer(token_of("metrics")), ends=True))[0] not in CLOSED
+    assert (await code(s, CHECK, bearer("tandem_wrong")))[0] == Code.UNAUTHENTICATED
+    assert await lets_in(s, token_of("metrics"))
 
 
 def generate(s: Service, **fields: Any) -> Any:
@@ -340,38 +339,29 @@ async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -
     assert hashes[0] == hashes[2]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"priority": 6}, "priority is 6; it must be between -5 and 5"),
-        ({"priority": -6}, "priority is -6; it must be between -5 and 5"),
-        (
-            {"stop": inference_pb2.StopParams(max_new_tokens=9)},
-            "stop.max_new_tokens is 9; the limit is 8, the caller's own",
-        ),
-    ],
-)
 @served(needs_tokens=True)
-async def test_a_tenants_limits(s: Service, fields: dict[str, Any], message: str) -> None:
+async def test_a_tenants_limits(s: Service) -> None:
     await allow(s, tenants())
-    await fails(generate(s, **fields), Code.INVALID_ARGUMENT, message)
+    for priority in (6, -6):
+        why = f"priority is {priority}; it must be between -5 and 5"
+        await fails(generate(s, priority=priority), Code.INVALID_ARGUMENT, why)
+    why = "stop.max_new_tokens is 9; the limit is 8, the caller's own"
+    await fails(generate(s, stop=inference_pb2.StopParams(max_new_tokens=9)), Code.INVALID_ARGUMENT, why)
     assert await s.core.is_silent()
 
 
 @served(needs_tokens=True)
 async def test_an_abort_is_for_the_callers_tenant_unless_it_has_control(s: Service) -> None:
     await allow(s, tenants(tenant("ops", listed("tandem_both", "inference", "control"))))
-    expected = (
-        (token_of("inference"), "acme", False), (token_of("control"), "acme", True), ("tandem_both", "ops", True)
-    )  # fmt: skip
     gone, unknown = control_pb2.ABORT_OUTCOME_ABORTED, control_pb2.ABORT_OUTCOME_NOT_FOUND
-    for token, name, is_all in expected:
+    for token, name, is_all in (
+        (token_of("inference"), "acme", False),
+        (token_of("control"), "acme", True),
+        ("tandem_both", "ops", True),
+    ):
         request = control_pb2.AbortRequest(request_ids=["a", "other/b", "a"])
         reply = s.control.Abort(request, metadata=bearer(token), timeout=TIMEOUT_SECONDS)
-        results = [
-            control_pb2.AbortResult(request_id=f"{name}/{each}", outcome=outcome)
-            for each, outcome in (("a", gone), ("other/b", unknown))
-        ]
+        results = [{"request_id": f"{name}/a", "outcome": gone}, {"request_id": f"{name}/other/b", "outcome": unknown}]
         abort = await s.core.answer("abort", "abort_reply", results=results)
         assert (list(abort.request_ids), abort.tenant, abort.all_tenants) == (["a", "other/b"], name, is_all)
         found = [(result.request_id, result.outcome) for result in (await reply).results]
@@ -417,7 +407,7 @@ async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Ser
         assert await refused.code() == Code.RESOURCE_EXHAUSTED
         assert "3 health watches are open; the limit is 3" in await refused.details()
         # They take nothing from callers with a token.
-        assert (await code(s, "/grpc.health.v1.Health/Watch", bearer(token_of("metrics")), ends=True))[0] not in CLOSED
+        assert await lets_in(s, token_of("metrics"), "/grpc.health.v1.Health/Watch")
         s.front_end.stop()
         for call in open_watches:
             assert await call.read() == health_pb2.HealthCheckResponse(status=2).SerializeToString()
@@ -469,10 +459,8 @@ async def test_no_method_reads_a_message_before_the_token_is_known(s: Service, m
             assert await call.code() is Code.UNAUTHENTICATED, path
     assert touched == []
     # The watch sees the steps of a call that is let in.
-    call = s.channel.unary_unary("/tandem.v1.InferenceService/Tokenize")(
-        b"\xff" * 60_000, metadata=bearer(token_of("inference")), timeout=20
-    )
-    assert await call.code() is Code.INVALID_ARGUMENT
+    tokenize = s.channel.unary_unary("/tandem.v1.InferenceService/Tokenize")
+    await fails(tokenize(b"\xff" * 60_000, metadata=bearer(token_of("inference"))), Code.INVALID_ARGUMENT)
     assert touched[:3] == ["read", "check_size", "check"]
 
 

@@ -31,6 +31,7 @@ GENERATE = "/tandem.v1.InferenceService/Generate"
 GET_MODEL_INFO = "/tandem.v1.ControlService/GetModelInfo"
 CHECK = "/grpc.health.v1.Health/Check"
 FULL = "4 requests wait; the limit is 4"
+PLACES = {"max_without_message": 8, "max_without_message_reserved": 8, "max_reading": 4, "max_reading_reserved": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,9 @@ def raw_caller(s: Service, source: str = "") -> closing[RawConnection]:
     return closing(RawConnection(s.address, source=source))
 
 
-async def silence() -> Any:
-    """The messages of a caller that never sends one."""
-    await asyncio.Event().wait()
+async def waits(event: asyncio.Event) -> Any:
+    """The messages of a caller that sends one after this event."""
+    await event.wait()
     yield b""
 
 
@@ -136,14 +137,13 @@ async def test_calls_without_their_message_time_out(s: Service, method: str) -> 
     with raw_caller(s) as caller:
         for _ in range(20):
             caller.call(method, None)
-        call = cast(Any, s.channel.stream_stream(method))(silence())
+        call = cast(Any, s.channel.stream_stream(method))(waits(asyncio.Event()))
         await until(lambda: num_waiting(s) == 21)
         for reading in s.front_end._calls.rooms.values():
             reading._seconds = 0.0
         # The calls end with a status, not with a reset.
         assert {frame.kind for frame in await asyncio.to_thread(caller.wait_ends, 20)} == {HEADERS}
-        assert await call.code() is Code.DEADLINE_EXCEEDED
-        assert await call.details() == "the call sent no message for 0 s"
+        assert (await call.code(), await call.details()) == (Code.DEADLINE_EXCEEDED, "the call sent no message for 0 s")
         await until(lambda: num_waiting(s) == 0)
         assert s.front_end._streams.num_open == 0
 
@@ -166,13 +166,7 @@ async def test_calls_without_their_message_above_the_limit_are_refused(s: Servic
 @served(
     (parsing, "YIELD_SECONDS", 1000.0),
     (parsing, "RESERVED_SECONDS", 1000.0),
-    call_limits=CallLimits(
-        message_seconds=1000.0,
-        max_without_message=8,
-        max_reading=4,
-        max_without_message_reserved=8,
-        max_reading_reserved=4,
-    ),
+    call_limits=CallLimits(message_seconds=1000.0, **PLACES),
 )
 async def test_calls_that_never_send_their_message_take_no_other_connections_check(s: Service, method: str) -> None:
     """All places and slots that one connection can have; the calls of another are answered before any of them ends."""
@@ -258,25 +252,16 @@ def test_the_log_filter_drops_only_tracebacks_of_lost_callers():
 
 
 async def test_a_message_that_arrives_in_time_is_answered(s: Service) -> None:
-    requests: asyncio.Queue[control_pb2.GetModelInfoRequest] = asyncio.Queue()
-
-    async def late() -> Any:
-        yield await requests.get()
-
     stub: Any = s.channel.stream_unary(GET_MODEL_INFO, response_deserializer=bytes)
-    call = stub(late())
+    call = stub(waits(may_send := asyncio.Event()))
     await until(lambda: num_waiting(s) == 1)
-    requests.put_nowait(b"")
+    may_send.set()
     assert control_pb2.GetModelInfoResponse.FromString(await call).model == "toy"
 
 
 async def test_a_call_that_ends_without_a_message_is_an_invalid_argument(s: Service) -> None:
-    async def nothing() -> Any:
-        for one in ():
-            yield one
-
-    stub: Any = s.channel.stream_unary(GET_MODEL_INFO)
-    assert "before it sent its request" in await fails(stub(nothing()), Code.INVALID_ARGUMENT)
+    call = cast(Any, s.channel.stream_unary(GET_MODEL_INFO))(iter(()))
+    assert "before it sent its request" in await fails(call, Code.INVALID_ARGUMENT)
 
 
 async def test_finished_calls_with_unread_answers_are_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -323,8 +308,7 @@ async def test_every_one_of_1400_simultaneous_calls_is_answered(s: Service) -> N
     await queue_is(s, FULL)
     calls = [s.generate(timeout=60) for _ in range(700)]
     infos = [s.control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=60) for _ in range(700)]
-    codes = {await call.code() for call in calls}
-    assert codes == {Code.RESOURCE_EXHAUSTED}
+    assert {await call.code() for call in calls} == {Code.RESOURCE_EXHAUSTED}
     assert {(await call).model for call in infos} == {"toy"}
 
 
