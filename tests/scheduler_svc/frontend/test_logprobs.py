@@ -12,6 +12,7 @@ from scheduler_svc.frontend.streaming.stream import (
     MAX_DELTA_BYTES,
     MAX_PROMPT_INFO_BYTES,
     LogprobQueue,
+    PromptQueue,
     RequestStream,
     StreamLimits,
     read_logprobs,
@@ -238,6 +239,17 @@ def test_a_queue_returns_logprobs_in_order(num_top: int, turns: list[tuple[int, 
         assert queue.take(num_take) == public_logprobs([-float(i) for i in range(gone, gone + taken)], num_top)
         gone += taken
         assert len(queue) == came - gone
+
+
+def test_a_prompt_queue_is_complete_when_all_logprobs_have_come():
+    queue = PromptQueue(start=3, end=5, num_top=0)
+    assert not queue.is_complete and queue.take(1000) is None
+    for at in (3, 4):
+        assert not queue.is_complete
+        assert queue.put(at, read_logprobs(frontend_pb2.PromptLogprobs(**packed_logprobs([-float(at)], 0))))
+    for at in (3, 4):
+        assert queue.is_complete
+        assert queue.take(1) == pb.PromptInfo(start=at, logprobs=public_logprobs([-float(at)], 0))
 
 
 WITH_PIECES = pb.OutputParams(logprobs=2, logprob_pieces=True)
