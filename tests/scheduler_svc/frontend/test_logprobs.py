@@ -61,9 +61,8 @@ async def test_logprobs_of_a_token_that_waits_for_the_next_one_wait_with_it(s: S
     await s.core.output(submit.stream, spell(b"a."), logprobs=token_logprobs([-1.0, -2.0], 2))
     assert (await call.read()).delta == pb.Delta(token_ids=spell(b"a"), text="a", logprobs=public_logprobs([-1.0], 2))
     await s.core.output(submit.stream, spell(b"b."), logprobs=token_logprobs([-3.0, -4.0], 2))
-    assert (await call.read()).delta == pb.Delta(
-        token_offset=1, token_ids=spell(b".b"), text=".b", logprobs=public_logprobs([-2.0, -3.0], 2)
-    )
+    later = public_logprobs([-2.0, -3.0], 2)
+    assert (await call.read()).delta == pb.Delta(token_offset=1, token_ids=spell(b".b"), text=".b", logprobs=later)
     await s.core.output(submit.stream, [], "STOP_TOKEN", stop_token_id=ord("."))
     messages = await rest(call)
     # The stop token's id and logprobs are sent, its text is not.
@@ -75,9 +74,8 @@ async def test_logprobs_of_tokens_after_a_stop_string_are_never_sent(s: Service)
     values = [-float(i) for i in range(9)]
     await s.core.output(submit.stream, spell(b"a stop it"), logprobs=token_logprobs(values, 2))
     assert (await s.core.expect("finish")).output_tokens == 6
-    assert (await call.read()).delta == pb.Delta(
-        token_ids=spell(b"a stop"), text="a ", logprobs=public_logprobs(values[:6], 2)
-    )
+    shown = public_logprobs(values[:6], 2)
+    assert (await call.read()).delta == pb.Delta(token_ids=spell(b"a stop"), text="a ", logprobs=shown)
     await s.core.output(submit.stream, spell(b"!"), "STOP_STRING", logprobs=token_logprobs([-9.0], 2))
     assert [kind for kind, _ in await rest(call)] == ["finished", "summary"]
 
@@ -116,9 +114,8 @@ async def test_prompt_logprobs_come_in_order_before_any_delta(s: Service) -> Non
     for start, values, top_k in ((2, [-1.0, -2.0], 3), (4, [-3.0], 1), (5, [-4.0], 1)):
         await s.core.prompt(submit.stream, start, values, top_k)
         assert (await call.read()).prompt_info == pb.PromptInfo(start=start, logprobs=public_logprobs(values, 1))
-    assert (await call.read()).delta == pb.Delta(
-        sample_idx=1, token_ids=spell(b"x"), text="x", logprobs=public_logprobs([-9.0], 1)
-    )
+    waited = public_logprobs([-9.0], 1)
+    assert (await call.read()).delta == pb.Delta(sample_idx=1, token_ids=spell(b"x"), text="x", logprobs=waited)
 
 
 async def test_prompt_logprobs_are_sent_without_logprobs_of_the_output(s: Service) -> None:

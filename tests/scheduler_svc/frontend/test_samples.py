@@ -16,7 +16,7 @@ from tests.scheduler_svc.frontend.fake_core import Service, rest, served
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, byte_level, spell
 
 EOS_ID = byte_level().token_to_id(EOS)
-THREE = pb.SamplingParams(num_samples=3)
+TWO, THREE = pb.SamplingParams(num_samples=2), pb.SamplingParams(num_samples=3)
 
 
 async def cancels(s: Service, count: int) -> list[int]:
@@ -47,10 +47,8 @@ async def test_samples_have_consecutive_stream_numbers(s: Service) -> None:
     assert (submit.stream, submit.num_samples, other_submit.stream) == (1, 3, 4)
     # The core sends all four tokens in one step.
     await s.core.output_many([3, 1, 2, 4], [0, 0, 0, 0], spell(b"cabx"))
-    deltas = [(await first.read()).delta for _ in range(3)]
-    assert deltas == [
-        pb.Delta(sample_idx=idx, token_ids=spell(b"abc")[idx : idx + 1], text="abc"[idx]) for idx in range(3)
-    ]
+    for idx, text in enumerate("abc"):
+        assert (await first.read()).delta == pb.Delta(sample_idx=idx, token_ids=spell(text.encode()), text=text)
     assert (await other.read()).delta == pb.Delta(token_ids=spell(b"x"), text="x")
 
 
@@ -61,9 +59,8 @@ async def test_each_sample_has_its_own_end_and_the_summary_covers_all(s: Service
     messages = [("delta", (await call.read()).delta), ("finished", (await call.read()).finished)]
     # The stop token is an id without text.
     assert messages[0][1] == pb.Delta(sample_idx=1, token_ids=[ord("b"), EOS_ID], text="b")
-    assert messages[1][1] == pb.Finished(
-        reason=pb.FINISH_REASON_EOS, stop_token_id=EOS_ID, output_tokens=2, sample_idx=1
-    )
+    ended = {"stop_token_id": EOS_ID, "output_tokens": 2, "sample_idx": 1}
+    assert messages[1][1] == pb.Finished(reason=pb.FINISH_REASON_EOS, **ended)
     await s.core.output(first, [0xC3])
     await s.core.output(first + 2, [0xC3])
     await s.core.output(first, [0xA9], "LENGTH")
@@ -84,9 +81,7 @@ async def test_each_sample_has_its_own_end_and_the_summary_covers_all(s: Service
 
 
 async def test_a_stop_string_ends_only_its_own_sample(s: Service) -> None:
-    call, submit = await s.start_stream(
-        sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(stop_strings=["stop"])
-    )
+    call, submit = await s.start_stream(sampling=TWO, stop=pb.StopParams(stop_strings=["stop"]))
     first = submit.stream
     # Both samples contain half of the string; only one completes it.
     await s.core.output(first, spell(b"a st"))
@@ -112,9 +107,7 @@ async def test_a_stop_string_ends_only_its_own_sample(s: Service) -> None:
 
 @served((sender, "ANSWER_SECONDS", 0.05))
 async def test_a_stop_that_the_core_never_confirms_fails_after_the_others_end(s: Service) -> None:
-    call, submit = await s.start_stream(
-        sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(stop_strings=["a"])
-    )
+    call, submit = await s.start_stream(sampling=TWO, stop=pb.StopParams(stop_strings=["a"]))
     await s.core.output(submit.stream, spell(b"a"))
     await s.core.expect("finish")
     await s.core.output(submit.stream + 1, spell(b"b"), "LENGTH")
@@ -183,8 +176,8 @@ async def test_the_end_of_the_grace_period_frees_the_samples_that_run(s: Service
 @served(stream_limits=StreamLimits(max_streams=4))
 async def test_each_sample_counts_against_max_streams(s: Service) -> None:
     call, _ = await s.start_stream(sampling=THREE)
-    two, full = pb.SamplingParams(num_samples=2), "4 samples of requests are open; the limit is 4"
-    await fails(s.generate(sampling=two), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
+    full = "4 samples of requests are open; the limit is 4"
+    await fails(s.generate(sampling=TWO), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
     assert await s.core.is_silent()
     await s.start_stream()
     call.cancel()
@@ -193,9 +186,7 @@ async def test_each_sample_counts_against_max_streams(s: Service) -> None:
 
 
 async def test_a_sample_with_many_tokens_does_not_block_the_others(s: Service) -> None:
-    call, submit = await s.start_stream(
-        sampling=pb.SamplingParams(num_samples=2), stop=pb.StopParams(max_new_tokens=500)
-    )
+    call, submit = await s.start_stream(sampling=TWO, stop=pb.StopParams(max_new_tokens=500))
     first = submit.stream
     # The first sample gets more tokens than fit into a message before the second gets one. None is lost.
     for _ in range(4):

@@ -68,9 +68,8 @@ def parsed(made: AnswerParser, pieces: Sequence[str], *, is_cut: bool = False) -
 def both_ways(family: str, text: str, prefix: str = "", *, is_cut: bool = False, **more: Any) -> Parsed:
     """An answer in one piece, which is the same as letter by letter."""
     whole, letters = (parsed(parser(family, prefix, **more), each, is_cut=is_cut) for each in ([text], list(text)))
-    assert (letters.content, letters.reasoning, calls_text(letters)) == (
-        whole.content, whole.reasoning, calls_text(whole)
-    )  # fmt: skip
+    shown, expected = ((each.content, each.reasoning, calls_text(each)) for each in (letters, whole))
+    assert shown == expected
     return whole
 
 
@@ -298,9 +297,7 @@ ASTRAY = 'x<tool_call>{"name": "f", "arguments": {"a": '
 # The text, the content, and the calls as far as they are shown.
 EDGES: dict[str, tuple[str, str, list[tuple[int, str, str]]]] = {
     "cut off": ('Hm <tool_call>\n{"name": "f", "argum', 'Hm <tool_call>\n{"name": "f", "argum', []),
-    "without the last mark": (
-        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "", [(0, "f", '{"a": 1}')]
-    ),
+    "without the last mark": ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n', "", [(0, "f", '{"a": 1}')]),
     # The rest of a call that goes astray is content.
     "no number": (f"{ASTRAY}NaN}}}}</tool_call>", "x\nNaN}}", [(0, "f", '{"a": ')]),
     "more": (f"{ASTRAY}1}} 2}}</tool_call>", "x\n2}", [(0, "f", '{"a": 1}')]),

@@ -153,9 +153,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "deepseek_text": {"arguments": TEXT, "assistant": {"content": ""}},
     "gemma_tools": {"arguments": OBJECT, "tool": {"name": "f"}, "assistant": {"reasoning": "hm"}},
     "llama3_strict": {"arguments": OBJECT},
-    "mistral_strict": {
-        "arguments": OBJECT, "assistant": {"content": [{"type": "thinking", "thinking": "hm"}]},
-    },
+    "mistral_strict": {"arguments": OBJECT, "assistant": {"content": [{"type": "thinking", "thinking": "hm"}]}},
     "parts_only": {"arguments": OBJECT, "result": parts("outcome")},
     "qwen3_parts": {"arguments": OBJECT},
     "hermes": {"arguments": OBJECT},

@@ -137,9 +137,7 @@ REFUSED: dict[str, Constraint | str | bool | dict[str, object]] = {
     "make 100000000": {
         "$defs": {"a": {"maxItems": 10_000, "items": True}}, "maxItems": 10_000, "items": {"$ref": "#/$defs/a"}
     },
-    "constraint.json_schema.pattern: nested repetitions make 1000000": {
-        "type": "string", "pattern": "(a{1000}){1000}"
-    },
+    "constraint.json_schema.pattern: nested repetitions make 1000000": {"type": "string", "pattern": "(a{1000}){1000}"},
     "a' has no target": {"$ref": "#/$defs/a"},
     "9' has no target": '{"anyOf": [true], "$ref": "#/anyOf/' + "9" * 5000 + '"}',
     "references lead through more than 256 schemas": CHAIN,

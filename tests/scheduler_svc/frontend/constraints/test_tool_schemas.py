@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tandem.v1 import chat_pb2, inference_pb2
 from tandem.v1 import constraint_pb2 as pb
@@ -19,7 +18,7 @@ from scheduler_svc.frontend.constraints.door import MAX_WARNINGS
 from scheduler_svc.frontend.servicer import MAX_WARNING_CHARS
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.chat.rig import chat_state, user
-from tests.scheduler_svc.frontend.failures import failure
+from tests.scheduler_svc.frontend.failures import Code, fails
 from tests.scheduler_svc.frontend.fake_core import Service, served, service
 
 GOOD = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
@@ -54,9 +53,7 @@ def tool(name: str, schema: object, *, strict: bool = False) -> str:
     return text.replace("Infinity", "1e999")
 
 
-def request(
-    tools: list[str], choice: chat_pb2.ToolChoice | None = None, **fields: Any
-) -> inference_pb2.GenerateRequest:
+def request(tools: list[str], choice: Any = None, **fields: Any) -> inference_pb2.GenerateRequest:
     chat = chat_pb2.Chat(messages=[user("hi")], tools_json=tools, tool_choice=choice)
     return inference_pb2.GenerateRequest(chat=chat, **fields)
 
@@ -80,9 +77,7 @@ async def accepted(s: Service, asked: inference_pb2.GenerateRequest) -> tuple[st
 
 
 async def refused(s: Service, asked: inference_pb2.GenerateRequest) -> str:
-    error = await failure(s.inference.Generate(asked, timeout=TIMEOUT_SECONDS))
-    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    return str(error.details())
+    return await fails(s.inference.Generate(asked, timeout=TIMEOUT_SECONDS), Code.INVALID_ARGUMENT)
 
 
 @served(state=chat_state(max_length=1 << 18))

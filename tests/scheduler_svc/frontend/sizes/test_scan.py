@@ -53,9 +53,7 @@ HOSTILE: dict[str, tuple[bytes, int, str, str]] = {
         field(STOP, field(3, b"a" * MANY)), 3,
         "stop.stop_strings", "has an entry of 500,000 bytes; the limit is 1,024",
     ),
-    "prompt": (
-        field(TOKEN_IDS, field(1, b"\x05" * MANY)), 3, "token_ids.ids", "is 500,000 long; the limit is 511"
-    ),
+    "prompt": (field(TOKEN_IDS, field(1, b"\x05" * MANY)), 3, "token_ids.ids", "is 500,000 long; the limit is 511"),
     "prompt, in many lists": (
         field(TOKEN_IDS, field(1, b"\x05") * MANY), 600, "token_ids.ids", "is 512 long; the limit is 511"
     ),
@@ -65,9 +63,7 @@ HOSTILE: dict[str, tuple[bytes, int, str, str]] = {
         "token_ids.ids", "has more than 4,096 pieces that are not packed together; the limit is 4,096",
     ),
     "prompt, empty lists": (field(TOKEN_IDS, field(1, b"")) * MANY, 600, "token_ids", after(256)),
-    "biases": (
-        field(SAMPLING, field(10, b"\x08\x05\x15\0\0\0\0") * MANY), 4200, "sampling.logit_bias", long("4,096")
-    ),
+    "biases": (field(SAMPLING, field(10, b"\x08\x05\x15\0\0\0\0") * MANY), 4200, "sampling.logit_bias", long("4,096")),
     "a bias with unknown fields": (
         field(SAMPLING, field(10, b"\x08\x05" + b"\xf8\x01\x01" * MANY)), 3,
         "sampling.logit_bias", "has an entry of 1,500,002 bytes; the limit is 32",
