@@ -3,7 +3,6 @@
 from typing import Any
 
 import grpc
-from tandem.v1 import inference_pb2
 
 from tests.client import fake_service
 from tests.client.fake_service import FakeService
@@ -18,9 +17,7 @@ class Proxied(FakeService):
         self.asked: dict[str, list[object]] = {"Generate": [], "Resume": [], "Abort": []}
         self.name: str | None = NAME
         super().__init__()
-        self.resumption = lambda request, ending: fake_service.one_completion(
-            inference_pb2.GenerateRequest(request_id=request.request_id), ending
-        )
+        self.resumption = fake_service.one_completion
 
     def _pass(self, kind: str, context: grpc.ServicerContext) -> None:
         self.asked[kind].append(dict(context.invocation_metadata()).get("tandem-cell"))

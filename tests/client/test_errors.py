@@ -1,11 +1,10 @@
 """Statuses become exceptions with their details, and the client retries some calls."""
 
 import asyncio
-from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.message import Message
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient, Client, errors
@@ -14,32 +13,18 @@ from tandem_client.wire.rpc_errors import name_of, with_names
 from tests.client import fake_service
 from tests.client.both import Connect, either
 from tests.client.descriptors import paths
-from tests.client.fake_service import Ending, FakeService, bad_request, retry_info
+from tests.client.fake_service import (
+    Ending,
+    FakeService,
+    bad_request,
+    ends,
+    fails,
+    refusing,
+    refusing_field,
+    retry_info,
+    sending,
+)
 
-
-class Failing:
-    """Fails the first `times` calls and answers the later ones."""
-
-    def __init__(self, times: int, code: grpc.StatusCode, message: str, *details: Message, late: bool = False):
-        self.calls = 0
-        self._times = times
-        self._failure = (code, message, *details)
-        self._late = late
-
-    def __call__(
-        self, request: inference_pb2.GenerateRequest, ending: Ending
-    ) -> Iterator[inference_pb2.GenerateResponse]:
-        self.calls += 1
-        if self.calls > self._times:
-            yield from fake_service.one_completion(request, ending)
-            return
-        if self._late:
-            yield fake_service.accepted(request)
-            yield fake_service.delta(0, [5], "R")
-        fake_service.fail(ending.context, *self._failure)
-
-
-ALWAYS = 1_000_000
 CASES = [
     (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidArgument),
     (grpc.StatusCode.NOT_FOUND, errors.NotFound),
@@ -57,7 +42,7 @@ CASES = [
 def test_each_status_has_its_class(
     service: FakeService, client: Client, code: grpc.StatusCode, kind: type[errors.TandemError]
 ) -> None:
-    service.behaviour = Failing(ALWAYS, code, "what happened")
+    service.behaviour = refusing(code, "what happened")
     with pytest.raises(errors.TandemError) as caught:
         list(client.generate("hi"))
     assert type(caught.value) is kind
@@ -70,12 +55,7 @@ def test_each_status_has_its_class(
 def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, client: Client) -> None:
     """A proxy cannot send a status after the first frame of an answer: it resets the stream, which gRPC reads so."""
     said = "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"
-
-    def cut(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        yield fake_service.accepted(request)
-        ending.context.abort(grpc.StatusCode.INTERNAL, said)
-
-    service.behaviour = cut
+    service.behaviour = sending(ends(grpc.StatusCode.INTERNAL, said))
     with pytest.raises(errors.Unavailable, match="lost the connection to the service") as caught:
         list(client.generate("hi"))
     assert caught.value.stream_began and not caught.value.is_refusal and caught.value.code is grpc.StatusCode.INTERNAL
@@ -84,7 +64,7 @@ def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, cl
 @either
 def test_the_details_of_an_error_are_read(service: FakeService, connect: Connect) -> None:
     details = (bad_request("sampling.top_p", "top_p is 3; at most 1"), retry_info(1.5))
-    service.behaviour = Failing(ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
+    service.behaviour = refusing(grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
     with connect(service.address) as client, pytest.raises(errors.InvalidArgument) as caught:
         list(client.generate("hi"))
     assert (caught.value.field, caught.value.keyword) == ("sampling.top_p", "top_p")
@@ -93,12 +73,8 @@ def test_the_details_of_an_error_are_read(service: FakeService, connect: Connect
 
 
 def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Client) -> None:
-    def full(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        ending.context.set_trailing_metadata((("grpc-retry-pushback-ms", "250"),))
-        ending.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait; the limit is 1024")
-        yield from ()
-
-    service.behaviour = full
+    full = ends(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait", grpc_retry_pushback_ms="250")
+    service.behaviour = sending(full, accepts=False)
     with pytest.raises(errors.QueueFull) as caught:
         list(client.generate("hi"))
     assert caught.value.retry_after_seconds == 0.25
@@ -118,39 +94,39 @@ def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, conn
 
 @either
 def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService, connect: Connect) -> None:
-    service.behaviour = failing = Failing(2, grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
+    def ready_at_last(request: inference_pb2.GenerateRequest, ending: Ending) -> fake_service.Messages:
+        refused = refusing(grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
+        return (fake_service.one_completion if len(service.requests) == 3 else refused)(request, ending)
+
+    service.behaviour = ready_at_last
     with connect(service.address, max_retries=2) as client:
         assert len(list(client.generate("hi"))) == 2
-    assert failing.calls == 3
+    assert len(service.requests) == 3
+
+
+NOT_READY, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+SOON = retry_info(0.01)
+AFTER_A_TOKEN = sending(fake_service.delta(0, [5], "R"), fails(NOT_READY, "no", SOON))
 
 
 @pytest.mark.parametrize(
-    ("retries", "timeout", "code", "details", "late", "calls"),
+    ("retries", "timeout", "code", "behaviour", "calls"),
     [
-        pytest.param(2, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 3, id="retries are bounded"),
-        pytest.param(0, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], False, 1, id="retries are switched off"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [], False, 1, id="the service gives no retry time"),
-        pytest.param(9, None, grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.01)], False, 1, id="the queue is full"),
-        pytest.param(9, None, grpc.StatusCode.UNAVAILABLE, [retry_info(0.01)], True, 1, id="tokens were delivered"),
-        pytest.param(
-            9, 5.0, grpc.StatusCode.UNAVAILABLE, [retry_info(60)], False, 1, id="the timeout is before the retry time"
-        ),
+        pytest.param(2, None, NOT_READY, refusing(NOT_READY, "no", SOON), 3, id="retries are bounded"),
+        pytest.param(0, None, NOT_READY, refusing(NOT_READY, "no", SOON), 1, id="retries are switched off"),
+        pytest.param(9, None, NOT_READY, refusing(NOT_READY, "no"), 1, id="the service gives no retry time"),
+        pytest.param(9, None, FULL, refusing(FULL, "no", SOON), 1, id="the queue is full"),
+        pytest.param(9, None, NOT_READY, AFTER_A_TOKEN, 1, id="tokens were delivered"),
+        pytest.param(9, 5.0, NOT_READY, refusing(NOT_READY, "no", retry_info(60)), 1, id="the timeout comes first"),
     ],
 )
 def test_retries_end_at_the_maximum_number_and_at_the_timeout(
-    service: FakeService,
-    retries: int,
-    timeout: float | None,
-    code: grpc.StatusCode,
-    details: list[Message],
-    late: bool,
-    calls: int,
+    service: FakeService, retries: int, timeout: float | None, code: grpc.StatusCode, behaviour: Any, calls: int
 ) -> None:
-    service.behaviour = failing = Failing(ALWAYS, code, "no", *details, late=late)
+    service.behaviour = behaviour
     with Client(service.address, max_retries=retries) as client, pytest.raises(errors.TandemError) as caught:
         list(client.generate("hi", timeout=timeout))
-    assert caught.value.code == code
-    assert failing.calls == calls
+    assert (caught.value.code, len(service.requests)) == (code, calls)
 
 
 def test_the_timeout_ends_a_stream_in_the_client_and_in_the_service(service: FakeService, client: Client) -> None:
@@ -192,21 +168,15 @@ def test_wait_ready_waits_until_the_service_serves(service: FakeService, client:
 
 
 def test_malformed_details_are_ignored(service: FakeService, client: Client) -> None:
-    def garbled(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        ending.context.set_trailing_metadata((("grpc-status-details-bin", b"\xff\xff"),))
-        ending.context.abort(grpc.StatusCode.INTERNAL, "broken")
-        yield from ()
-
-    service.behaviour = garbled
+    garbled = ends(grpc.StatusCode.INTERNAL, "broken", grpc_status_details_bin=b"\xff\xff")
+    service.behaviour = sending(garbled, accepts=False)
     with pytest.raises(errors.Internal, match="broken"):
         list(client.generate("hi"))
 
 
 def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: FakeService, client: Client) -> None:
     said = "stop.min_new_tokens is 9; the limit is max_new_tokens, here 3"
-    service.behaviour = Failing(
-        ALWAYS, grpc.StatusCode.INVALID_ARGUMENT, said, bad_request("stop.min_new_tokens", said)
-    )
+    service.behaviour = refusing_field("stop.min_new_tokens", said)
     with pytest.raises(errors.InvalidArgument) as caught:
         list(client.generate("hi"))
     assert str(caught.value) == "min_new_tokens is 9; the limit is max_new_tokens, here 3"
@@ -221,10 +191,8 @@ def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: F
         ("text", "text has 0 characters; a text is needed", "prompt", "prompt has 0 characters; a text is needed"),
         ("token_ids.ids[3]", "token_ids.ids[3] is 9", "prompt[3]", "prompt[3] is 9"),
         (
-            "sampling.allowed_token_ids",
-            "sampling.allowed_token_ids has 1 tokens, and sampling.banned_token_ids bans them all",
-            "allowed_token_ids",
-            "allowed_token_ids has 1 tokens, and banned_token_ids bans them all",
+            "sampling.allowed_token_ids", "sampling.allowed_token_ids has 1, and sampling.banned_token_ids bans it",
+            "allowed_token_ids", "allowed_token_ids has 1, and banned_token_ids bans it",
         ),
         ("sampling.logit_bias[7]", "sampling.logit_bias[7] is nan", "logit_bias[7]", "logit_bias[7] is nan"),
         ("chat.messages[2].role", "chat.messages[2].role is 'x'", "chat[2].role", "chat[2].role is 'x'"),
@@ -232,17 +200,12 @@ def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: F
         ("chat.unparsed", "chat.unparsed is set", "parsed", "parsed is set"),
         ("chat", "chat is not served", "chat", "chat is not served"),
         ("constraint.json_schema", "constraint.json_schema is 3", "json_schema", "json_schema is 3"),
-        (
-            "constraint.choices.choices[1]",
-            "constraint.choices.choices[1] is empty",
-            "choices[1]",
-            "choices[1] is empty",
-        ),
+        ("constraint.choices.choices[1]", "constraint.choices.choices[1] is 3", "choices[1]", "choices[1] is 3"),
         # A field that is newer than this client keeps its path.
         ("sampling.newer", "sampling.newer is 3", "sampling.newer", "sampling.newer is 3"),
         ("prompt", "prompt is missing; give text or token_ids", "prompt", "prompt is missing; give text or token_ids"),
     ],
-)
+)  # fmt: skip
 def test_field_paths_are_replaced_by_keywords(field: str, said: str, keyword: str, message: str) -> None:
     assert name_of(field, FIELD_KEYWORDS) == keyword
     assert with_names(said, FIELD_KEYWORDS, field=field) == message

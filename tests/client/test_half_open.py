@@ -6,7 +6,6 @@ No caller sets a deadline, and the proxy closes nothing, so only the client itse
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 from tandem.v1 import inference_pb2 as pb
@@ -14,13 +13,11 @@ from tandem.v1 import inference_pb2 as pb
 from tandem_client import Client, connection
 from tandem_client.cli.reporting import Exit
 from tandem_client.errors import Unavailable
-from tests.client import fake_service
 from tests.client.both import Connect, either, of_loop
-from tests.client.fake_service import Ending, FakeService
+from tests.client.fake_service import Ending, FakeService, delta, finished, sending, summary
 from tests.client.gateway.told_service import ToldService
 from tests.client.listeners import Proxy
 from tests.client.quick_pings import PING_MS
-from tests.client.test_resume import accepted
 from tests.rigs.processes import Child
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -31,18 +28,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connection, name, PING_MS)
 
 
-def begins(request: pb.GenerateRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-    """One token, then nothing."""
-    yield accepted(request.request_id)
-    yield fake_service.delta(0, [5], "Ré")
-    ending.wait()
-
-
-def goes_on(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-    yield accepted(request.request_id)
-    yield fake_service.delta(1, [6], "turn")
-    yield fake_service.finished(2)
-    yield fake_service.summary(2)
+# One token, then nothing.
+begins = sending(delta(0, [5], "Ré"), Ending.wait)
+goes_on = sending(delta(1, [6], "turn"), finished(2), summary(2))
 
 
 def cut_under(proxy: Proxy, connect: Connect, *, resume: bool, swallowed: int = 0) -> list[str | Exception]:

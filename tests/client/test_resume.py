@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -16,39 +17,25 @@ from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta
 from tests.client import fake_service
 from tests.client.both import Connect, either
-from tests.client.fake_service import Ending, FakeService, breaks
+from tests.client.fake_service import (
+    SECRET,
+    Ending,
+    FakeService,
+    Messages,
+    breaks,
+    delta,
+    fails,
+    finished,
+    sending,
+    summary,
+)
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
-SECRET = bytes(32)
-Messages = Iterator[pb.GenerateResponse]
-
-
-def accepted(request_id: str, num_samples: int = 1) -> pb.GenerateResponse:
-    sampling = pb.SamplingParams(num_samples=num_samples)
-    message = pb.Accepted(request_id=request_id, sampling=sampling, resume_secret=SECRET)
-    return pb.GenerateResponse(accepted=message)
-
-
-def half(request: pb.GenerateRequest, ending: Ending) -> Messages:
-    """Two samples; the second one has ended."""
-    yield from half_without_loss(request)
-    breaks(ending)
-
-
-def half_without_loss(request: pb.GenerateRequest) -> Messages:
-    yield accepted(request.request_id, 2)
-    yield fake_service.delta(0, [5], "Ré")
-    yield fake_service.delta(0, [8, 9], "en", sample_idx=1)
-    yield fake_service.finished(2, sample_idx=1)
-
-
-def other_half(request: pb.ResumeRequest, ending: Ending) -> Messages:
-    yield accepted(request.request_id, 2)
-    yield fake_service.delta(1, [6], "turn")
-    yield fake_service.finished(2, sample_idx=1)
-    yield fake_service.finished(2)
-    yield fake_service.summary(4)
+# Two samples; the second one has ended.
+HALF = (delta(0, [5], "Ré"), delta(0, [8, 9], "en", sample_idx=1), finished(2, sample_idx=1))
+half = sending(*HALF, breaks)
+other_half = sending(delta(1, [6], "turn"), finished(2, sample_idx=1), finished(2), summary(4))
 
 
 def read(service: FakeService, connect: Connect) -> tuple[list[Delta], list[str]]:
@@ -85,11 +72,8 @@ def test_a_lost_stream_continues_where_it_was(service: FakeService, connect: Con
 def test_a_stream_that_is_lost_again_continues_again(service: FakeService, connect: Connect) -> None:
     def lost_again(request: pb.ResumeRequest, ending: Ending) -> Messages:
         if request.offsets[0].token_ids == 2:
-            yield from list(other_half(request, ending))[2:]
-            return
-        yield accepted(request.request_id, 2)
-        yield fake_service.delta(1, [6], "turn")
-        breaks(ending)
+            return iter(list(other_half(request, ending))[2:])
+        return sending(delta(1, [6], "turn"), breaks)(request, ending)
 
     service.behaviour, service.resumption = half, lost_again
     deltas, _ = read(service, connect)
@@ -99,14 +83,8 @@ def test_a_stream_that_is_lost_again_continues_again(service: FakeService, conne
 
 @either
 def test_a_connection_that_is_lost_after_the_summary_is_an_end(service: FakeService, connect: Connect) -> None:
-    def whole(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield from half_without_loss(request)
-        yield from list(other_half(pb.ResumeRequest(request_id=request.request_id), ending))[1:2]
-        yield fake_service.finished(2)
-        yield fake_service.summary(4)
-        breaks(ending)
-
-    service.behaviour, service.resumption = whole, other_half
+    service.behaviour = sending(*HALF, delta(1, [6], "turn"), finished(2), summary(4), breaks)
+    service.resumption = other_half
     deltas, kinds = read(service, connect)
     assert len(deltas) == 3
     assert kinds == ["accepted", "delta", "delta", "finished", "delta", "finished", "summary"]
@@ -121,27 +99,19 @@ def test_a_request_that_is_not_kept_raises_the_error_that_lost_it(service: FakeS
     assert len(service.resumed) == 1
 
 
-def failing(code: grpc.StatusCode, *details: error_details_pb2.RequestInfo) -> fake_service.Behaviour:
-    def behaviour(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        yield accepted(request.request_id)
-        fake_service.fail(ending.context, code, "the reason", *details)
-
-    return behaviour
-
-
 @pytest.mark.parametrize(
-    ("behaviour", "kind"),
+    ("code", "details", "kind"),
     [
-        (failing(grpc.StatusCode.ABORTED), Replaced),
-        (failing(grpc.StatusCode.UNAVAILABLE, error_details_pb2.RequestInfo(request_id="r")), Unavailable),
-        (failing(grpc.StatusCode.INTERNAL, error_details_pb2.RequestInfo(request_id="r")), TandemError),
-        (failing(grpc.StatusCode.INVALID_ARGUMENT), InvalidArgument),
+        (grpc.StatusCode.ABORTED, [], Replaced),
+        (grpc.StatusCode.UNAVAILABLE, [error_details_pb2.RequestInfo(request_id="r")], Unavailable),
+        (grpc.StatusCode.INTERNAL, [error_details_pb2.RequestInfo(request_id="r")], TandemError),
+        (grpc.StatusCode.INVALID_ARGUMENT, [], InvalidArgument),
     ],
 )
 def test_the_end_of_a_request_is_not_resumed(
-    service: FakeService, client: Client, behaviour: fake_service.Behaviour, kind: type[TandemError]
+    service: FakeService, client: Client, code: grpc.StatusCode, details: list[Any], kind: type[TandemError]
 ) -> None:
-    service.behaviour = behaviour
+    service.behaviour = sending(fails(code, "the reason", *details))
     with pytest.raises(kind, match="the reason"):
         list(client.generate("hi", resume=True))
     assert service.resumed == []
@@ -164,7 +134,7 @@ def test_a_request_that_is_lost_before_it_is_accepted_is_aborted_and_sent_again(
     def lost_at_first(request: pb.GenerateRequest, ending: Ending) -> Messages:
         if len(service.requests) == 1:
             breaks(ending)
-        yield from fake_service.one_completion(request, ending)
+        return fake_service.one_completion(request, ending)
 
     service.behaviour = lost_at_first
     assert len(list(client.generate("hi", resume=True, request_id="mine"))) == 2

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import grpc
@@ -15,11 +15,11 @@ from tandem_client.errors import InvalidArgument, NotFound, Replaced, TandemErro
 from tandem_client.types import Delta, SampleOffset
 from tests.client import fake_service
 from tests.client.both import Connect, either
-from tests.client.fake_service import Ending, FakeService, breaks
-from tests.client.test_resume import SECRET, accepted
+from tests.client.fake_service import SECRET, FakeService, bad_request, breaks, delta, finished, sending, summary
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
+OFFSET = "offsets[0].token_ids"
 OFFSETS = (SampleOffset(token_ids=1, text_chars=2), SampleOffset(token_ids=2, text_chars=4))
 
 
@@ -30,28 +30,18 @@ def read(service: FakeService, connect: Connect, **options: Any) -> tuple[list[D
         return list(stream), stream
 
 
-def rest(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-    """The rest of two samples, of which the second was received in full."""
-    yield accepted(request.request_id, 2)
-    yield fake_service.delta(1, [6, 7], "turn")
-    yield fake_service.finished(2, sample_idx=1)
-    yield fake_service.finished(3)
-    yield fake_service.summary(5)
+# The rest of two samples, of which the second was received in full.
+ENDS = (finished(2, sample_idx=1), finished(3), summary(5))
+rest = sending(delta(1, [6, 7], "turn"), *ENDS)
 
 
 @either
 def test_a_stream_continues_beyond_its_offsets(service: FakeService, connect: Connect) -> None:
     service.resumption = rest
     deltas, stream = read(service, connect, offsets=OFFSETS)
-    assert [(delta.sample_idx, delta.token_offset, delta.token_ids, delta.text) for delta in deltas] == [
-        (0, 1, (6, 7), "turn")
-    ]
-    assert service.resumed == [
-        pb.ResumeRequest(
-            request_id="mine", resume_secret=SECRET,
-            offsets=[pb.SampleOffset(token_ids=1, text_chars=2), pb.SampleOffset(token_ids=2, text_chars=4)],
-        )
-    ]  # fmt: skip
+    assert deltas == [Delta(sample_idx=0, token_offset=1, token_ids=(6, 7), text="turn")]
+    sent = [pb.SampleOffset(token_ids=1, text_chars=2), pb.SampleOffset(token_ids=2, text_chars=4)]
+    assert service.resumed == [pb.ResumeRequest(request_id="mine", resume_secret=SECRET, offsets=sent)]
     assert (service.requests, service.aborted) == ([], [])
     first, second = stream.samples
     assert (first.token_ids, first.text, first.num_tokens) == ([6, 7], "turn", 3)
@@ -64,7 +54,7 @@ def test_a_stream_continues_beyond_its_offsets(service: FakeService, connect: Co
 def test_a_stream_without_offsets_begins_at_its_start(service: FakeService, connect: Connect) -> None:
     service.resumption = fake_service.one_completion
     deltas, _ = read(service, connect)
-    assert [delta.token_offset for delta in deltas] == [0, 1]
+    assert [each.token_offset for each in deltas] == [0, 1]
     assert list(service.resumed[0].offsets) == []
 
 
@@ -81,24 +71,15 @@ def test_tokens_that_are_missing_after_the_offset_are_an_error(service: FakeServ
     [
         (grpc.StatusCode.NOT_FOUND, [], NotFound, None),
         (grpc.StatusCode.ABORTED, [], Replaced, None),
-        (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            [fake_service.bad_request("offsets[0].token_ids", "is 9; the limit is 3")],
-            InvalidArgument,
-            "offsets[0].token_ids",
-        ),
+        (grpc.StatusCode.INVALID_ARGUMENT, [bad_request(OFFSET, "is 9")], InvalidArgument, OFFSET),
         (grpc.StatusCode.UNAVAILABLE, [error_details_pb2.RequestInfo(request_id="mine")], Unavailable, None),
     ],
 )
 def test_a_refusal_has_the_class_that_generate_raises(
-    service: FakeService,
-    connect: Connect,
-    code: grpc.StatusCode,
-    details: list[Any],
-    kind: type[TandemError],
+    service: FakeService, connect: Connect, code: grpc.StatusCode, details: list[Any], kind: type[TandemError],
     keyword: str | None,
-) -> None:
-    service.resumption = fake_service.refusing(code, "offsets[0].token_ids is 9", *details)
+) -> None:  # fmt: skip
+    service.resumption = fake_service.refusing(code, f"{OFFSET} is 9", *details)
     with pytest.raises(kind) as caught:
         read(service, connect, linger_seconds=30.0)
     assert caught.value.keyword == keyword
@@ -108,19 +89,16 @@ def test_a_refusal_has_the_class_that_generate_raises(
 
 @either
 def test_a_resumed_stream_that_is_lost_continues_if_asked(service: FakeService, connect: Connect) -> None:
-    def lost_twice(request: pb.ResumeRequest, ending: Ending) -> Iterator[pb.GenerateResponse]:
-        if len(service.resumed) % 3 == 1:
-            breaks(ending)
-        yield accepted(request.request_id, 2)
-        if len(service.resumed) % 3 == 2:
-            yield fake_service.delta(1, [6], "tu")
-            breaks(ending)
-        yield fake_service.delta(2, [7], "rn")
-        yield from list(rest(request, ending))[2:]
-
-    service.resumption = lost_twice
+    lost_twice = itertools.cycle(
+        (
+            sending(breaks, accepts=False),
+            sending(delta(1, [6], "tu"), breaks),
+            sending(delta(2, [7], "rn"), *ENDS),
+        )
+    )
+    service.resumption = lambda request, ending: next(lost_twice)(request, ending)
     deltas, _ = read(service, connect, offsets=OFFSETS, linger_seconds=30.0)
-    assert "".join(delta.text for delta in deltas) == "turn"
+    assert "".join(each.text for each in deltas) == "turn"
     assert [request.offsets[0].token_ids for request in service.resumed] == [1, 1, 2]
     assert service.requests == [] and service.aborted == []
     with pytest.raises(Unavailable, match="Socket closed"):
@@ -137,9 +115,7 @@ def test_leaving_a_resumed_stream_aborts_its_request(service: FakeService) -> No
     with Client(service.address) as client:
         for _ in client.resume("first", SECRET):
             break
-        stream = client.resume("second", SECRET)
-        next(stream)
-        del stream
+        next(client.resume("second", SECRET))
         gc.collect()
     asyncio.run(leave_async())
     assert service.aborted == ["first", "second", "third"]

@@ -1,6 +1,7 @@
 """A fake service with answers that a test sets: parsed chats and single tokens. It also records its callers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 
 import grpc
 from tandem.v1 import chat_pb2, inference_pb2
@@ -95,7 +96,7 @@ def as_asked(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
 
 def two_scored(request: inference_pb2.GenerateRequest, ending: Ending) -> Stream:
     """Two samples; the text of a token is its id between angle brackets."""
-    for message in two_samples(request, ending):
+    for message in map(deepcopy, two_samples(request, ending)):
         if message.HasField("prompt_info"):
             info = message.prompt_info
             if info.start == 1 and request.HasField("token_ids"):
