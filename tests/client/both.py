@@ -24,6 +24,9 @@ class OfLoop:
         value = getattr(self._made, name)
         return (lambda *args, **options: self._run(value, *args, **options)) if callable(value) else value
 
+    def __repr__(self) -> str:
+        return repr(self._made)
+
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._made, name, value)
 

@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem_client import AsyncClient, Client, TlsSettings, errors
+from tests.client.both import Connect, either
 from tests.rigs.authorities import Authority
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
@@ -45,12 +46,9 @@ def serve(door: Door) -> Any:
     servers: list[grpc.Server] = []
 
     def start(credentials: grpc.ServerCredentials | None = None) -> str:
-        server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[door])
+        server, address = grpc.server(futures.ThreadPoolExecutor(4), handlers=[door]), "127.0.0.1:0"
         servers.append(server)
-        if credentials is None:
-            port = server.add_insecure_port("127.0.0.1:0")
-        else:
-            port = server.add_secure_port("127.0.0.1:0", credentials)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
         server.start()
         return f"127.0.0.1:{port}"
 
@@ -59,8 +57,9 @@ def serve(door: Door) -> Any:
         server.stop(0)
 
 
-def test_every_call_has_the_token(door: Door, serve: Callable[..., str]) -> None:
-    with Client(serve(), token=TOKEN) as client:
+@either
+def test_every_call_has_the_token(door: Door, serve: Callable[..., str], connect: Connect) -> None:
+    with connect(serve(), token=TOKEN) as client:
         client.wait_ready(TIMEOUT_SECONDS)
         calls: list[Callable[[], object]] = [
             client.health, client.load, client.model_info, client.flush_cache, client.quarantine,
@@ -76,20 +75,7 @@ def test_every_call_has_the_token(door: Door, serve: Callable[..., str]) -> None
             client.load()
     assert len({method for method, _ in door.seen}) == 11
     assert all(metadata.get("authorization") == f"Bearer {TOKEN}" for _, metadata in door.seen)
-    assert TOKEN not in repr(client) + str(caught.value) + repr(client.__dict__["_access"])
-
-
-async def _async_calls(address: str) -> None:
-    async with AsyncClient(address, token=TOKEN) as client:
-        await client.wait_ready(TIMEOUT_SECONDS)
-        assert await client.health()
-
-
-def test_the_asynchronous_client_sends_it_too(door: Door, serve: Callable[..., str]) -> None:
-    import asyncio
-
-    asyncio.run(_async_calls(serve()))
-    assert [metadata["authorization"] for _, metadata in door.seen] == [f"Bearer {TOKEN}"] * 2
+    assert TOKEN not in repr(client) + str(caught.value) + repr(client._access)
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-from typing import Any
 
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
@@ -19,29 +18,21 @@ from tests.client.fake_service import FakeService
 @either
 def test_a_client_makes_every_unary_call(service: FakeService, connect: Connect) -> None:
     with connect(service.address) as client:
-        check_unary_calls(client)
-
-
-def check_unary_calls(client: Any) -> None:
-    assert client.tokenize("hé", model="fake") == list("hé".encode())
-    assert client.detokenize([104, 105], skip_special_tokens=False) == "hi"
-    assert client.abort("live-1", "gone") == {
-        "live-1": AbortOutcome.ABORTED,
-        "gone": AbortOutcome.NOT_FOUND,
-    }
-    info = client.model_info()
-    assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
-    assert (info.sampling_defaults.repetition_penalty, info.max_num_samples, info.max_logprobs) == (1.25, 16, 20)
-    assert (info.window, info.sink_tokens) == (4096, 4)
-    assert info.limits is not None
-    assert (info.limits.max_stop_strings, info.limits.min_priority, info.limits.max_new_tokens) == (16, -3, None)
-    load = client.load()
-    assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
-    assert (load.cached_prompt_tokens, load.hit_rate) == (200, 0.25)
-    assert [(worker.pid, worker.pages_total) for worker in load.per_worker] == [(77, 99), (78, 99)]
-    assert client.flush_cache() == 12 and client.health()
-    with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):
-        client.detokenize([-1])
+        assert client.tokenize("hé", model="fake") == list("hé".encode())
+        assert client.detokenize([104, 105], skip_special_tokens=False) == "hi"
+        assert client.abort("live-1", "gone") == {"live-1": AbortOutcome.ABORTED, "gone": AbortOutcome.NOT_FOUND}
+        info = client.model_info()
+        assert (info.model, info.eos_token_ids, info.sampling_defaults.temperature) == ("fake", (0,), 0.5)
+        assert (info.sampling_defaults.repetition_penalty, info.max_num_samples, info.max_logprobs) == (1.25, 16, 20)
+        assert (info.window, info.sink_tokens) == (4096, 4)
+        assert (info.limits.max_stop_strings, info.limits.min_priority, info.limits.max_new_tokens) == (16, -3, None)
+        load = client.load()
+        assert (load.running, load.steps, load.worker_pid) == (2, 2**40, 77)
+        assert (load.cached_prompt_tokens, load.hit_rate) == (200, 0.25)
+        assert [(worker.pid, worker.pages_total) for worker in load.per_worker] == [(77, 99), (78, 99)]
+        assert client.flush_cache() == 12 and client.health()
+        with pytest.raises(ValueError, match=r"token_ids is \[-1\]"):
+            client.detokenize([-1])
 
 
 @either
@@ -85,27 +76,21 @@ ENTRIES = [
 
 @either
 def test_the_list_of_requests_comes_in_pages_or_all_together(service: FakeService, connect: Connect) -> None:
-    with connect(service.address) as client:
-        check_list(client, service)
-
-
-def check_list(client: Any, service: FakeService) -> None:
     service.listed = ENTRIES
-    page = client.list_requests(page_size=3, states=["running", RequestState.KEPT], tenant="acme", id_prefix="r")
-    assert service.list_queries == [
-        control_pb2.ListRequestsRequest(page_size=3, states=[2, 3], tenant="acme", id_prefix="r")
-    ]
-    assert page.next_page_token == "3"
-    first = page.requests[0]
-    assert (first.abort_id, first.state, first.wait_reason) == ("acme/r0", RequestState.RUNNING, None)
-    assert [each.seconds_left for each in page.requests] == [None, 2.0, 2.0]
-    assert [each.request_id for each in client.list_requests(page_token="3").requests] == ["r3", "r4"]
-    assert [each.request_id for each in client.all_requests(tenant="acme")] == ["r0", "r1", "r2", "r3", "r4"]
-    tokens = [query.page_token for query in service.list_queries[2:]]
-    assert (tokens, {query.tenant for query in service.list_queries[2:]}) == (["", "2", "4"], {"acme"})
-    with pytest.raises(ValueError, match="a state is 'old'; it must be waiting, running or kept"):
-        client.list_requests(states=["old"])
-    assert len(client.list_requests().requests) == 2
+    with connect(service.address) as client:
+        page = client.list_requests(page_size=3, states=["running", RequestState.KEPT], tenant="acme", id_prefix="r")
+        wanted = control_pb2.ListRequestsRequest(page_size=3, states=[2, 3], tenant="acme", id_prefix="r")
+        assert (service.list_queries, page.next_page_token) == ([wanted], "3")
+        first = page.requests[0]
+        assert (first.abort_id, first.state, first.wait_reason) == ("acme/r0", RequestState.RUNNING, None)
+        assert [each.seconds_left for each in page.requests] == [None, 2.0, 2.0]
+        assert [each.request_id for each in client.list_requests(page_token="3").requests] == ["r3", "r4"]
+        assert [each.request_id for each in client.all_requests(tenant="acme")] == ["r0", "r1", "r2", "r3", "r4"]
+        tokens = [query.page_token for query in service.list_queries[2:]]
+        assert (tokens, {query.tenant for query in service.list_queries[2:]}) == (["", "2", "4"], {"acme"})
+        with pytest.raises(ValueError, match="a state is 'old'; it must be waiting, running or kept"):
+            client.list_requests(states=["old"])
+        assert len(client.list_requests().requests) == 2
 
 
 def test_a_blocking_client_works_where_an_event_loop_runs(client: Client, service: FakeService) -> None:
@@ -143,23 +128,16 @@ def test_an_abort_has_what_was_looked_for() -> None:
     assert messages.abort_outcomes(control_pb2.AbortResponse(results=results)).details == {"b": "none is 'b'"}
 
 
-def test_the_hit_rate_is_zero_before_the_first_prompt() -> None:
-    assert messages.load(control_pb2.GetLoadResponse()).hit_rate == 0
-
-
 def test_load_contains_the_reasons_for_not_serving_and_for_a_lost_worker() -> None:
     worker = control_pb2.WorkerLoad(pid=7, device="cuda:0 NVIDIA H200")
     message = control_pb2.GetLoadResponse(
         not_serving="no worker has joined", worker_lost_seconds=0.0, worker_lost_reason="killed", per_worker=[worker]
     )
-    load = messages.load(message)
-    assert (load.not_serving, load.worker_lost_seconds, load.worker_lost_reason) == (
-        "no worker has joined",
-        0.0,
-        "killed",
-    )
-    assert load.per_worker[0].device == "cuda:0 NVIDIA H200"
-    assert messages.load(control_pb2.GetLoadResponse()).worker_lost_seconds is None
+    load, none = messages.load(message), messages.load(control_pb2.GetLoadResponse())
+    assert (load.not_serving, load.worker_lost_seconds) == ("no worker has joined", 0.0)
+    assert (load.worker_lost_reason, load.per_worker[0].device) == ("killed", "cuda:0 NVIDIA H200")
+    # And the hit rate before the first prompt.
+    assert (none.worker_lost_seconds, none.hit_rate) == (None, 0)
 
 
 def test_every_finish_reason_of_the_api_has_a_name() -> None:
@@ -182,10 +160,8 @@ def test_both_clients_have_the_same_calls_with_the_same_signatures():
     public = [name for name in dir(Client) if not name.startswith("_")]
     assert public == [name for name in dir(AsyncClient) if not name.startswith("_")]
     for name in public:
-        blocking, asynchronous = getattr(Client, name), getattr(AsyncClient, name)
-        assert list(inspect.signature(blocking).parameters.values()) == list(
-            inspect.signature(asynchronous).parameters.values()
-        )
-        assert blocking.__doc__ and next(iter(inspect.signature(blocking).parameters)) == "self"
+        blocking, asynchronous = (inspect.signature(getattr(kind, name)).parameters for kind in (Client, AsyncClient))
+        assert list(blocking.values()) == list(asynchronous.values())
+        assert getattr(Client, name).__doc__ and next(iter(blocking)) == "self"
     with Client("127.0.0.1:1") as client:
         assert list(inspect.signature(client.tokenize).parameters) == ["text", "add_special_tokens", "model", "timeout"]

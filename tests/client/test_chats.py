@@ -27,20 +27,19 @@ SENT = [
     chat_pb2.ChatMessage(role="system", content=["Be brief."]),
     chat_pb2.ChatMessage(role="user", content=["a", "b"], name="Ada"),
     chat_pb2.ChatMessage(
-        role="assistant",
-        reasoning="hm",
+        role="assistant", reasoning="hm",
         tool_calls=[chat_pb2.ToolCall(id="abcdefghi", name="weather", arguments_json='{"city": "Rom"}')],
     ),
     chat_pb2.ChatMessage(role="tool", content=[""], tool_call_id="abcdefghi"),
-]
+]  # fmt: skip
+CALLS = (
+    ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Rom"}'),
+    ToolCall(id="bcdefghij", name="time", arguments="{}"),
+)
 VALUES = [
     ChatMessage(role="system", content="Be brief."),
     ChatMessage(role="user", content=("a", "b"), name="Ada"),
-    ChatMessage(
-        role="assistant",
-        reasoning="hm",
-        tool_calls=(ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Rom"}'),),
-    ),
+    ChatMessage(role="assistant", reasoning="hm", tool_calls=CALLS[:1]),
     ChatMessage(role="tool", content="", tool_call_id="abcdefghi"),
 ]
 
@@ -78,18 +77,11 @@ def test_a_refusal_of_the_history_is_its_content() -> None:
 
 
 def test_every_option_of_a_chat_sets_its_field() -> None:
-    request = generate_request(
-        None,
-        chat=TALK[:1],
-        tools=[WEATHER],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        template_args={"enable_thinking": False, "name": "Zoë"},
-        continue_final_message=True,
-        add_generation_prompt=False,
-        parsed=False,
-    )
-    chat = request.chat
+    chat = generate_request(
+        None, chat=TALK[:1], tools=[WEATHER], tool_choice="required", parallel_tool_calls=False,
+        template_args={"enable_thinking": False, "name": "Zoë"}, continue_final_message=True,
+        add_generation_prompt=False, parsed=False,
+    ).chat  # fmt: skip
     assert {field.name for field in chat.DESCRIPTOR.fields} == {field.name for field, _ in chat.ListFields()}
     assert json.loads(chat.tools_json[0]) == WEATHER
     assert chat.tool_choice == chat_pb2.ToolChoice(mode=chat_pb2.TOOL_CHOICE_MODE_REQUIRED)
@@ -113,16 +105,13 @@ def test_every_option_of_a_chat_sets_its_field() -> None:
         # The service refuses it; it must not become "anything".
         ({"choices": []}, constraint_pb2.Constraint(choices=constraint_pb2.Choices())),
         ({"lark": 'start: "a"'}, constraint_pb2.Constraint(lark='start: "a"')),
+        ({"json_object": False, "regex": None}, None),
     ],
 )
-def test_each_constraint_sets_its_field(options: dict[str, Any], sent: constraint_pb2.Constraint) -> None:
+def test_each_constraint_sets_its_field(options: dict[str, Any], sent: constraint_pb2.Constraint | None) -> None:
     request = generate_request("hi", **options)
     assert request == inference_pb2.GenerateRequest(text="hi", constraint=sent)
-    assert request.HasField("constraint")
-
-
-def test_without_a_constraint_the_field_is_unset() -> None:
-    assert not generate_request("hi", json_object=False, regex=None).HasField("constraint")
+    assert request.HasField("constraint") == (sent is not None)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +129,11 @@ def test_without_a_constraint_the_field_is_unset() -> None:
         (None, {"chat": [{"role": "user", "content": 3}]}, r"chat\[0\].content is 3; text or a list of parts"),
         (None, {"chat": [{"role": "user", "content": "\ud800"}]}, r"chat\[0\].content has U\+D800 at character 0"),
         (
-            None,
-            {"chat": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            None, {"chat": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             r"chat\[0\].content\[0\] is of type image_url; only parts of type text are taken",
         ),
         (
-            None,
-            {"chat": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
+            None, {"chat": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
             r"chat\[0\].tool_calls\[0\].function.arguments is 3; a mapping is needed",
         ),
         (None, {"chat": TALK, "tools": [3]}, r"tools\[0\] is 3; a mapping is needed"),
@@ -159,38 +146,29 @@ def test_without_a_constraint_the_field_is_unset() -> None:
         ("hi", {"choices": "ab"}, "choices is 'ab'; a list of strings is needed"),
         ("hi", {"regex": 3}, "regex is 3"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_keyword_is_named(prompt: str | None, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         generate_request(prompt, **options)
 
 
-def piece(index: int, *, id: str = "", name: str = "", arguments: str = "") -> chat_pb2.ToolCallDelta:
-    return chat_pb2.ToolCallDelta(index=index, id=id, name=name, arguments=arguments)
+def part(offset: int, **fields: Any) -> inference_pb2.GenerateResponse:
+    delta = inference_pb2.Delta(token_offset=offset, token_ids=[offset], **fields)
+    return inference_pb2.GenerateResponse(delta=delta)
 
 
-def part(
-    offset: int, *, text: str = "", reasoning: str = "", calls: tuple[chat_pb2.ToolCallDelta, ...] = ()
-) -> inference_pb2.GenerateResponse:
-    made = inference_pb2.Delta(
-        token_offset=offset, token_ids=[offset], text=text, reasoning=reasoning, tool_calls=calls
-    )
-    return inference_pb2.GenerateResponse(delta=made)
-
-
+Piece = chat_pb2.ToolCallDelta
 PARTS = [
     part(0, reasoning="So "),
     part(1, reasoning="it is.", text="I "),
     part(2, text="call."),
-    part(3, calls=(piece(0, id="abcdefghi", name="weather"), piece(0, arguments='{"city"'))),
-    part(4, calls=(piece(0, arguments=': "Rom"}'), piece(1, id="bcdefghij", name="time", arguments="{"))),
-    part(5, calls=(piece(1, arguments="}"),)),
-]
+    part(3, tool_calls=[Piece(index=0, id="abcdefghi", name="weather"), Piece(index=0, arguments='{"city"')]),
+    part(4, tool_calls=[
+        Piece(index=0, arguments=': "Rom"}'), Piece(index=1, id="bcdefghij", name="time", arguments="{"),
+    ]),
+    part(5, tool_calls=[Piece(index=1, arguments="}")]),
+]  # fmt: skip
 ENDING = [fake_service.finished(6, inference_pb2.FINISH_REASON_CONSTRAINT_COMPLETE), fake_service.summary(6)]
-CALLS = (
-    ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Rom"}'),
-    ToolCall(id="bcdefghij", name="time", arguments="{}"),
-)
 WHOLE = SampleOffset(token_ids=6, text_chars=7, reasoning_chars=9, tool_calls=2, tool_argument_chars=17)
 
 

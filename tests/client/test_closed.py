@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from tandem_client import AsyncClient, Client, calls, errors
 from tests.client import fake_service
 from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService
+from tests.rigs.processes import child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
 # Each public method that makes a call, with what it needs; a test compares the names with the class.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "tokenize": lambda client: client.tokenize("a"),
@@ -127,11 +126,8 @@ print("parent", client.health())
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
 def test_a_child_is_told_that_the_client_is_its_parents(service: FakeService, how: str) -> None:
     """Without it, a stream that the parent opened hangs in the child, and both would use one connection."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, service.address, how],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=TIMEOUT_SECONDS, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", CHILD, service.address, how]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), timeout=TIMEOUT_SECONDS)
     assert (done.returncode, done.stdout) == (0, "child True 2\nparent True\n"), done.stderr
 
 

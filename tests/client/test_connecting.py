@@ -7,9 +7,8 @@ import pytest
 
 from tandem_client import AsyncClient, Client, connection, errors
 from tandem_client.wire.rpc_errors import ErrorReader
-from tests.client import fake_service
 from tests.client.both import Connect, either
-from tests.client.fake_service import FakeService
+from tests.client.fake_service import FakeService, refusing, retry_info
 from tests.client.listeners import Proxy, closed_address, silent_listener
 
 # The delay of the first byte of HTTP/2, far above the pause before a second attempt.
@@ -18,10 +17,7 @@ DELAY_SECONDS = 0.5
 
 @either
 def test_a_service_that_answers_late_is_reached(service: FakeService, connect: Connect) -> None:
-    with (
-        Proxy(service.address, delay_seconds=DELAY_SECONDS) as proxy,
-        connect(proxy.address, max_retries=0) as client,
-    ):
+    with Proxy(service.address, delay_seconds=DELAY_SECONDS) as proxy, connect(proxy.address, max_retries=0) as client:
         assert [delta.text for delta in client.generate("hi")] == ["Ré", "turn"]
 
 
@@ -72,28 +68,20 @@ class GrpcError(grpc.RpcError):
         self.code, self.details, self.trailing_metadata = lambda: code, lambda: said, lambda: None
 
 
-REFUSED = (
-    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: "
-)
+ALL = "failed to connect to all addresses"
+REFUSED = f"{ALL}; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: "
+MISSING = "[field:hostname lookup error:address lookup failed for a:1: Domain name not found]"
+PARSING = "Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))"
+HANDSHAKE = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK"
+ANOTHER = "a:1 speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
+PINGS = "GOAWAY received; Error code: 11; Debug Text: too_many_pings"
 TEXTS = [
     (f"{REFUSED}Connection timed out", errors.AnswersTooSlowly, "a:1 answers too slowly: Connection timed out"),
     (f"{REFUSED}No route to host", errors.NothingAnswers, "nothing answers at a:1: No route to host"),
-    (
-        "errors resolving a:1: [field:hostname lookup error:address lookup failed for a:1: Domain name not found]",
-        errors.NothingAnswers,
-        "nothing answers at a:1: Domain name not found",
-    ),
-    (
-        f"{REFUSED}Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))",
-        errors.OtherProtocol,
-        "a:1 speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port",
-    ),
-    ("failed to connect to all addresses", errors.NothingAnswers, "nothing answers at a:1"),
-    (
-        f"{REFUSED}Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK",
-        errors.OtherProtocol,
-        "a:1 takes the connection and ends it: OK",
-    ),
+    (f"errors resolving a:1: {MISSING}", errors.NothingAnswers, "nothing answers at a:1: Domain name not found"),
+    (f"{REFUSED}{PARSING}", errors.OtherProtocol, ANOTHER),
+    (ALL, errors.NothingAnswers, "nothing answers at a:1"),
+    (f"{REFUSED}{HANDSHAKE}", errors.OtherProtocol, "a:1 takes the connection and ends it: OK"),
     (f"{REFUSED}Socket closed", errors.OtherProtocol, "a:1 takes the connection and ends it: Socket closed"),
     *(
         (text, errors.Unavailable, f"a:1 closed the connection: {text}")
@@ -107,11 +95,7 @@ TEXTS = [
         )
     ),
     ("keepalive timeout", errors.Unavailable, "a:1 does not answer any more: keepalive timeout"),
-    (
-        "GOAWAY received; Error code: 11; Debug Text: too_many_pings",
-        errors.Unavailable,
-        "a:1 closed the connection because of its pings: GOAWAY received; Error code: 11; Debug Text: too_many_pings",
-    ),
+    (PINGS, errors.Unavailable, f"a:1 closed the connection because of its pings: {PINGS}"),
     ("ping timeout", errors.Unavailable, "a:1 does not answer any more: ping timeout"),
 ]
 
@@ -122,25 +106,12 @@ def test_each_grpc_error_text_raises_its_error_class(said: str, kind: type[error
     assert (type(error), str(error)) == (kind, message)
 
 
+LOST, NO_STATUS = "a:1 lost the connection to the service: {}", "a:1 ended the call without a status: {}"
+RESET = "Received RST_STREAM with error code"
 OF_OTHER_STATUSES = [
-    (
-        grpc.StatusCode.INTERNAL,
-        "Received RST_STREAM with error code 2",
-        errors.Unavailable,
-        "a:1 lost the connection to the service: Received RST_STREAM with error code 2",
-    ),
-    (
-        grpc.StatusCode.INTERNAL,
-        "Stream removed (RST_STREAM (Received RST_STREAM with error code 8))",
-        errors.Unavailable,
-        "a:1 ended the call without a status: Stream removed (RST_STREAM (Received RST_STREAM with error code 8))",
-    ),
-    (
-        grpc.StatusCode.UNKNOWN,
-        "Stream removed",
-        errors.Unavailable,
-        "a:1 ended the call without a status: Stream removed",
-    ),
+    (grpc.StatusCode.INTERNAL, f"{RESET} 2", errors.Unavailable, LOST),
+    (grpc.StatusCode.INTERNAL, f"Stream removed (RST_STREAM ({RESET} 8))", errors.Unavailable, NO_STATUS),
+    (grpc.StatusCode.UNKNOWN, "Stream removed", errors.Unavailable, NO_STATUS),
     (grpc.StatusCode.CANCELLED, "Channel closed!", errors.ClientClosed, "the client was closed during the call"),
     (grpc.StatusCode.CANCELLED, "CANCELLED", errors.Cancelled, "CANCELLED"),
 ]
@@ -151,7 +122,7 @@ def test_a_status_that_the_library_made_for_a_broken_call_is_told_in_words(
     code: grpc.StatusCode, said: str, kind: type[errors.TandemError], message: str
 ) -> None:
     error = ErrorReader(address="a:1", timeout=None).read(GrpcError(code, said))
-    assert (type(error), str(error), error.code) == (kind, message, code)
+    assert (type(error), str(error), error.code) == (kind, message.format(said), code)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE])
@@ -169,11 +140,7 @@ def test_a_stream_that_is_removed_at_its_deadline_is_late(code: grpc.StatusCode)
 
 
 def test_a_refusal_by_a_reachable_service_raises_unavailable(service: FakeService, client: Client) -> None:
-    def refuses(request: object, ending: fake_service.Ending):
-        fake_service.fail(ending.context, grpc.StatusCode.UNAVAILABLE, "no worker", fake_service.retry_info(60))
-        yield from ()
-
-    service.behaviour = refuses
+    service.behaviour = refusing(grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(60))
     with pytest.raises(errors.Unavailable, match=r"^no worker$") as caught:
         list(client.generate("hi", timeout=1))
     assert type(caught.value) is errors.Unavailable

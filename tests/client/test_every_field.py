@@ -63,7 +63,13 @@ def made(rpc: calls.Rpc[Any]) -> Message:
     return rpc.request
 
 
+def of_operators(name: str, rpc: calls.Rpc[Any]) -> dict[str, Row]:
+    """Rows of a call that only operators make: it sets each field of its request."""
+    return {f"{name}.{path}": Row(_NO_OPERATORS, lambda: made(rpc)) for path in paths(made(rpc).DESCRIPTOR)}
+
+
 _OWN_STREAM = "a client of HTTP cannot continue a stream; if it leaves, its request ends"
+_NO_OPERATORS = "operators use `tandem` or the Python client; HTTP serves completions"
 _NO_TIMES = "OpenAI's API has no such field; a client that leaves ends its request"
 _OF_ANSWERS = "no template reads it, so it changes no ids"
 # Of a chat: the client's keywords; the fields of the body, if they have other names; why ids do not depend on it.
@@ -148,7 +154,6 @@ COMPLETIONS: dict[str, Row] = {
 _TOKENIZE, _DETOKENIZE = {"prompt": "a", "add_special_tokens": False, "model": "m"}, {"tokens": [1], "model": "m"}
 _TALK = {"messages": [USER], "model": "m"}
 RECEIVED = types.SampleOffset(token_ids=1, text_chars=1, reasoning_chars=1, tool_calls=1, tool_argument_chars=1)
-_NO_OPERATORS = "operators use `tandem` or the Python client; HTTP serves completions"
 _PIECES = "logprob_pieces has what each token adds to the text"
 ROWS: dict[str, Row] = {
     **{f"GenerateRequest.{path}": row for path, row in COMPLETIONS.items()},
@@ -166,34 +171,18 @@ ROWS: dict[str, Row] = {
     "DetokenizeRequest.separately": Row(("/tokenize", {**_TOKENIZE, "return_token_strs": True}), _PIECES),
     "AbortRequest.request_ids": Row(_NO_OPERATORS, lambda: made(calls.abort("r"))),
     **{
-        f"ListRequestsRequest.{path}": Row(
-            _NO_OPERATORS,
-            lambda: made(
-                calls.list_requests(tenant="t", states=["running"], id_prefix="r", page_size=5, page_token="p")
-            ),
-        )
-        for path in ("page_size", "page_token", "tenant", "states", "id_prefix")
-    },
-    "ClearQuarantineRequest.keys": Row(_NO_OPERATORS, lambda: made(calls.clear_quarantine("k"))),
-    **{
-        f"ResumeRequest.{path}": Row(
-            _OWN_STREAM, lambda: resume_request("r", b"s", [RECEIVED])
-        )
+        f"ResumeRequest.{path}": Row(_OWN_STREAM, lambda: resume_request("r", b"s", [RECEIVED]))
         for path in (
             "request_id", "resume_secret", "offsets.token_ids", "offsets.text_chars", "offsets.reasoning_chars",
             "offsets.tool_calls", "offsets.tool_argument_chars",
         )
     },
-    **{
-        f"DrainRequest.{path}": Row(_NO_OPERATORS, lambda: made(calls.drain("w", max_seconds=1, force=True)))
-        for path in ("worker", "max_seconds", "force")
-    },
-    **{
-        f"UpdateWeightsRequest.{path}": Row(
-            _NO_OPERATORS, lambda: made(calls.update_weights("/f", version="v", in_turn=True, max_seconds=1))
-        )
-        for path in ("version", "folder", "running", "in_turn", "max_seconds")
-    },
+    "ClearQuarantineRequest.keys": Row(_NO_OPERATORS, lambda: made(calls.clear_quarantine("k"))),
+    **of_operators("ListRequestsRequest", calls.list_requests(
+        tenant="t", states=["running"], id_prefix="r", page_size=5, page_token="p"
+    )),
+    **of_operators("DrainRequest", calls.drain("w", max_seconds=1, force=True)),
+    **of_operators("UpdateWeightsRequest", calls.update_weights("/f", version="v", in_turn=True, max_seconds=1)),
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Drains and updates of weights under one table: the clients' iterators of progress, and the commands."""
 
-import asyncio
 import itertools
 import json
 import os
@@ -16,13 +15,12 @@ import pytest
 from tandem.v1 import control_pb2
 from typer.testing import CliRunner
 
-from tandem_client import AsyncClient, Client
 from tandem_client.cli.__main__ import app
 from tandem_client.cli.commands import queries
 from tandem_client.errors import NotFound
 from tandem_client.types import DrainState, UpdateState
 from tests.client.both import Connect, either
-from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fail, refusing
+from tests.client.fake_service import WAIT_SECONDS, Ending, FakeService, fails, refusing, stays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +93,20 @@ def test_the_iterator_yields_each_report_until_the_last(service: FakeService, ki
         assert {name: getattr(each, name) for name in kind.values(number)} == kind.values(number)
 
 
+def once(kind: Kind, then: Callable[[Ending], object] = stays) -> Any:
+    """The code of an operation: its first report, and then this."""
+
+    def operation(request: Any, ending: Ending) -> Iterator[Any]:
+        yield from kind.answers(1)
+        then(ending)
+
+    return operation
+
+
 @each_kind
 @either
 def test_a_loop_that_is_left_ends_the_call(service: FakeService, kind: Kind, connect: Connect) -> None:
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        yield from kind.answers(1)
-        ending.wait(10 * WAIT_SECONDS)
-
-    service.operation = operation
+    service.operation = once(kind)
     [each] = read(service, kind.start, connect, most=1)
     assert each.state == kind.states[0]
     assert service.endings[0].wait()
@@ -111,23 +115,16 @@ def test_a_loop_that_is_left_ends_the_call(service: FakeService, kind: Kind, con
 @each_kind
 @either
 def test_a_refusal_is_raised_after_what_came_before(service: FakeService, kind: Kind, connect: Connect) -> None:
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        yield from kind.answers(1)
-        fail(ending.context, grpc.StatusCode.NOT_FOUND, "worker: there is none")
-
-    service.operation = operation
+    service.operation = once(kind, fails(grpc.StatusCode.NOT_FOUND, "worker: there is none"))
     with pytest.raises(NotFound, match="worker: there is none"):
         read(service, kind.start, connect)
 
 
-def test_a_wrong_word_is_an_error_of_the_call_in_both_clients(service: FakeService) -> None:
-    for made in (Client(service.address), AsyncClient(service.address)):
-        with pytest.raises(ValueError, match="running is 'later'; it must be finish, recompute, continue or abort"):
-            made.update_weights("/f", version="v1", running="later")  # pyright: ignore[reportArgumentType]
-        if isinstance(made, Client):
-            made.close()
-        else:
-            asyncio.run(made.close())
+@either
+def test_a_wrong_word_is_an_error_of_the_call_in_both_clients(service: FakeService, connect: Connect) -> None:
+    said = "running is 'later'; it must be finish, recompute, continue or abort"
+    with connect(service.address) as made, pytest.raises(ValueError, match=said):
+        made.update_weights("/f", version="v1", running="later")
     assert service.requests == []
 
 
@@ -167,13 +164,12 @@ def test_a_command_that_is_interrupted_says_that_the_operation_goes_on(
     show_as_before = queries._print
     monkeypatch.setattr(queries, "_print", show)
 
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        yield from kind.answers(1)
+    def interrupt(ending: Ending) -> None:
         assert printed.wait(WAIT_SECONDS)
         os.kill(os.getpid(), signal.SIGINT)
-        ending.wait(10 * WAIT_SECONDS)
+        stays(ending)
 
-    service.operation = operation
+    service.operation = once(kind, interrupt)
     shown = tandem(service, *kind.command)
     assert shown.exit_code == 130
     assert shown.stderr == "it goes on; the same command shows its progress again\n"
@@ -183,11 +179,7 @@ def test_a_command_that_is_interrupted_says_that_the_operation_goes_on(
 
 @pytest.mark.parametrize("kind", [KINDS["drain"], KINDS["update"]], ids=["drain", "update"])
 def test_a_command_whose_time_is_over_says_that_the_operation_goes_on(service: FakeService, kind: Kind) -> None:
-    def operation(request: Any, ending: Ending) -> Iterator[Any]:
-        yield from kind.answers(1)
-        ending.wait(10 * WAIT_SECONDS)
-
-    service.operation = operation
+    service.operation = once(kind)
     shown = tandem(service, *kind.command, "--timeout", "1.5")
     assert shown.exit_code == 4
     assert shown.stderr.startswith("it goes on; the same command shows its progress again\nerror: ")

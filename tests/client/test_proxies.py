@@ -83,17 +83,13 @@ def test_a_supervised_service_at_a_wildcard_becomes_ready(
     assert (code, cause, proxy.num_connections) == (0, "", 0)
 
 
-def test_the_clients_call_a_wildcard_at_loopback(wildcard: tuple[FakeService, str], proxy: HttpProxy) -> None:
-    """A token too, because it does not leave the machine."""
+def test_client_and_gateway_call_a_wildcard_at_loopback(wildcard: tuple[FakeService, str], proxy: HttpProxy) -> None:
+    """With a token too, because it does not leave the machine."""
     _, address = wildcard
     with Client(address, token="tandem_x") as client:
         assert client.health()
     assert is_plaintext(address)
     assert proxy.num_connections == 0
-
-
-def test_the_gateway_calls_a_wildcard_at_loopback(wildcard: tuple[FakeService, str], proxy: HttpProxy) -> None:
-    _, address = wildcard
     gateway, url = start_gateway("--address", address, "--health-address", address)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{url}/health") as answer:

@@ -1,9 +1,8 @@
 """The `repr` of clients, streams and samples, as a notebook or a debugger shows it."""
 
-import asyncio
-
 from tandem_client import AsyncClient, Client
 from tests.client import fake_service
+from tests.client.both import of_loop
 from tests.client.fake_service import FakeService
 
 
@@ -30,17 +29,11 @@ def test_the_repr_of_a_stream_contains_its_request_state_and_tokens(service: Fak
 
 
 def test_the_repr_of_an_async_stream_contains_its_request_state_and_tokens(service: FakeService) -> None:
-    async def read() -> list[str]:
-        async with AsyncClient(service.address) as client:
-            stream = client.generate("hi", request_id="req-9")
-            faces = [repr(stream)]
-            async for _ in stream:
-                faces.append(repr(stream))
-            return [*faces, repr(stream)]
-
-    assert asyncio.run(read()) == [
-        "<AsyncGenerateStream not accepted yet, 0 tokens>",
-        "<AsyncGenerateStream req-9 running, 1 token>",
-        "<AsyncGenerateStream req-9 running, 3 tokens>",
-        "<AsyncGenerateStream req-9 ended, 3 tokens>",
-    ]
+    with of_loop(service.address) as client:
+        stream = client.generate("hi", request_id="req-9")
+        assert [repr(stream), *(repr(stream) for _ in stream), repr(stream)] == [
+            "<AsyncGenerateStream not accepted yet, 0 tokens>",
+            "<AsyncGenerateStream req-9 running, 1 token>",
+            "<AsyncGenerateStream req-9 running, 3 tokens>",
+            "<AsyncGenerateStream req-9 ended, 3 tokens>",
+        ]

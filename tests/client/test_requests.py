@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tandem.v1 import inference_pb2
@@ -85,9 +86,7 @@ def test_a_single_stop_string_may_be_given_without_a_list() -> None:
         ({"stop_token_ids": [-1]}, ValueError, r"stop_token_ids is \[-1\]; each must be 0 to 4294967295$"),
     ],
 )
-def test_the_error_of_a_wrong_keyword_names_it(
-    options: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_the_error_of_a_wrong_keyword_names_it(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         generate_request("hi", **options)
 
@@ -101,10 +100,7 @@ def test_the_error_of_a_wrong_keyword_names_it(
         (lambda: generate_request("", request_id="a\ud800"), "request_id has U+D800 at character 1"),
         (lambda: calls.tokenize("\ud800"), "text has U+D800 at character 0"),
         (lambda: calls.tokenize("", model="\ud800"), "model has U+D800 at character 0"),
-        (
-            lambda: calls.detokenize([], model="\ud800"),
-            "model has U+D800 at character 0",
-        ),
+        (lambda: calls.detokenize([], model="\ud800"), "model has U+D800 at character 0"),
         (lambda: calls.abort("a", "\ud800"), "request_ids has U+D800 at character 0"),
     ],
 )

@@ -29,6 +29,7 @@ from tests.client.fake_service import (
     sending,
     summary,
 )
+from tests.client.test_streams import break_out, with_block
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
@@ -146,16 +147,6 @@ def test_an_address_where_nobody_listens_is_reported_at_once(service: FakeServic
     service.stop()
     with Client(service.address) as client, pytest.raises(NothingAnswers):
         list(client.generate("hi", resume=True))
-
-
-def break_out(stream: GenerateStream) -> None:
-    for _ in stream:
-        break
-
-
-def with_block(stream: GenerateStream) -> None:
-    with stream:
-        next(stream)
 
 
 def interrupt(stream: GenerateStream) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from tandem.v1 import inference_pb2
+from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
 from tandem_client.async_client import AsyncGenerateStream
@@ -16,7 +16,18 @@ from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service
 from tests.client.both import Connect, either
-from tests.client.fake_service import Ending, FakeService, fails, sending
+from tests.client.fake_service import (
+    Ending,
+    FakeService,
+    Messages,
+    delta,
+    fails,
+    finished,
+    logprobs,
+    prompt_info,
+    sending,
+    summary,
+)
 
 WHOLE = [
     Delta(token_offset=0, token_ids=(5,), text="Ré"),
@@ -28,36 +39,22 @@ WHOLE = [
 def test_a_stream_yields_deltas_and_then_has_its_summary(service: FakeService, connect: Connect) -> None:
     with connect(service.address) as client:
         stream = client.generate("hi", request_id="mine")
-        assert list(stream) == WHOLE
-        assert list(stream) == []
-    assert stream.accepted is not None
-    assert stream.accepted.request_id == "mine"
-    assert stream.accepted.sampling.seed == 2**63
-    assert stream.finished is not None
-    assert stream.finished.reason == FinishReason.LENGTH
-    assert stream.finished.stop_string is None
-    assert stream.summary is not None
-    assert stream.summary.usage.output_tokens == 3
-    assert stream.summary.timing.worker_changes == 1
+        assert [next(stream), *stream] == WHOLE
+        with pytest.raises(StopIteration):
+            next(stream)
+    assert (stream.accepted.request_id, stream.accepted.sampling.seed) == ("mine", 2**63)
+    assert (stream.finished.reason, stream.finished.stop_string) == (FinishReason.LENGTH, None)
+    assert (stream.summary.usage.output_tokens, stream.summary.timing.worker_changes) == (3, 1)
     (sample,) = stream.samples
     assert (sample.text, sample.token_ids, sample.logprobs) == ("Réturn", [5, 6, 7], [])
     assert sample.finished == stream.finished
     assert stream.prompt_info is None
 
 
-def test_next_returns_deltas_without_a_for_loop(client: Client) -> None:
-    stream = client.generate("hi")
-    assert next(stream) == WHOLE[0]
-    assert next(stream) == WHOLE[1]
-    with pytest.raises(StopIteration):
-        next(stream)
-    assert stream.summary is not None
-
-
 def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
     meeting = threading.Barrier(4, timeout=fake_service.WAIT_SECONDS)
 
-    def together(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    def together(request: pb.GenerateRequest, ending: Ending) -> Messages:
         meeting.wait()
         return fake_service.one_completion(request, ending)
 
@@ -94,7 +91,7 @@ def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service:
 def test_a_timeout_names_what_the_request_was_waiting_for(service: FakeService, client: Client) -> None:
     over = threading.Event()
 
-    def never(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    def never(request: pb.GenerateRequest, ending: Ending) -> Messages:
         for message in fake_service.waits_first(request, ending):
             if message.HasField("delta"):
                 over.wait(fake_service.WAIT_SECONDS)
@@ -120,7 +117,6 @@ def test_deltas_are_separated_by_sample(service: FakeService, connect: Connect) 
         stream = client.generate("hi", **TWO)
         deltas = [next(stream)]
         # The prompt's logprobs are complete before the first delta, and every sample exists.
-        assert stream.prompt_info is not None
         assert len(stream.prompt_info.logprobs) == 3
         assert [sample.token_ids for sample in stream.samples] == [[5], []]
         deltas += stream
@@ -134,9 +130,7 @@ def test_deltas_are_separated_by_sample(service: FakeService, connect: Connect) 
     first, second = stream.samples
     assert (first.text, first.token_ids, first.logprobs) == ("Réturn", [5, 6], [with_top(-0.5), with_top(-0.75)])
     assert (second.text, second.token_ids, second.logprobs) == ("en", [8, 9], [with_top(-1.5), with_top(-2.5)])
-    assert first.finished is not None
     assert (first.finished.reason, first.finished.output_tokens) == (FinishReason.LENGTH, 2)
-    assert second.finished is not None
     assert (second.finished.reason, second.finished.sample_idx) == (FinishReason.EOS, 1)
     assert stream.finished == first.finished
 
@@ -259,35 +253,26 @@ def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([fake_service.delta(0, [5], "R", sample_idx=2)], "a message names sample 2; the request has 2$"),
+        ([delta(0, [5], "R", sample_idx=2)], "a message names sample 2; the request has 2$"),
         (
-            [
-                fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1)),
-                fake_service.delta(1, [5], "R", sample_idx=1, logprobs=fake_service.logprobs(-1)),
-            ],
+            [delta(at, [5], "R", sample_idx=at, logprobs=logprobs(-1)) for at in (0, 1)],
             "a delta starts at token 1; expected 0$",
         ),
+        ([finished(0), summary(0)], "ended without the Finished of sample 1$"),
+        ([delta(0, [5], "R")], "a delta of 1 token has 0 logprobs; expected 1$"),
+        ([delta(0, [5], "R", logprobs=logprobs(-1, -2))], "a delta of 1 token has 2 logprobs; expected 1$"),
         (
-            [fake_service.finished(0), fake_service.summary(0)],
-            "ended without the Finished of sample 1$",
-        ),
-        ([fake_service.delta(0, [5], "R")], "a delta of 1 token has 0 logprobs; expected 1$"),
-        (
-            [fake_service.delta(0, [5], "R", logprobs=fake_service.logprobs(-1, -2))],
-            "a delta of 1 token has 2 logprobs; expected 1$",
-        ),
-        (
-            [fake_service.prompt_info(1, inference_pb2.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
+            [prompt_info(1, pb.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
             "1 logprob and 2 alternatives of each need 2 alternatives; the message has 1 token id and 0 logprobs",
         ),
         (
-            [fake_service.prompt_info(start, fake_service.logprobs(-1, -2)) for start in (1, 4)],
+            [prompt_info(start, logprobs(-1, -2)) for start in (1, 4)],
             "logprobs of the prompt start at token 4; expected 3$",
         ),
     ],
 )
 def test_inconsistent_samples_and_logprobs_raise_protocol_error(
-    service: FakeService, client: Client, messages: list[inference_pb2.GenerateResponse], said: str
+    service: FakeService, client: Client, messages: list[pb.GenerateResponse], said: str
 ) -> None:
     service.behaviour = sending(*messages)
     with pytest.raises(ProtocolError, match=said):
@@ -304,21 +289,20 @@ def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client)
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (fake_service.delta(2, [7], "t"), "token 2; expected 1"),
-        (fake_service.delta(0, [5], "R"), "token 0; expected 1"),
-        (fake_service.finished(1), "Summary"),
+        (delta(2, [7], "t"), "token 2; expected 1"),
+        (delta(0, [5], "R"), "token 0; expected 1"),
+        (finished(1), "Summary"),
     ],
 )
 @either
 def test_an_incomplete_stream_raises_protocol_error(
-    service: FakeService, connect: Connect, second: inference_pb2.GenerateResponse, message: str
+    service: FakeService, connect: Connect, second: pb.GenerateResponse, message: str
 ) -> None:
-    service.behaviour = sending(fake_service.delta(0, [5], "R"), second)
+    service.behaviour = sending(delta(0, [5], "R"), second)
     with connect(service.address) as client, pytest.raises(ProtocolError, match=message):
         list(client.generate("hi"))
 
 
 def test_offsets_continue_if_ids_are_not_requested(service: FakeService, client: Client) -> None:
-    deltas = (fake_service.delta(0, [], "Re"), fake_service.delta(4, [], "turn"))
-    service.behaviour = sending(*deltas, fake_service.finished(6), fake_service.summary(6))
-    assert "".join(delta.text for delta in client.generate("hi", want_token_ids=False)) == "Return"
+    service.behaviour = sending(delta(0, [], "Re"), delta(4, [], "turn"), finished(6), summary(6))
+    assert "".join(each.text for each in client.generate("hi", want_token_ids=False)) == "Return"

@@ -57,12 +57,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, source / part)
+        (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, source / part)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    built = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
-    )
+    built = subprocess.run([*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = folder.glob("tandem_inference-*.whl")
     return path
@@ -76,22 +73,12 @@ def test_the_wheel_holds_only_the_client_the_contract_and_the_public_stubs(wheel
         for service in ("inference", "control", "chat", "constraint", "limits")
         for kind in (".py", ".pyi", "_grpc.py", "_grpc.pyi")
     }
-    assert {name for name in names if name.startswith("tandem/")} == stubs | {
-        "tandem/__init__.py",
-        "tandem/py.typed",
-        "tandem/v1/__init__.py",
-    }
-    rest = {
-        name for name in names if not name.startswith(("tandem/", "tandem_client/", "tandem_contract/", f"{info}/"))
-    }
-    assert rest == set()
-    assert {
-        "tandem_contract/__init__.py",
-        "tandem_client/__init__.py",
-        "tandem_client/py.typed",
-        "tandem_client/cli/__main__.py",
-    } <= names
-    assert f"{info}/licenses/LICENSE" in names
+    stubs |= {f"tandem/{name}" for name in ("__init__.py", "py.typed", "v1/__init__.py")}
+    assert {name for name in names if name.startswith("tandem/")} == stubs
+    own = ("tandem/", "tandem_client/", "tandem_contract/", f"{info}/")
+    assert [name for name in names if not name.startswith(own)] == []
+    assert {f"tandem_client/{name}" for name in ("__init__.py", "py.typed", "cli/__main__.py")} <= names
+    assert {"tandem_contract/__init__.py", f"{info}/licenses/LICENSE"} <= names
     assert not [name for name in names if name.startswith("tandem_client/demo") or "__pycache__" in name]
 
 
@@ -102,14 +89,8 @@ def test_the_wheel_depends_on_the_imports_of_its_modules(wheel: Path) -> None:
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
     assert sorted(re.split("[<>=]", need)[0] for need in needs) == [
-        "googleapis-common-protos",
-        "grpcio",
-        "grpcio-health-checking",
-        "markdown-it-py",
-        "prompt-toolkit",
-        "protobuf",
-        "rich",
-        "typer",
+        *("googleapis-common-protos", "grpcio", "grpcio-health-checking", "markdown-it-py", "prompt-toolkit"),
+        *("protobuf", "rich", "typer"),
     ]
     assert "tandem = tandem_client.cli.__main__:main" in entry_points
 
@@ -123,12 +104,8 @@ def test_the_wheel_works_without_a_checkout_and_without_torch(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     # -S: without it the editable install's .pth file would put the checkout on the path.
     visited = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", VISIT, service.address],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": os.pathsep.join([str(unpacked), *libraries])},
-        check=False,
-    )
+        [sys.executable, "-S", "-P", "-c", VISIT, service.address], capture_output=True, text=True, cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(unpacked), *libraries])}, check=False,
+    )  # fmt: skip
     assert visited.returncode == 0, visited.stderr
     assert visited.stdout.splitlines() == ["Réturn", "Réturn", str(unpacked / "tandem_client" / "__init__.py")]
