@@ -6,13 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
+import uvicorn
 from google.protobuf.message import Message
 from tandem.v1 import control_pb2, inference_pb2
+from uvicorn.server import ServerState
 
 from tandem_client.gateway.accepting import SEAT, Seats
 from tandem_client.gateway.app import App
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.protocol import Readers, bounded
 from tandem_client.gateway.settings import PROGRAM
 
 Ask = Callable[..., httpx.Response]
@@ -51,12 +54,50 @@ class Noting:
         return inference_pb2.DetokenizeResponse(texts=["a"] if request.separately else [])
 
 
+class Mistaken:
+    """A service that answers every call with a wrong message."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("something private")
+
+
 class Open:
     """A guard of a service without tokens."""
 
     needs_tokens: bool | None = False
 
     def check(self) -> None: ...
+
+
+class Wire(asyncio.Transport):
+    """Notes whether it is read, and what is written."""
+
+    is_read, written, is_closed = True, b"", False
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def connection(parser: type[Any], app: Any, cors: Any = lambda origin: {}) -> tuple[Any, Wire, Seats]:
+    """A connection of the gateway's server to this application, its transport, and the one seat, which it has."""
+    config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
+    seats, wire = Seats(Meter(), max_connections=1), Wire()
+    kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, cors)
+    made = kind(config=config, server_state=ServerState(), app_state={SEAT: seats.take("a")})
+    made.connection_made(wire)
+    return made, wire, seats
 
 
 def asker(service: Any, *flags: str, guard: Any = None) -> Ask:

@@ -1,19 +1,10 @@
 """The application by itself: mistakes of its own, and paths that are none."""
 
-from typing import Any
-
 import pytest
 
-from tests.client.gateway.asked import MODEL, Ask, Noting, asker
+from tests.client.gateway.asked import MODEL, Ask, Mistaken, Noting, asker
 
 ORIGIN = {"origin": "https://example.org", "access-control-request-method": "POST"}
-
-
-class Mistaken:
-    """A service that answers every call with a wrong message."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("something private")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator, MutableMapping
 from typing import Any
@@ -30,6 +29,7 @@ from tests.client.fake_service import (
 )
 from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted, running
+from tests.client.gateway.plain_http import connected, everything
 
 
 def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -39,58 +39,36 @@ def post(fronted: Fronted, path: str, body: Any, **headers: str) -> httpx.Respon
     )
 
 
-def connected(url: str) -> socket.socket:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def everything(sock: socket.socket) -> bytes:
-    found = b""
-    while piece := sock.recv(65536):
-        found += piece
-    return found
-
-
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "param", "words"),
     [
-        (b"{", "not valid JSON"),
-        (b'{"prompt": NaN}', "NaN is not JSON"),
-        (b"[1]", "not a JSON object"),
-        (b"\xff", "not valid JSON"),
-        (b'{"prompt": ' + b"[" * 100_000, "nested too deeply"),
-        (b'{"max_tokens": ' + b"9" * 10_000 + b"}", "not valid JSON"),
-        (b"", "not valid JSON"),
+        (b"{", None, "not valid JSON"),
+        (b'{"prompt": NaN}', None, "NaN is not JSON"),
+        (b"[1]", None, "not a JSON object"),
+        (b"\xff", None, "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, None, "nested too deeply"),
+        (b'{"max_tokens": ' + b"9" * 10_000 + b"}", None, "not valid JSON"),
+        (b"", None, "not valid JSON"),
+        (b'{"prompt": "a", "temperature": -Infinity}', None, "-Infinity is not JSON"),
+        (b'{"prompt": "a" \xed\xa0\x80}', None, "not valid JSON"),
+        (b'{"prompt": "a"} {}', None, "not valid JSON"),
+        (b'{"prompt": "a", "max_tokens": 016}', None, "not valid JSON"),
+        (b'{"prompt": "a\n"}', None, "not valid JSON"),
+        # What JSON may hold, and a request may not.
+        (b'{"prompt": "a", "temperature": 1e400}', "temperature", "temperature"),
+        (b'{"prompt": "a", "max_tokens": 1e400}', "max_tokens", "max_tokens"),
+        (b'{"prompt": "\\ud800"}', "prompt", "prompt"),
+        (b'{"prompt": ["a", "b\\udc00"]}', "prompt[1]", "prompt[1]"),
+        (b'{"prompt": "a", "\\ud800": 1}', "\\ud800", "\\ud800"),
+        (b'{"prompt": "a", "logit_bias": {"\\ud800": 1}}', "logit_bias[\ufffd\ufffd\ufffd]", "logit_bias"),
+        (b'{"prompt": "a", "prompt": 7}', "prompt", "prompt"),
     ],
 )
-def test_a_body_that_is_no_json(fronted: Fronted, body: bytes, words: str) -> None:
+def test_a_body_that_is_no_request(fronted: Fronted, body: bytes, param: str | None, words: str) -> None:
     answer = post(fronted, "/v1/completions", body)
-    assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert fronted.service.requests == []
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        (b'{"prompt": "a", "temperature": 1e400}', "temperature"),
-        (b'{"prompt": "a", "max_tokens": 1e400}', "max_tokens"),
-        (b'{"prompt": "\\ud800"}', "prompt"),
-        (b'{"prompt": ["a", "b\\udc00"]}', "prompt[1]"),
-        (b'{"prompt": "a", "\\ud800": 1}', "\\ud800"),
-        (b'{"prompt": "a", "logit_bias": {"\\ud800": 1}}', "logit_bias[\ufffd\ufffd\ufffd]"),
-        (b'{"prompt": "a", "prompt": 7}', "prompt"),
-        (b'{"prompt": "a", "temperature": -Infinity}', None),
-        (b'{"prompt": "a" \xed\xa0\x80}', None),
-        (b'{"prompt": "a"} {}', None),
-        (b'{"prompt": "a", "max_tokens": 016}', None),
-        (b'{"prompt": "a\n"}', None),
-    ],
-)
-def test_what_json_may_hold_and_a_request_may_not(fronted: Fronted, body: bytes, param: str | None) -> None:
-    answer = post(fronted, "/v1/completions", body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
-    assert fronted.service.requests == []
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"] and fronted.service.requests == []
 
 
 def test_the_last_of_two_values_counts_and_half_a_character_in_a_schema_passes(fronted: Fronted) -> None:
@@ -111,18 +89,18 @@ def test_json_is_taken_or_refused_at_every_depth(fronted: Fronted) -> None:
     assert statuses[0] == 200 and {*statuses} == {200, 400} and statuses == sorted(statuses)
 
 
-def test_a_body_that_is_too_large_is_refused_by_its_length(fronted: Fronted) -> None:
+# By its length, and without one once it is too large: its end is not sent.
+@pytest.mark.parametrize(
+    ("length", "body"),
+    [
+        (b"content-length: 4194305", b""),
+        (b"transfer-encoding: chunked", (b"10000\r\n" + b" " * 65536 + b"\r\n") * 64 + b"1\r\n \r\n"),
+    ],
+    ids=["length", "chunks"],
+)
+def test_a_body_that_is_too_large_is_refused(fronted: Fronted, length: bytes, body: bytes) -> None:
     with connected(fronted.url) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 4194305\r\n\r\n")
-        answer = everything(sock)
-    assert b" 413 " in answer and b"the body has 4,194,305 bytes; the limit is 4,194,304" in answer
-
-
-def test_a_body_without_a_length_is_refused_when_it_is_too_large(fronted: Fronted) -> None:
-    with connected(fronted.url) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
-        sock.sendall((b"10000\r\n" + b" " * 65536 + b"\r\n") * 64 + b"1\r\n \r\n")
-        # The end of the body was not sent.
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n" + length + b"\r\n\r\n" + body)
         answer = everything(sock)
     assert b" 413 " in answer and b"the body has 4,194,305 bytes; the limit is 4,194,304" in answer
     assert fronted.service.requests == []
@@ -160,14 +138,16 @@ def brisk() -> Iterator[str]:
         yield made.url
 
 
-def test_a_body_that_comes_too_slowly(brisk: str) -> None:
-    with connected(brisk) as sock:
-        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{")
-        assert b" 408 " in everything(sock)
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: "])
-def test_headers_that_do_not_come(brisk: str, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx: ",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\nconnection: close\r\n\r\n{",
+    ],
+    ids=["no head", "half a head", "half a body"],
+)
+def test_what_comes_too_slowly(brisk: str, sent: bytes) -> None:
     with connected(brisk) as sock:
         sock.sendall(sent)
         assert b"408 Request Timeout" in everything(sock)
@@ -287,14 +267,13 @@ def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) ->
 
 
 def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
-    body, flags = json.dumps({"prompt": "a", "stream": True}).encode(), ("--max-requests", "1", "--ping-seconds", "0.3")
-    with running(*flags, behaviour=endless) as made:
+    with running("--max-requests", "1", "--ping-seconds", "0.3", behaviour=endless) as made:
         with connected(made.url) as sock:
-            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            sock.sendall(IN_WORK)
             got = b""
             while b'"R"' not in got:
                 got += sock.recv(65536)
-            refused = plain_http.post(f"{made.url}/v1/completions", content=body)
+            refused = plain_http.post(f"{made.url}/v1/completions", content=STREAM)
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
             assert plain_http.get(f"{made.url}/livez").status_code == 200
             while b": ping\n\n" not in got:

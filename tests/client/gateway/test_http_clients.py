@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.client.gateway.conftest import Fronted
+from tests.client.gateway.plain_http import connected, everything
 
 PATH = "/v1/completions"
 ASKED = json.dumps({"prompt": "a", "max_tokens": 3}).encode()
@@ -24,15 +25,11 @@ def head(*lines: str, length: int | None = None, version: str = "1.1") -> bytes:
 
 def answer(fronted: Fronted, *pieces: bytes) -> tuple[bytes, bytes]:
     """Head and body of all that the gateway sends until it closes the connection. Each piece is a write of its own."""
-    host, _, port = fronted.url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with connected(fronted.url) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
             sock.sendall(piece)
-        found = b""
-        while part := sock.recv(65536):
-            found += part
-    before, _, after = found.partition(b"\r\n\r\n")
+        before, _, after = everything(sock).partition(b"\r\n\r\n")
     return before, after
 
 
@@ -51,16 +48,16 @@ def test_an_old_client_gets_no_chunks(fronted: Fronted, more: tuple[str, ...]) -
 
 WHOLE = head(*UPGRADE, length=len(ASKED))
 # The same request in different pieces.
-UPGRADES: list[tuple[str, list[bytes]]] = [
-    ("at once", [WHOLE + ASKED]),
-    ("body later", [WHOLE, ASKED]),
-    ("body in pieces", [WHOLE + ASKED[:5], ASKED[5:]]),
-    ("chunks", [head(*UPGRADE, "transfer-encoding: chunked"), b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)]),
-    ("letter by letter", [bytes([letter]) for letter in WHOLE + ASKED]),
-]
+UPGRADES: dict[str, list[bytes]] = {
+    "at once": [WHOLE + ASKED],
+    "body later": [WHOLE, ASKED],
+    "body in pieces": [WHOLE + ASKED[:5], ASKED[5:]],
+    "chunks": [head(*UPGRADE, "transfer-encoding: chunked"), b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED)],
+    "letter by letter": [bytes([letter]) for letter in WHOLE + ASKED],
+}
 
 
-@pytest.mark.parametrize("pieces", [each[1] for each in UPGRADES], ids=[each[0] for each in UPGRADES])
+@pytest.mark.parametrize("pieces", UPGRADES.values(), ids=UPGRADES)
 def test_a_wish_for_another_protocol_is_ignored(fronted: Fronted, pieces: list[bytes]) -> None:
     shown, body = answer(fronted, *pieces)
     assert shown.startswith(b"HTTP/1.1 200 ") and json.loads(body)["choices"][0]["text"]

@@ -7,21 +7,16 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
-from tandem_client.gateway.accepting import SEAT, Seats
 from tandem_client.gateway.cors import early_headers
 from tandem_client.gateway.errors import unavailable
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES
-from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.protocol import Readers, bounded
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.gateway import plain_http
-from tests.client.gateway.asked import Noting, Open, asker
+from tests.client.gateway.asked import Mistaken, Noting, Open, asker, connection
 from tests.client.gateway.conftest import PAGE, Fronted
 from tests.client.gateway.told_service import two_scored
 
@@ -44,18 +39,9 @@ class Unready(Open):
         raise unavailable("not yet")
 
 
-class Mistaken:
-    """A service that answers every call with a wrong message."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("something private")
-
-
 def of_cors(answer: httpx.Response) -> dict[str, str]:
     """The headers that a browser reads."""
-    return {
-        name: value for name, value in answer.headers.items() if name.startswith("access-control-") or name == "vary"
-    }
+    return {name: value for name, value in answer.headers.items() if name.startswith(("access-control-", "vary"))}
 
 
 def preflight(origin: str, method: str = "POST", **more: str) -> dict[str, str]:
@@ -85,7 +71,16 @@ ANSWERS: dict[str, tuple[Any, Any, str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("status", "asked"), ANSWERS.items(), ids=list(ANSWERS))
+def answered(name: str, origin: str, *flags: str) -> httpx.Response:
+    """An answer of this kind to a page of the origin, by a gateway with these flags."""
+    service, guard, method, path, more = ANSWERS[name]
+    headers = {"origin": origin, **more.get("headers", {})}
+    answer = asker(service, *flags, guard=guard)(method, path, **more | {"headers": headers})
+    assert answer.status_code == int(name[:3])
+    return answer
+
+
+@pytest.mark.parametrize("status", ANSWERS)
 @pytest.mark.parametrize(
     ("origins", "origin", "allowed"),
     [
@@ -94,34 +89,15 @@ ANSWERS: dict[str, tuple[Any, Any, str, str, dict[str, Any]]] = {
     ],
 )  # fmt: skip
 def test_every_answer_tells_the_browser_whether_the_page_may_read_it(
-    status: str, asked: tuple[Any, Any, str, str, dict[str, Any]], origins: str, origin: str, allowed: str | None
+    status: str, origins: str, origin: str, allowed: str | None
 ) -> None:
-    service, guard, method, path, more = asked
-    ask = asker(service, "--cors-origins", origins, guard=guard)
-    answer = ask(method, path, **more | {"headers": {"origin": origin, **more.get("headers", {})}})
-    assert answer.status_code == int(status[:3])
-    found = of_cors(answer)
+    found = of_cors(answered(status, origin, "--cors-origins", origins))
     assert found.get("access-control-allow-origin") == allowed
     assert found["vary"] == "Origin"
     assert "access-control-allow-credentials" not in found
 
 
 LATE, LONG_HEAD = "408 Request Timeout", "431 Request Header Fields Too Large"
-
-
-class Pipe(asyncio.Transport):
-    """Keeps what is written."""
-
-    written, is_closed = b"", False
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def is_closing(self) -> bool:
-        return self.is_closed
 
 
 # What a page sends without an end, and the origin that may read the answer.
@@ -152,19 +128,15 @@ def test_a_page_reads_why_its_headers_were_not_taken(
         raise AssertionError("no head is complete")
 
     async def scenario() -> bytes:
-        config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
-        seats, pipe = Seats(Meter(), max_connections=1), Pipe()
         cors = partial(early_headers, PROGRAM.read(["--cors-origins", origins], {}).origins)
-        kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, cors)
-        connection = kind(config=config, server_state=ServerState(), app_state={SEAT: seats.take("a")})
-        connection.connection_made(pipe)
-        connection.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
+        made, wire, _ = connection(parser, app, cors)
+        made.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
         if status == LATE:
-            connection._is_late()
+            made._is_late()
         else:
-            connection.data_received(b"y" * MAX_HEADER_BYTES)
-        connection.connection_lost(None)
-        return pipe.written
+            made.data_received(b"y" * MAX_HEADER_BYTES)
+        made.connection_lost(None)
+        return wire.written
 
     answer, _, body = asyncio.run(scenario()).partition(b"\r\n\r\n")
     first, *lines = answer.decode().split("\r\n")
@@ -178,10 +150,7 @@ def test_a_page_reads_why_its_headers_were_not_taken(
 
 @pytest.mark.parametrize("status", ANSWERS)
 def test_without_the_flag_no_answer_has_a_header_for_pages(status: str) -> None:
-    service, guard, method, path, more = ANSWERS[status]
-    ask = asker(service, guard=guard)
-    answer = ask(method, path, **more | {"headers": {"origin": PAGE, **more.get("headers", {})}})
-    assert answer.status_code == int(status[:3]) and of_cors(answer) == {}
+    assert of_cors(answered(status, PAGE)) == {}
 
 
 @pytest.mark.parametrize("guard", [None, Closed(), Unready()], ids=lambda guard: type(guard).__name__)
