@@ -58,12 +58,9 @@ def test_a_completion(fronted: Fronted) -> None:
     [choice] = answer.choices
     assert (choice.text, choice.finish_reason, choice.index) == ("Réturn", "length", 0)
     assert answer.usage is not None and answer.usage.model_dump(exclude_none=True) == {
-        "prompt_tokens": 3,
-        "completion_tokens": 3,
-        "total_tokens": 6,
-        "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
+        "prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 0},
+    }  # fmt: skip
     sent = fronted.service.generated
     assert sent.text == "Hello" and sent.stop.max_new_tokens == 3 and list(sent.stop.stop_strings) == ["x", "yz"]
     assert sent.sampling.seed == 2**64 - 1 and dict(sent.sampling.logit_bias) == {5: -1.0}
@@ -247,11 +244,8 @@ def test_the_old_form_of_calls(fronted: Fronted) -> None:
 
 def test_the_chunks_of_a_chat(fronted: Fronted) -> None:
     fronted.service.behaviour = thoughts_and_calls
-    chunks = list(
-        fronted.client.chat.completions.create(
-            model="", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        )
-    )
+    ask: dict[str, Any] = {"model": "", "messages": MESSAGES, "stream_options": {"include_usage": True}}
+    chunks = list(fronted.client.chat.completions.create(**ask, stream=True))
     first, *_, last, usage = chunks
     assert first.choices[0].delta.role == "assistant" and first.choices[0].delta.content == ""
     assert last.choices[0].finish_reason == "tool_calls" and last.choices[0].delta.content is None
@@ -263,16 +257,14 @@ def test_the_chunks_of_a_chat(fronted: Fronted) -> None:
 
 def test_logprobs_of_a_chat(fronted: Fronted) -> None:
     fronted.service.behaviour = two_scored
-    answer = fronted.client.chat.completions.create(model="", messages=MESSAGES, n=2, logprobs=True, top_logprobs=1)
-    found = answer.choices[1].logprobs
+    ask: dict[str, Any] = {"model": "", "messages": MESSAGES, "n": 2, "logprobs": True, "top_logprobs": 1}
+    found = fronted.client.chat.completions.create(**ask).choices[1].logprobs
     assert found is not None and found.content is not None
     assert [(entry.token, entry.logprob) for entry in found.content] == [("<8>", -1.5), ("<9>", -2.5)]
     assert [top.token for top in found.content[0].top_logprobs] == ["<40>"]
     assert found.content[0].bytes == list(b"<8>")
     streamed = list[str]()
-    for chunk in fronted.client.chat.completions.create(
-        model="", messages=MESSAGES, n=2, logprobs=True, top_logprobs=1, stream=True
-    ):
+    for chunk in fronted.client.chat.completions.create(**ask, stream=True):
         logprobs = chunk.choices[0].logprobs
         if chunk.choices[0].index == 1 and logprobs is not None and logprobs.content is not None:
             streamed += [entry.token for entry in logprobs.content]
@@ -280,12 +272,8 @@ def test_logprobs_of_a_chat(fronted: Fronted) -> None:
 
 
 def test_usage_in_each_chunk(fronted: Fronted) -> None:
-    chunks = list(
-        fronted.client.completions.create(
-            model="", prompt="a", stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},  # type: ignore[typeddict-unknown-key]
-        )
-    )  # fmt: skip
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(fronted.client.completions.create(model="", prompt="a", stream=True, stream_options=options))
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert counts == [1, 3, 3, 3] and len(chunks) == 4
 
@@ -296,13 +284,12 @@ def test_usage_in_each_chunk(fronted: Fronted) -> None:
         ({"response_format": {"type": "json_object"}}, "json_object", None),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
-            "json_schema",
-            '{"type":"object"}',
+            "json_schema", '{"type":"object"}',
         ),
         ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "regex", "a+"),
         ({"extra_body": {"guided_grammar": "start: A"}}, "lark", "start: A"),
     ],
-)
+)  # fmt: skip
 def test_constraints(fronted: Fronted, given: dict[str, Any], kind: str, value: str | None) -> None:
     fronted.client.chat.completions.create(model="", messages=MESSAGES, **given)
     constraint = fronted.service.generated.constraint
@@ -374,16 +361,12 @@ def test_an_error_after_the_first_token(fronted: Fronted) -> None:
     assert len(fronted.service.endings) == 2
 
 
-def test_leaving_a_stream_cancels_the_call(fronted: Fronted) -> None:
+def test_leaving_a_stream_and_a_timeout_of_the_client_cancel_the_call(fronted: Fronted) -> None:
     fronted.service.behaviour = endless
     stream = fronted.client.completions.create(model="", prompt="a", stream=True)
     assert next(iter(stream)).choices[0].text == "R"
     stream.close()
     assert fronted.service.endings[-1].wait()
-
-
-def test_a_timeout_of_the_client_cancels_the_call(fronted: Fronted) -> None:
-    fronted.service.behaviour = endless
     with pytest.raises(openai.APITimeoutError):
         fronted.client.with_options(timeout=0.5).completions.create(model="", prompt="a")
     assert fronted.service.endings[-1].wait()

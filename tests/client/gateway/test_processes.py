@@ -18,14 +18,14 @@ from tests.rigs.processes import run
 
 
 @pytest.mark.parametrize("first", ["1", "2"])
-@pytest.mark.parametrize("second", ["1", "2"])
-def test_a_second_gateway_does_not_share_the_address(first: str, second: str) -> None:
+def test_a_second_gateway_does_not_share_the_address(first: str) -> None:
     gateway, url = start_gateway("--address", "127.0.0.1:1", "--processes", first)
     try:
         address = url.removeprefix("http://")
-        ended = run("tandem_client.gateway", "--listen", address, "--processes", second)
-        assert ended.returncode == 2
-        assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
+        for second in ("1", "2"):
+            ended = run("tandem_client.gateway", "--listen", address, "--processes", second)
+            assert ended.returncode == 2
+            assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
         assert gateway.terminate() == 0, gateway.output()
     finally:
         gateway.kill()
@@ -90,10 +90,7 @@ def test_one_signal_drains_and_a_second_one_ends_what_runs(processes: str) -> No
         (["--listen", "0.0.0.0:8000"], "without TLS the gateway listens on loopback addresses only"),
         (["--listen", "8000"], "--listen is 8000; it must be HOST:PORT"),
         (["--listen", "::1:8000"], "--listen is ::1:8000; an IPv6 address needs brackets: write [::1]:8000"),
-        (
-            ["--listen", "2001:db8::5"],
-            "--listen is 2001:db8::5; an IPv6 address needs brackets: write [2001:db8::5]:PORT",
-        ),
+        (["--listen", "2001:db8::5"], "an IPv6 address needs brackets: write [2001:db8::5]:PORT"),
         (["--address", "::1:50051"], "--address is ::1:50051; an IPv6 address needs brackets: write [::1]:50051"),
         (["--address", "example.org:1"], "without encryption; give --service-ca"),
         (["--tls-cert", "a"], "--tls-key is missing"),

@@ -18,6 +18,7 @@ from tests.client.sampling import EXAMPLES
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 F: dict[str, Any] = {"name": "f"}
+TOOL = {"type": "function", "function": F}
 
 
 def only(values: dict[str, Any]) -> inference_pb2.GenerateRequest:
@@ -125,6 +126,14 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
     assert json.loads(caught.value.body())["error"]["param"] == field
 
 
+def parts(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*content]}]}
+
+
+def assistant(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", **fields}]}
+
+
 @pytest.mark.parametrize(
     ("values", "field", "words"),
     [
@@ -134,21 +143,12 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
         ({"messages": [{"content": "a"}]}, "messages[0].role", "is missing"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "a string or a list of parts"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-            "messages[0].content[1]",
+            parts({"type": "text", "text": "a"}, {"type": "image_url"}), "messages[0].content[1]",
             "only text parts are supported",
         ),
         ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, "messages[0].mood", "there is no field"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "l": 1}]}]},
-            "messages[0].content[0].l",
-            "there is no field",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
-            "messages[0].tool_calls[0].type",
-            "it must be function",
-        ),
+        (parts({"type": "text", "text": "a", "l": 1}), "messages[0].content[0].l", "there is no field"),
+        (assistant(tool_calls=[{"type": "custom"}]), "messages[0].tool_calls[0].type", "it must be function"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs to be true"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "give one of them"),
         ({"tool_choice": "maybe"}, "tool_choice", "it must be auto, none or required"),
@@ -163,22 +163,20 @@ def test_refusals_of_completions(values: dict[str, Any], field: str, words: str)
         ({"functions": [F], "tool_choice": "auto"}, "tool_choice", "tool_choice and functions are set"),
         ({"functions": [F], "parallel_tool_calls": True}, "parallel_tool_calls", "and functions are set"),
         (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f"}, "tool_calls": [{"function": F}]}]},
-            "messages[0].function_call",
+            assistant(function_call={"name": "f"}, tool_calls=[{"function": F}]), "messages[0].function_call",
             "messages[0].function_call and tool_calls are set",
         ),
-        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name", "is missing"),
+        (assistant(function_call={}), "messages[0].function_call.name", "is missing"),
         ({"moderation": {"model": "m"}}, "moderation", "only null is supported: nothing is moderated"),
         ({"\ud800": 1}, "\\ud800", "there is no field"),
         ({"chat_template": "{{x}}"}, "chat_template", "only null is supported"),
         ({"modalities": ["audio"]}, "modalities", 'only ["text"] is supported'),
         (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "add_generation_prompt",
+            {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt",
             "exclude each other",
         ),
     ],
-)
+)  # fmt: skip
 def test_refusals_of_chats(values: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(HttpError) as caught:
         chat_completion({**CHAT, **values})
@@ -192,19 +190,14 @@ def test_an_answer_goes_back_as_openais_client_sends_it() -> None:
         "role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,
         "tool_calls": [call], "reasoning_content": "hm", "reasoning": None,
     }  # fmt: skip
-    after = {
-        "role": "tool",
-        "tool_call_id": "c1",
-        "content": [{"type": "text", "text": "5"}, {"type": "text", "text": "6"}],
-    }
-    found = chat({"messages": [*CHAT["messages"], before, after]}).chat
-    assert [message.role for message in found.messages] == ["user", "assistant", "tool"]
-    assert found.messages[1] == chat_pb2.ChatMessage(
-        role="assistant",
-        reasoning="hm",
-        tool_calls=[chat_pb2.ToolCall(id="c1", name="f", arguments_json='{"a":1}')],
-    )
-    assert list(found.messages[2].content) == ["5", "6"] and found.messages[2].tool_call_id == "c1"
+    texts = [{"type": "text", "text": "5"}, {"type": "text", "text": "6"}]
+    after = {"role": "tool", "tool_call_id": "c1", "content": texts}
+    sent = chat_pb2.ToolCall(id="c1", name="f", arguments_json='{"a":1}')
+    assert list(chat({"messages": [*CHAT["messages"], before, after]}).chat.messages) == [
+        chat_pb2.ChatMessage(role="user", content=["hi"]),
+        chat_pb2.ChatMessage(role="assistant", reasoning="hm", tool_calls=[sent]),
+        chat_pb2.ChatMessage(role="tool", content=["5", "6"], tool_call_id="c1"),
+    ]
 
 
 # Whole numbers, each with the way to it. Lists and the keys of a bias have them too.
@@ -231,13 +224,9 @@ def as_floats(value: Any) -> Any:
 @pytest.mark.parametrize(("values", "is_of_chats"), INTEGERS, ids=str)
 def test_a_whole_number_may_have_a_point(values: dict[str, Any], is_of_chats: bool) -> None:
     assert completion({"prompt": "a", **as_floats(values)}) == completion({"prompt": "a", **values})
-    if is_of_chats:
-        assert chat_completion({**CHAT, **as_floats(values)}) == chat_completion({**CHAT, **values})
-
-
-def test_whole_numbers_of_chats_may_have_a_point() -> None:
-    for name in ("max_completion_tokens", "top_logprobs"):
-        assert chat({name: 3.0, "logprobs": True}) == chat({name: 3, "logprobs": True})
+    of_chats = values if is_of_chats else {"max_completion_tokens": 3, "top_logprobs": 3}
+    floats = {"logprobs": True, **as_floats(of_chats)}
+    assert chat_completion({**CHAT, **floats}) == chat_completion({**CHAT, "logprobs": True, **of_chats})
 
 
 @pytest.mark.parametrize("value", [16.5, math.inf, 1e300, True, "16"])
@@ -305,25 +294,13 @@ NEW_TALK: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ({"functions": [F]}, {"tools": [{"type": "function", "function": F}]}),
-        (
-            {"functions": [F], "function_call": "auto"},
-            {"tools": [{"type": "function", "function": F}], "tool_choice": "auto"},
-        ),
-        (
-            {"functions": [F], "function_call": "none"},
-            {"tools": [{"type": "function", "function": F}], "tool_choice": "none"},
-        ),
-        (
-            {"functions": [F], "function_call": F},
-            {"tools": [{"type": "function", "function": F}], "tool_choice": {"type": "function", "function": F}},
-        ),
+        ({"functions": [F]}, {"tools": [TOOL]}),
+        ({"functions": [F], "function_call": "auto"}, {"tools": [TOOL], "tool_choice": "auto"}),
+        ({"functions": [F], "function_call": "none"}, {"tools": [TOOL], "tool_choice": "none"}),
+        ({"functions": [F], "function_call": F}, {"tools": [TOOL], "tool_choice": TOOL}),
         ({"functions": []}, {"tools": []}),
         ({"functions": [], "parallel_tool_calls": False}, {}),
-        (
-            {"functions": [F], "messages": OLD_TALK},
-            {"tools": [{"type": "function", "function": F}], "messages": NEW_TALK},
-        ),
+        ({"functions": [F], "messages": OLD_TALK}, {"tools": [TOOL], "messages": NEW_TALK}),
     ],
 )
 def test_functions_are_tools_of_which_one_is_called(old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -350,11 +327,8 @@ def test_what_others_add_to_the_history_changes_nothing() -> None:
             {"role": "assistant", "content": "yes", "prefix": True, "tool_calls": None},
         ]
 
-    nulls = {name for name, value in ADDED.items() if value is None}
-    plain = history({})
-    plain[2]["tool_call_id"] = "c1"
-    assert chat({"messages": history(ADDED)}) == chat({"messages": plain})
-    assert chat({"messages": history(dict.fromkeys([*nulls, *IGNORED_IN_MESSAGES]))}) == chat({"messages": plain})
+    for added in (ADDED, dict.fromkeys(ADDED)):
+        assert chat({"messages": history(added)}) == chat({"messages": history({})})
 
 
 @pytest.mark.parametrize(
@@ -371,32 +345,28 @@ def test_arguments_of_the_history_go_to_the_service_as_they_are(given: object, s
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("values", "path", "name"),
     [
-        ("chat.tools_json[1]", "functions[1]"),
-        ("chat.tools_json[1].function.parameters.properties.a[2]", "functions[1].parameters.properties.a[2]"),
-        ("chat.tool_choice.name", "function_call.name"), ("chat.tool_choice.mode", "function_call"),
-        ("chat.messages[0].content", "messages[0].content"),
-    ],
-)  # fmt: skip
-def test_an_error_of_the_old_form_names_its_fields(path: str, name: str) -> None:
-    known = chat_completion({**CHAT, "functions": [F]}).names
-    assert with_names(f"{path} is wrong", known, field=path) == f"{name} is wrong"
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("chat.messages[3].tool_calls[1].arguments_json", "messages[3].tool_calls[1].function.arguments"),
-        ("chat.messages[3].tool_calls[1].name", "messages[3].tool_calls[1].function.name"),
-        ("chat.messages[0].content", "messages[0].content"),
-        ("chat.messages[0].tool_calls", "messages[0].tool_calls"),
-        ("stop.stop_strings[2]", "stop[2]"),
+        ({}, "chat.messages[3].tool_calls[1].arguments_json", "messages[3].tool_calls[1].function.arguments"),
+        ({}, "chat.messages[3].tool_calls[1].name", "messages[3].tool_calls[1].function.name"),
+        ({}, "chat.messages[0].content", "messages[0].content"),
+        ({}, "chat.messages[0].tool_calls", "messages[0].tool_calls"),
+        ({}, "chat.tools_json[0].function.parameters.properties.a[1]", "tools[0].function.parameters.properties.a[1]"),
+        ({}, "stop.stop_strings[2]", "stop[2]"),
+        ({"max_tokens": 1}, "stop.max_new_tokens", "max_tokens"),
+        ({"max_completion_tokens": 1}, "stop.max_new_tokens", "max_completion_tokens"),
+        # The old form.
+        ({"functions": [F]}, "chat.tools_json[1]", "functions[1]"),
+        ({"functions": [F]}, "chat.tools_json[1].function.parameters.a[2]", "functions[1].parameters.a[2]"),
+        ({"functions": [F]}, "chat.tool_choice.name", "function_call.name"),
+        ({"functions": [F]}, "chat.tool_choice.mode", "function_call"),
+        ({"functions": [F]}, "chat.messages[0].content", "messages[0].content"),
     ],
 )
-def test_an_error_names_a_field_that_the_caller_has(path: str, name: str) -> None:
-    assert name_of(path, names.CHAT) == name
-    assert with_names(f"{path} is wrong", names.CHAT, field=path) == f"{name} is wrong"
+def test_an_error_names_a_field_that_the_caller_has(values: dict[str, Any], path: str, name: str) -> None:
+    known = chat_completion({**CHAT, **values}).names
+    assert name_of(path, known) == name
+    assert with_names(f"{path} is wrong", known, field=path) == f"{name} is wrong"
 
 
 def test_ignored_fields_change_nothing() -> None:
@@ -435,15 +405,6 @@ def test_what_is_false_in_structured_outputs(structured: dict[str, Any], kind: s
     assert only({"structured_outputs": structured}).constraint.WhichOneof("kind") == kind
 
 
-def test_errors_of_a_tool_name_the_place_in_its_schema() -> None:
-    inside = "chat.tools_json[0].function.parameters.properties.a[1]"
-    wanted = chat_completion(CHAT)
-    assert name_of(inside, wanted.names) == "tools[0].function.parameters.properties.a[1]"
-
-
-def test_errors_of_the_length_name_the_field_that_set_it() -> None:
-    assert chat_completion({**CHAT, "max_completion_tokens": 1}).names["stop.max_new_tokens"] == "max_completion_tokens"
-    assert chat_completion({**CHAT, "max_tokens": 1}).names["stop.max_new_tokens"] == "max_tokens"
-    both = chat_completion({**CHAT, "max_tokens": 2.0, "max_completion_tokens": 2})
-    assert both.requests[0].stop.max_new_tokens == 2
+def test_both_names_of_the_length_may_have_one_value() -> None:
+    assert chat({"max_tokens": 2.0, "max_completion_tokens": 2}).stop.max_new_tokens == 2
     assert not chat({"max_tokens": None, "max_completion_tokens": None}).stop.HasField("max_new_tokens")

@@ -37,8 +37,7 @@ class ToldService(FakeService):
     @property
     def generated(self) -> inference_pb2.GenerateRequest:
         """The newest request of Generate."""
-        found = [request for request in self.requests if isinstance(request, inference_pb2.GenerateRequest)]
-        return found[-1]
+        return next(each for each in reversed(self.requests) if isinstance(each, inference_pb2.GenerateRequest))
 
     def metadata(self, key: str) -> list[str | bytes]:
         """Values of the newest Generate call's metadata."""
