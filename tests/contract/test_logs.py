@@ -85,13 +85,20 @@ def test_a_record_that_cannot_be_formatted_is_reported(pipe: "Pipe") -> None:
 def test_a_line_is_read_as_it_was_made(process: str, log_format: LogFormat) -> None:
     line = Formatter(process, log_format).format(record("IN UPPER case: %s", "a\nb"))
     assert parse(line) == LogLine(process, "INFO", "IN UPPER case: a\\nb")
-    assert json.loads(as_json("serve", line))["message"] == (line if log_format == "text" else "IN UPPER case: a\\nb")
+    made = as_json("serve", line)
+    assert made == line if log_format == "json" else json.loads(made)["message"] == line
 
 
-@pytest.mark.parametrize("line", ["{", "{}", "[1]", '{"process": 1}', '{"a":' * 12_000])
+@pytest.mark.parametrize(
+    "line",
+    ["{", "{}", "[1]", '{"process": 1}', '{"process": "core"', '{"a":' * 12_000, "worker: no device", "\x1b[2J\u2028"],
+)
 def test_a_line_of_no_log_is_the_message(line: str) -> None:
     assert parse(line) == LogLine("", "", line)
-    assert json.loads(as_json("serve", line))["message"] == line
+    made = as_json("serve", line, level="ERROR")
+    fields, ours = json.loads(made), json.loads(Formatter("core", "json").format(record("message")))
+    assert (fields["process"], fields["level"], fields["message"]) == ("serve", "ERROR", line)
+    assert fields.keys() == ours.keys() and made.isascii()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import re
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -15,37 +14,18 @@ from tandem_client.demo.__main__ import Board, Services, Teller, one_line, resul
 from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, questions, run_round
 from tandem_client.errors import Internal
 from tandem_client.services.settings import SCHEDULER
-from tandem_client.types import Summary, Timing, Usage
+from tandem_client.wire import messages
 from tandem_contract.processes import ServiceEnded
 from tests.client import fake_service
 from tests.client.fake_programs import SETTINGS
 from tests.client.fake_service import Ending, FakeService
 
-SUMMARY = Summary(
-    usage=Usage(prompt_tokens=3, output_tokens=3, discarded_tokens=0, recomputed_tokens=7, cached_prompt_tokens=0),
-    timing=Timing(
-        queue_seconds=0,
-        prefill_seconds=0,
-        first_token_seconds=0,
-        decode_seconds=0,
-        total_seconds=0,
-        preemptions=0,
-        worker_changes=1,
-    ),
-)
-
 
 def completion(*token_ids: int, ended_by: str = "length") -> Completion:
     return Completion(
-        prompt="Return the",
-        token_ids=token_ids,
-        text=" text",
-        ended_by=ended_by,
-        first_token_seconds=0.5,
-        decode_seconds=2.0,
-        first_tokens=1,
-        summary=SUMMARY,
-    )
+        prompt="Return the", token_ids=token_ids, text=" text", ended_by=ended_by, first_token_seconds=0.5,
+        decode_seconds=2.0, first_tokens=1, summary=messages.summary(fake_service.summary(3).summary),
+    )  # fmt: skip
 
 
 def a_round(*completions: Completion) -> Round:
@@ -71,44 +51,40 @@ def test_one_prompt_is_sampled_with_a_seed_and_the_others_are_greedy() -> None:
     assert all(question.options["max_new_tokens"] == 16 for question in asked)
 
 
+async def play(client: AsyncClient, console: Console, arrivals: Arrivals) -> Round:
+    board = Board(Teller(console), questions(8))
+    return await run_round(client, questions(8), arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
+
+
 def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
+    console, arrivals = Console(width=160, record=True, file=io.StringIO()), Arrivals()
 
-    async def play() -> Round:
+    async def run() -> Round:
         async with AsyncClient(service.address) as client:
-            board = Board(Teller(console), questions(8))
-            return await run_round(
-                client, questions(8), arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done
-            )
+            return await play(client, console, arrivals)
 
-    arrivals = Arrivals()
-    played = asyncio.run(play())
+    played = asyncio.run(run())
     assert played.num_tokens == arrivals.num_tokens == 8 * 3
     assert {one.text for one in played.completions} == {"Réturn"}
-    assert re.match(
-        "round 1: 8 completions, 24 tokens in .* steps, at most 0 of 0 pages used", round_line("round 1", played)
-    )
+    line = "round 1: 8 completions, 24 tokens in .* steps, at most 0 of 0 pages used"
+    assert re.match(line, round_line("round 1", played))
     console.print(result_table(played, played, [2]))
     assert console.export_text().count("yes") == 7
 
 
 def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
-    def one_fails(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        if request.sampling.HasField("seed"):
-            fake_service.fail(ending.context, grpc.StatusCode.INTERNAL, "broken")
-        yield from fake_service.endless(request, ending)
+    def one_fails(request: inference_pb2.GenerateRequest, ending: Ending) -> fake_service.Messages:
+        fails = fake_service.refusing(grpc.StatusCode.INTERNAL, "broken")
+        return (fails if request.sampling.HasField("seed") else fake_service.endless)(request, ending)
 
-    async def play() -> None:
+    async def run() -> None:
         async with AsyncClient(service.address) as client:
-            board = Board(Teller(Console(file=io.StringIO())), questions(8))
             with pytest.raises(Internal, match="broken"):
-                await run_round(
-                    client, questions(8), arrivals=Arrivals(), on_delta=board.on_delta, on_done=board.on_done
-                )
+                await play(client, Console(file=io.StringIO()), Arrivals())
             assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
 
     service.behaviour = one_fails
-    asyncio.run(play())
+    asyncio.run(run())
 
 
 def test_arrivals_wake_a_waiting_task() -> None:
@@ -135,12 +111,8 @@ def test_a_child_process_that_ends_raises_an_error_with_its_last_line() -> None:
 
     async def start() -> None:
         # Neither program starts with this flag.
-        services = Services(
-            Teller(console),
-            scheduler_flags=["--no-such-flag"],
-            worker_flags=["--no-such-flag"],
-            settings=SETTINGS[SCHEDULER],
-        )
+        wrong = ["--no-such-flag"]
+        services = Services(Teller(console), scheduler_flags=wrong, worker_flags=wrong, settings=SETTINGS[SCHEDULER])
         try:
             with pytest.raises(ServiceEnded, match=r"ended with exit code 2: .*no-such-flag"):
                 await services.start()

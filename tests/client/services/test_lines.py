@@ -1,7 +1,6 @@
 """Programs that are found, log lines, and the thread that writes lines."""
 
 import errno
-import json
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from tandem_client.services.lines import LogFile, Repeats, line_writer
 from tandem_client.services.programs import missing_programs
-from tandem_contract.logs import LogLine, as_json, parse
 from tests.client.fake_service import WAIT_SECONDS
 
 
@@ -20,24 +18,6 @@ def test_programs_are_found_without_importing_them() -> None:
     before = set(sys.modules)
     assert missing_programs(["this", "no_such_program"]) == ["no_such_program"]
     assert "this" not in set(sys.modules) - before
-
-
-def test_lines_of_the_log_are_read_in_both_formats() -> None:
-    core = LogLine("core", "WARNING", "worker lost: gone")
-    assert parse("2026-11-22 02:12:58.026 core WARNING worker lost: gone") == core
-    record = '{"time": "2026-11-22T02:12:58.026+00:00", "process": "core", "pid": 1, "level": "WARNING", '
-    assert parse(record + '"message": "worker lost: gone"}') == core
-    for other in ("gpu_worker: device: no such device", '{"a": 1}', "{", "[1]"):
-        assert parse(other) == LogLine("", "", other)
-
-
-def test_every_line_becomes_one_of_a_json_log() -> None:
-    ours = '{"time": "t", "process": "core", "pid": 1, "level": "WARNING", "message": "lost"}'
-    assert as_json("scheduler", ours) == ours
-    for other in ("gpu_worker: no such device", '{"a": 1}', "{", "[1]", "\x1b[2J\u2028", '{"process": "core"'):
-        made = json.loads(as_json("scheduler", other, level="ERROR"))
-        assert (made["process"], made["level"], made["message"]) == ("scheduler", "ERROR", other)
-        assert set(made) == set(json.loads(ours)) and as_json("scheduler", other).isascii()
 
 
 def test_a_writer_without_a_reader_drops_and_counts_lines() -> None:

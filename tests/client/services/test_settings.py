@@ -11,16 +11,8 @@ import pytest
 
 from tandem_client.services import settings
 from tandem_client.services.gateway import asks_for_proofs, health_flags
-from tandem_client.services.settings import (
-    GATEWAY,
-    SCHEDULER,
-    WORKER,
-    HelpAsked,
-    Settings,
-    SettingsReader,
-    SettingsRefused,
-)
-from tests.architecture.source import ROOT
+from tandem_client.services.settings import GATEWAY, SCHEDULER, WORKER, Settings, SettingsReader, SettingsRefused
+from tests.rigs.processes import child_environment
 
 # Packages that take long to import, and those of programs: settings and starters of programs must not need them.
 SLOW = {"google", "grpc", "httptools", "numpy", "prometheus_client", "rich", "starlette", "tandem", "uvicorn", "zmq"}
@@ -70,26 +62,10 @@ def test_a_scheduler_that_wants_proofs_gets_an_address_for_health(flags: list[st
     assert (asks_for_proofs(found), health_flags(found)) == (asks, own)
 
 
-def test_every_refused_setting_is_one_line_with_its_program() -> None:
-    common = "--log-level=loud"
-    with pytest.raises(SettingsRefused) as refused:
-        read(scheduler=["--max-waiting=0", common], worker=["--max-rows=x", common])
-    assert str(refused.value).splitlines() == [
-        "scheduler: --max-waiting is 0; it must be a whole number from 1 to 1,000,000",
-        "scheduler and worker: --log-level is 'loud'; it must be one of debug, info, warning, error",
-        "worker: --max-rows is 'x'; it must be a whole number, at least 1",
-    ]
-
-
 def test_a_gateway_is_read_by_its_own_rules() -> None:
     assert read(gateway=["--listen=127.0.0.1:0"])[GATEWAY]["tls_cert"] is None
     with pytest.raises(SettingsRefused, match=r"^gateway: --tls-cert and --tls-key are missing"):
         read(gateway=["--listen=0.0.0.0:0"])
-
-
-def test_help_in_the_flags_of_a_program_is_its_help() -> None:
-    with pytest.raises(HelpAsked, match="--page-size"):
-        read(worker=["--help"])
 
 
 def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +80,8 @@ def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(code: str, *arguments: str) -> list[str]:
     """The words that a fresh process prints."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
     command = [sys.executable, "-P", "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
-    return done.stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=True).stdout.split()
 
 
 @pytest.mark.parametrize("module", settings._MODULES.values())

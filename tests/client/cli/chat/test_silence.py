@@ -2,23 +2,13 @@
 
 import dataclasses
 
-from tandem_client.cli.chat.answer import Silence
-from tandem_client.types import HeldPools, Incidents, Load
+from tandem.v1 import control_pb2
 
-_ZERO = {field.name: 0 for field in dataclasses.fields(Load)}
-LOAD = Load(
-    **{
-        **_ZERO,
-        "per_worker": (),
-        "not_serving": "",
-        "worker_lost_seconds": None,
-        "worker_lost_reason": "",
-        "incidents": Incidents(**{field.name: 0 for field in dataclasses.fields(Incidents)}),
-        "held_pools": HeldPools(**{field.name: 0 for field in dataclasses.fields(HeldPools)}),
-        "journal_suspended": "",
-        "weights_version": "",
-    }
-)
+from tandem_client.cli.chat.answer import Silence
+from tandem_client.types import Load
+from tandem_client.wire import messages
+
+LOAD = messages.load(control_pb2.GetLoadResponse())
 
 
 def lost(seconds: float, reason: str = "killed") -> Load:
