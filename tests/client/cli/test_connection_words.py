@@ -1,7 +1,6 @@
 """What a command says of an address that it cannot use: the exact line, with the flag that helps, and the exit code."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from tandem_client.cli.__main__ import app
 from tandem_client.connection import Access
 from tests.client.listeners import closed_address
 from tests.rigs.authorities import Authority, Pair
+from tests.rigs.processes import child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
-ROOT = Path(__file__).resolve().parents[3]
 HELP = " (tandem info --help)"
 
 
@@ -159,13 +158,11 @@ def test_the_address_of_an_http_server_is_said_to_be_one(http_server: str, flags
 @pytest.mark.parametrize(("verbosity", "lines"), [("", 1), ("DEBUG", 2)])
 def test_the_lines_of_grpcs_library_are_not_between_those_for_people(rig: Rig, verbosity: str, lines: int) -> None:
     """A user sees them only with GRPC_VERBOSITY set."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
-    own = {**os.environ, "PYTHONPATH": path} | ({"GRPC_VERBOSITY": verbosity} if verbosity else {})
     address = rig.serve()
-    done = subprocess.run(
-        [sys.executable, "-m", "tandem_client.cli", "info", "-a", address, *trusting(rig)],
-        capture_output=True, text=True, env=own, check=False, timeout=TIMEOUT_SECONDS,
-    )  # fmt: skip
+    # Not forked: the library reads its variable when it is loaded.
+    command = [sys.executable, "-m", "tandem_client.cli", "info", "-a", address, *trusting(rig)]
+    own = child_environment() | ({"GRPC_VERBOSITY": verbosity} if verbosity else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=TIMEOUT_SECONDS)
     found = done.stderr.splitlines()
     assert found[-1] == f"error: the service at {address} speaks plaintext; leave --tls and TANDEM_TLS out"
     assert len(found) >= lines and (verbosity != "" or len(found) == 1), done.stderr
@@ -182,11 +179,9 @@ def test_the_json_of_a_health_that_is_waited_for_names_the_cause(rig: Rig) -> No
 def test_a_closed_port_is_still_no_service() -> None:
     address = closed_address()
     hint = "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
+    line = f"error: nothing answers at {address}: Connection refused ({hint})"
     for flags in ((), ("--tls",)):
-        assert said("info", "-a", address, *flags) == (
-            3,
-            f"error: nothing answers at {address}: Connection refused ({hint})",
-        )
+        assert said("info", "-a", address, *flags) == (3, line)
 
 
 URL = "; a URL is the address of the HTTP gateway, and the service has another port"
@@ -236,16 +231,24 @@ def test_what_can_be_called_is_taken(address: str) -> None:
     assert problem_of(address) == ""
 
 
-def test_a_token_in_plaintext_names_the_flag(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("tandem_abc")
-    line = "error: token would be sent to 192.0.2.1:1 without encryption; give --tls, or use an address of this machine"
-    assert said("info", "-a", "192.0.2.1:1", "--token-file", str(token)) == (2, line)
-
-
-def test_half_a_certificate_names_the_flags(tmp_path: Path) -> None:
-    line = "error: --tls-key is missing; a client's certificate needs both --tls-cert and --tls-key"
-    assert said("info", "-a", "127.0.0.1:1", "--tls-cert", str(tmp_path / "c.pem")) == (2, line)
+@pytest.mark.parametrize(
+    ("address", "flag", "line"),
+    [
+        (
+            "192.0.2.1:1", "--token-file",
+            "token would be sent to 192.0.2.1:1 without encryption; give --tls, or use an address of this machine",
+        ),
+        (
+            "127.0.0.1:1", "--tls-cert",
+            "--tls-key is missing; a client's certificate needs both --tls-cert and --tls-key",
+        ),
+    ],
+)  # fmt: skip
+def test_a_token_in_plaintext_and_half_a_certificate_name_the_flags(
+    tmp_path: Path, address: str, flag: str, line: str
+) -> None:
+    (tmp_path / "file").write_text("tandem_abc")
+    assert said("info", "-a", address, flag, str(tmp_path / "file")) == (2, f"error: {line}")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from tandem_client.cli import reporting
 from tandem_client.cli.__main__ import app
 from tandem_contract.version import version
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.processes import child_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 PANELS = ("Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection")
@@ -106,10 +106,8 @@ def imported(*calls: tuple[str, ...]) -> set[str]:
         "        app(words)\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "protos", ROOT / ".stubs")))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=True)
     return set(done.stdout.split())
 
 
@@ -140,11 +138,9 @@ def test_serve_and_simulate_are_listed_only_if_their_programs_are_installed(tmp_
     path = [str(tmp_path), str(ROOT / ".stubs"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
-    def alone(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-S", "-P", "-m", "tandem_client.cli", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False, timeout=TIMEOUT_SECONDS
-        )
+    def alone(argument: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-S", "-P", "-m", "tandem_client.cli", argument]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
 
     helped = alone("--help")
     assert (helped.returncode, helped.stderr) == (0, "")

@@ -1,6 +1,5 @@
 """`tandem plot`: what it prints, which file it writes, and which errors it reports."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ from typer.testing import CliRunner, Result
 from tandem_client.cli.__main__ import app
 from tandem_client.plot import chart
 from tests.client.plot.step_logs import written
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.rigs.processes import REPOSITORY, child_environment
 
 
 @pytest.fixture
@@ -26,15 +24,8 @@ def run(*arguments: str | Path) -> Result:
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(ROOT / "protos"), str(ROOT / ".stubs")])
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths},
-        check=False,
-    )
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=child_environment())
 
 
 def test_plot_prints_the_table_and_the_path_of_the_picture(file: Path) -> None:
@@ -80,12 +71,14 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_an_error_names_the_file_that_does_not_exist(tmp_path: Path, file: Path) -> None:
-    missing = run(tmp_path / "none.csv")
-    assert (missing.exit_code, missing.stderr) == (1, f"error: {tmp_path / 'none.csv'}: No such file or directory\n")
-    target = tmp_path / "no folder" / "a.png"
-    nowhere = run(file, "-o", target)
-    assert (nowhere.exit_code, nowhere.stderr) == (1, f"error: {target}: No such file or directory\n")
+def test_an_error_names_the_file_that_does_not_exist_and_the_picture_on_a_full_disk(tmp_path: Path, file: Path) -> None:
+    for asked, named, why in (
+        ([tmp_path / "none.csv"], tmp_path / "none.csv", "No such file or directory"),
+        ([file, "-o", tmp_path / "none" / "a.png"], tmp_path / "none" / "a.png", "No such file or directory"),
+        ([file, "-o", "/dev/full"], "/dev/full", "No space left on device"),
+    ):
+        failed = run(*asked)
+        assert (failed.exit_code, failed.stderr) == (1, f"error: {named}: {why}\n")
 
 
 @pytest.mark.parametrize("name", [".", "/", "x" * 300], ids=["here", "root", "long name"])
@@ -93,12 +86,6 @@ def test_a_path_that_is_not_a_file_is_refused_in_one_line(name: str) -> None:
     result = run(name)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"error: {name}")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_an_error_of_a_full_disk_names_the_picture(file: Path) -> None:
-    full = run(file, "-o", "/dev/full")
-    assert (full.exit_code, full.stderr) == (1, "error: /dev/full: No space left on device\n")
 
 
 BLOCK = """
@@ -116,12 +103,11 @@ main()
 
 def test_an_error_without_matplotlib_names_the_command_that_installs_it(file: Path) -> None:
     done = run_python(BLOCK, str(file))
-    line = f"error: tandem plot needs matplotlib, which is not installed; install it with: make -C {ROOT} install\n"
+    install = f"make -C {REPOSITORY} install"
+    line = f"error: tandem plot needs matplotlib, which is not installed; install it with: {install}\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 
 def test_other_commands_do_not_load_matplotlib() -> None:
-    done = run_python(
-        "import sys, tandem_client.cli.__main__; print('matplotlib' in sys.modules, 'numpy' in sys.modules)"
-    )
-    assert done.stdout == "False False\n", done.stderr
+    done = run_python("import sys, tandem_client.cli.__main__; print({'matplotlib', 'numpy'} & {*sys.modules})")
+    assert done.stdout == "set()\n", done.stderr

@@ -6,9 +6,8 @@ from tandem.v1 import control_pb2, inference_pb2
 
 from tests.client.fake_service import FakeService
 
-WAITING, RUNNING, KEPT = (
-    control_pb2.RequestState.Value(f"REQUEST_STATE_{name}") for name in ("WAITING", "RUNNING", "KEPT")
-)
+WAITING, RUNNING = control_pb2.REQUEST_STATE_WAITING, control_pb2.REQUEST_STATE_RUNNING
+KEPT, QUEUE = control_pb2.REQUEST_STATE_KEPT, inference_pb2.WAIT_REASON_QUEUE
 ID = "88bb0f3c" * 4
 
 
@@ -22,14 +21,7 @@ def test_a_table_with_a_line_for_each_sample_and_totals(tandem, service: FakeSer
     service.listed = [
         entry(ID, age_seconds=300, output_tokens=4000),
         entry("many", age_seconds=12.4, output_tokens=7, num_samples=2, max_new_tokens=20),
-        entry(
-            "many",
-            age_seconds=12.4,
-            num_samples=2,
-            sample_idx=1,
-            state=WAITING,
-            wait_reason=inference_pb2.WAIT_REASON_QUEUE,
-        ),
+        entry("many", age_seconds=12.4, num_samples=2, sample_idx=1, state=WAITING, wait_reason=QUEUE),
         entry("old", age_seconds=90_000, output_tokens=5, max_new_tokens=0, state=KEPT, is_detached=True),
     ]
     result = tandem("requests")
@@ -74,9 +66,8 @@ def test_an_empty_list_says_so(tandem) -> None:
 
 def test_flags_reach_the_service_and_a_limit_says_that_there_are_others(tandem, service: FakeService) -> None:
     service.listed = [entry(f"r{number}") for number in range(5)]
-    limited = tandem(
-        "requests", "--limit", "3", "--tenant", "acme", "--state", "running", "--state", "kept", "--id", "r"
-    )
+    flags = ("--limit=3", "--tenant", "acme", "--state", "running", "--state", "kept", "--id", "r")
+    limited = tandem("requests", *flags)
     assert [line.split()[0] for line in limited.stdout.splitlines()[:-1]] == ["ID", "r0", "r1", "r2"]
     assert limited.stdout.splitlines()[-1] == "3 requests: 3 running; 0 output tokens; there are others (--limit)"
     assert [query.page_token for query in service.list_queries] == ["", "2"]

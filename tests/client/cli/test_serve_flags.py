@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,34 +24,29 @@ PROGRAMS = {"scheduler": SCHEDULER, "worker": WORKER, "gateway": GATEWAY, "holde
 
 
 def test_every_flag_of_the_table_is_a_setting_of_its_programs() -> None:
-    wrong = [
-        (name, each.name)
-        for names, each in serve._TABLE
-        for name in names
-        if each.name not in PROGRAMS[name].model.model_fields
-    ]
-    assert wrong == []
+    for names, each in serve._TABLE:
+        assert all(each.name in PROGRAMS[name].model.model_fields for name in names), each.name
     named = [each.name for _, each in serve._TABLE]
     assert len(named) == len(set(named))
     shared = {each.name: names for names, each in serve._TABLE if len(names) > 1}
     assert set(shared) == {"runtime_dir", "log_level", "log_format"}
 
 
+ONE_OF = "leave one of them out"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--device", "cpu", "--worker", "--device=cuda"],
-            "--device is cpu and --worker has --device=cuda; leave one of them out",
-        ),
-        (["a/model", "--worker", "--model b"], "MODEL is a/model and --worker has --model; leave one of them out"),
+        (["--device", "cpu", "--worker", "--device=cuda"], f"--device is cpu and --worker has --device=cuda; {ONE_OF}"),
+        (["a/model", "--worker", "--model b"], f"MODEL is a/model and --worker has --model; {ONE_OF}"),
         (
             ["--log-format", "json", "--scheduler", "--log-format text"],
-            "--log-format is json and --scheduler has --log-format; leave one of them out",
+            f"--log-format is json and --scheduler has --log-format; {ONE_OF}",
         ),
         (
             ["--shared-pool", "on", "--worker", "--shared-pool off"],
-            "--shared-pool is on and --worker has --shared-pool; leave one of them out",
+            f"--shared-pool is on and --worker has --shared-pool; {ONE_OF}",
         ),
         (["--http", "[::1]:1", "--port", "2"], "--http is [::1]:1 and --port is 2; leave all but one out"),
         (
@@ -83,12 +79,13 @@ def test_host_and_port_of_the_http_api(port: int | None, host: str | None, http:
     assert serve._http_address(port, host, http, []) == address
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, *arguments: str, scheduler: str = STAYS, worker: str = STAYS) -> Any:
+    """Runs `tandem serve` with these arguments and programs to its end."""
+    write_programs(folder, scheduler=scheduler, worker=worker)
     return processes.run("tandem_client.cli", "serve", *arguments, cwd=folder, env=environment(folder))
 
 
 def test_refused_settings_of_all_programs_are_printed_once_and_nothing_starts(tmp_path: Path) -> None:
-    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
     flags = ["--max-waiting=0", "--runtime-dir", str(tmp_path / "run"), "--log-level=loud"]
     done = run(tmp_path, *flags, "--worker", "--page-size x")
     assert (done.returncode, done.stdout) == (2, "")
@@ -102,7 +99,6 @@ def test_refused_settings_of_all_programs_are_printed_once_and_nothing_starts(tm
 
 
 def test_a_runtime_folder_that_others_can_enter_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o755)
     done = run(tmp_path, "--runtime-dir", str(tmp_path / "run"))
@@ -112,7 +108,6 @@ def test_a_runtime_folder_that_others_can_enter_is_refused_before_anything_start
 
 
 def test_help_of_a_program_is_printed_in_place_of_a_start(tmp_path: Path) -> None:
-    write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
     done = run(tmp_path, "--worker", "--help")
     assert (done.returncode, done.stderr) == (0, "") and "--page-size N" in done.stdout
     assert not list(tmp_path.glob("*/*.lives"))
@@ -122,11 +117,11 @@ def test_the_settings_reach_their_programs_and_only_these(tmp_path: Path) -> Non
     """An address that is not given stays that of TANDEM_SCHEDULER_LISTEN or a file."""
     os.mkfifo(tmp_path / "up")
     told, awaited = (f"open({str(tmp_path / 'up')!r}, {mode!r}).close()\n" for mode in "wr")
-    write_programs(tmp_path, scheduler=told + STAYS, worker=f"{awaited}sys.exit(2)")
     done = run(
         tmp_path, "a/model", "--served-name=m", "--max-length", "128", "--ranks=2", "--default-max-new-tokens=9",
         "--max-waiting=3", "--metrics-listen", "127.0.0.1:9100",
         "--runtime-dir", str(tmp_path / "run"), "--log-level=debug", "--shared-pool=off",
+        scheduler=told + STAYS, worker=f"{awaited}sys.exit(2)",
     )  # fmt: skip
     both = f"--runtime-dir={tmp_path / 'run'} --log-level=debug"
     lines = done.stdout.splitlines()

@@ -89,10 +89,7 @@ def test_health_as_json_has_the_same_names_in_every_state(tandem, service: FakeS
     result = tandem("health", "--json")
     unknown = dict.fromkeys(("workers", "waiting", "suspects", "worker_lost_seconds", *known, *none))
     reason = "the scheduler's core cannot be reached"
-    assert (result.exit_code, json.loads(result.stdout)) == (
-        3,
-        {"state": "not_serving", "reason": reason, **unknown},
-    )
+    assert (result.exit_code, json.loads(result.stdout)) == (3, {"state": "not_serving", "reason": reason, **unknown})
     service.stop()
     for arguments, exit_code in ((("health", "--json"), 3), (("health", "--json", "--wait", "0.05"), 4)):
         result = tandem(*arguments)
@@ -115,31 +112,21 @@ def test_health_says_no_while_requests_are_accepted_and_not_computed(tandem, ser
 
 
 def test_load_shows_which_worker_takes_no_requests_and_its_words(tandem, service: FakeService) -> None:
-    states = {
-        "STARTING": "starting",
-        "LOADING": "loading weights",
-        "REFUSED": "cannot load weights 'v2': the folder is gone",
-        "STANDBY": "on standby",
-    }
-    service.load = control_pb2.GetLoadResponse(
-        workers=0,
-        per_worker=[
-            control_pb2.WorkerLoad(
-                pid=pid,
-                state=control_pb2.WorkerState.Value(f"WORKER_STATE_{state}"),
-                is_standby=state == "STANDBY",
-                detail=words if state == "REFUSED" else "",
-            )
-            for pid, (state, words) in enumerate(states.items(), 1)
-        ],
-    )
+    refused = "cannot load weights 'v2': the folder is gone"
+    workers = [
+        control_pb2.WorkerLoad(pid=1, state=control_pb2.WORKER_STATE_STARTING),
+        control_pb2.WorkerLoad(pid=2, state=control_pb2.WORKER_STATE_LOADING),
+        control_pb2.WorkerLoad(pid=3, state=control_pb2.WORKER_STATE_REFUSED, detail=refused),
+        control_pb2.WorkerLoad(pid=4, state=control_pb2.WORKER_STATE_STANDBY, is_standby=True),
+    ]
+    service.load = control_pb2.GetLoadResponse(workers=0, per_worker=workers)
     lines = tandem("load").stdout.splitlines()
+    words = ("pid 1: starting", "pid 2: loading weights", f"pid 3: {refused}", "pid 4: on standby")
     at = lines.index("workers   0")
-    assert lines[at + 1 : at + 5] == [f"          pid {pid}: {words}" for pid, words in enumerate(states.values(), 1)]
+    assert lines[at + 1 : at + 5] == [f"          {each}" for each in words]
     # One worker alone is not "1" either.
-    service.load = control_pb2.GetLoadResponse(per_worker=[service.load.per_worker[2]])
-    lines = tandem("load").stdout.splitlines()
-    assert lines[-2:] == ["workers   0", f"          pid 3: {states['REFUSED']}"]
+    service.load = control_pb2.GetLoadResponse(per_worker=[workers[2]])
+    assert tandem("load").stdout.splitlines()[-2:] == ["workers   0", f"          {words[2]}"]
 
 
 def test_load_prints_six_lines_with_units(tandem, service: FakeService) -> None:
@@ -171,24 +158,18 @@ def test_load_shows_pools_that_outlive_their_workers(
     tandem, service: FakeService, held: dict[str, int], line: str | None
 ) -> None:
     service.load = control_pb2.GetLoadResponse(held_pools=control_pb2.HeldPools(**held))
-    assert [found for found in tandem("load").stdout.splitlines() if found.startswith("held")] == (
-        [line] if line else []
-    )
+    assert [each for each in tandem("load").stdout.splitlines() if each.startswith("held")] == ([line] if line else [])
     shown = json.loads(tandem("load", "--json").stdout)["held_pools"]
     assert shown == dict.fromkeys(("pools", "pages", "bytes", "taken_over", "pages_kept", "damaged_pages"), 0) | held
 
 
 def test_load_has_a_line_for_each_of_several_workers_and_for_a_lost_one(tandem, service: FakeService) -> None:
-    service.load = lost(
-        workers=2,
-        not_serving="the service is stopping",
-        host_pages_used=1,
-        host_pages_total=4,
-        per_worker=[
-            control_pb2.WorkerLoad(pid=77, running=2, pages_used=9, pages_total=90, device="cuda:0 NVIDIA H200"),
-            control_pb2.WorkerLoad(pages_total=90),
-        ],
-    )
+    workers = [
+        control_pb2.WorkerLoad(pid=77, running=2, pages_used=9, pages_total=90, device="cuda:0 NVIDIA H200"),
+        control_pb2.WorkerLoad(pages_total=90),
+    ]
+    stops = "the service is stopping"
+    service.load = lost(workers=2, not_serving=stops, host_pages_used=1, host_pages_total=4, per_worker=workers)
     lines = tandem("load").stdout.splitlines()
     assert lines[0] == "not serving: the service is stopping"
     assert lines[2].endswith("; host memory 1 of 4 pages (25 %)")
@@ -232,8 +213,8 @@ def test_info_gives_limits_with_units_and_the_defaults_that_are_not_neutral(tand
 def test_load_shows_the_version_of_updated_weights(tandem, service: FakeService) -> None:
     assert "weights" not in tandem("load").stdout
     load = control_pb2.GetLoadResponse(weights_version="v2", workers=2)
-    for version in ("v2", "v2"):
-        load.per_worker.add(pid=1, weights_version=version)
+    for _ in range(2):
+        load.per_worker.add(pid=1, weights_version="v2")
     service.load = load
     assert "weights   version v2\n" in tandem("load").stdout
     load.per_worker[1].weights_version = "v1"
