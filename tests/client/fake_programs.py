@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from tandem_client.services import serving
@@ -95,23 +96,14 @@ class Output(Display):
         return found[times - 1]
 
 
-def quick_policy(max_ends: int | None = 5, on_zero: OnZero = OnZero.AGAIN) -> Policy:
-    """The policy of `tandem serve`, with pauses that are too short to notice."""
-    return Policy(max_ends=max_ends, on_zero=on_zero, first_pause_seconds=0.01, last_pause_seconds=0.01)
-
-
 def make_pair(output: Output, standbys: int = 0) -> ServicePair:
+    """The programs of `tandem serve`, with pauses that are too short to notice."""
+    quick = partial(Policy, first_pause_seconds=0.01, last_pause_seconds=0.01)
     return ServicePair(
-        scheduler_flags=["--of-scheduler"],
-        worker_flags=["--of-worker"],
-        scheduler_policy=quick_policy(on_zero=OnZero.WANTED),
-        worker_policy=quick_policy(max_ends=None),
-        standbys=standbys,
-        settings=SETTINGS[SCHEDULER],
-        on_line=output.show,
-        on_end=output.ended,
-        say=output.say,
-    )
+        scheduler_flags=["--of-scheduler"], worker_flags=["--of-worker"], standbys=standbys,
+        scheduler_policy=quick(max_ends=5, on_zero=OnZero.WANTED), worker_policy=quick(on_zero=OnZero.AGAIN),
+        settings=SETTINGS[SCHEDULER], on_line=output.show, on_end=output.ended, say=output.say,
+    )  # fmt: skip
 
 
 def listens(service: FakeService, then: str = STAYS) -> str:

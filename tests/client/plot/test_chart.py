@@ -22,10 +22,8 @@ def texts(found: Iterable[Text]) -> list[str]:
 
 def test_a_step_s_value_holds_from_its_begin_to_its_end() -> None:
     requests = panels(figure())["requests"]
-    assert {one.get_label(): one.get_drawstyle() for one in requests.lines} == {
-        "running": "steps-pre",
-        "waiting": "steps-pre",
-    }
+    styles = {one.get_label(): one.get_drawstyle() for one in requests.lines}
+    assert styles == dict.fromkeys(("running", "waiting"), "steps-pre")
     assert line(requests, "running")[:3] == [(0, 0), (1, 1), (2, 2)]
 
 

@@ -9,6 +9,8 @@ from tandem_client.services import serving
 from tests.client.fake_programs import READY, STAYS, Output, Programs, listens, pid_in, run_serve
 from tests.client.fake_service import FakeService
 
+STANDBY = "flags --exit-with-parent --of-worker --standby --standby-pages=100"
+
 
 def flags_of(output: Output, name: str) -> list[str]:
     return [line for line in output.lines if line.startswith(f"{name} | flags")]
@@ -25,8 +27,7 @@ def test_a_standby_worker_starts_when_the_first_one_serves(service: FakeService,
         assert "worker 1 | up" in " ".join(output.lines[: begun[0]])
         for name in ("worker 2", "worker 3"):
             # The serving worker has 99 usable pages and the reserved one.
-            flags = "--exit-with-parent --of-worker --standby --standby-pages=100"
-            assert flags_of(output, name) == [f"{name} | flags {flags}"]
+            assert flags_of(output, name) == [f"{name} | {STANDBY}"]
 
     assert run_serve(service, play, standbys=2)[:2] == (0, "")
 
@@ -41,8 +42,7 @@ def test_a_dead_worker_starts_again_as_a_standby(service: FakeService, programs:
         os.kill(pid_in(await output.until("worker 1 | pid")), signal.SIGKILL)
         await output.until(READY, times=2)
         await output.until("on standby", times=2)
-        flags = "--exit-with-parent --of-worker --standby --standby-pages=100"
-        assert flags_of(output, "worker 1")[1:] == [f"worker 1 | flags {flags}"]
+        assert flags_of(output, "worker 1")[1:] == [f"worker 1 | {STANDBY}"]
         assert len(flags_of(output, "worker 2")) == 1
 
     assert run_serve(service, play, standbys=1)[:2] == (0, "")
