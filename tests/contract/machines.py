@@ -75,11 +75,9 @@ class Masks(Machine):
         self._constraints = Constraints(text, rig.SIZES, [rig.EOS])
 
     def begin(self) -> None:
-        """As `Machine`."""
         self._constraints.prepare(b"begin", self._grammar().encode())
 
     def serve(self) -> str:
-        """As `Machine`."""
         [outcome] = rig.prepare(self._constraints, self._grammar()).values()
         return outcome
 
@@ -99,12 +97,10 @@ class Trials(Machine):
         )
 
     def begin(self) -> None:
-        """As `Machine`."""
         self._task = self._loop.create_task(self._trial.judge(self._grammar()))
         self._loop.run_until_complete(asyncio.sleep(0))
 
     def serve(self) -> str:
-        """As `Machine`."""
         try:
             return self._loop.run_until_complete(self._trial.judge(self._grammar())).refusal
         except TrialUnusable as reason:
@@ -132,12 +128,10 @@ class Supervised(Machine):
         """Keeps the programs running. Raises when one is given up."""
 
     def begin(self) -> None:
-        """As `Machine`."""
         if self._thread.ident is None:
             self._thread.start()
 
     def serve(self) -> str:
-        """As `Machine`."""
         self.begin()
         while not self._failure and self._num_serving() < self.num_processes:
             time.sleep(0.01)
@@ -169,7 +163,6 @@ class Serve(Supervised):
     num_processes = 2
 
     async def keep(self) -> None:
-        """As `Supervised`."""
         from tandem_client.services.pair import ServicePair
 
         def on_line(name: str, line: str) -> None:
@@ -196,7 +189,6 @@ class Gateways(Supervised):
     num_processes = 2
 
     async def keep(self) -> None:
-        """As `Supervised`."""
         from tandem_client.gateway.server import supervisors_of
         from tandem_client.gateway.settings import Settings
 
@@ -209,7 +201,6 @@ class FrontEnd(Supervised):
     give_up = r"^the front end ended with code 1 before it listened$"
 
     async def keep(self) -> None:
-        """As `Supervised`."""
         from scheduler_svc.processes.frontends import FrontendProcesses, FrontEndSettings
 
         settings = FrontEndSettings(endpoint="", listen="127.0.0.1:0", max_message_bytes=1, grace_seconds=1.0)
@@ -225,7 +216,6 @@ class OnNode(Supervised):
     give_up = r"^ended with exit code 1, 3 times in a row; it is not started again: it printed nothing$"
 
     async def keep(self) -> None:
-        """As `Supervised`."""
         from gpu_worker.cluster.fleet import Fleet, Worker
 
         worker = Worker(Fleet(name="it", max_failures=3), 0)
@@ -241,7 +231,6 @@ class Ranks(Supervised):
     num_processes = 2
 
     async def keep(self) -> None:
-        """As `Supervised`."""
         from gpu_worker.group.launch import on_one_host, ranks_of_host
         from tandem_contract.child import python
 

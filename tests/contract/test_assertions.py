@@ -14,14 +14,8 @@ OWN_NAMES = {"tandem_client": "tandem", "gpu_worker": "gpu_worker", "scheduler_s
 
 
 def run(*command: str, **changed: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        env=child_environment() | changed,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    argv, own = [sys.executable, *command], child_environment() | changed
+    return subprocess.run(argv, env=own, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("module", ENTRIES.values())

@@ -106,15 +106,6 @@ def test_no_process_outlives_its_user_that_is_killed(user: Make, name: str, when
                 each.kill()
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_no_process_outlives_its_user_that_ends_in_order(user: Make, name: str) -> None:
-    one = user(name, SOUND)
-    assert one.ask() == ""
-    others = one.others()
-    one.end()
-    until(lambda: all(map(is_gone, others)), "the end of the processes")
-
-
 @pytest.mark.parametrize("adopts", ["", "subreaper", _PROCESS_1])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_process_that_is_killed_is_no_zombie_and_is_replaced(user: Make, name: str, adopts: str) -> None:
@@ -135,7 +126,11 @@ def test_a_process_that_is_killed_is_no_zombie_and_is_replaced(user: Make, name:
         until(lambda killed=killed: not any(each.is_running() for each in killed), "no zombie")
         until(lambda: not any(map(is_zombie, one.others())), "no adopted zombie")
         assert one.ask() == ""
-        assert len(one.others()) == num
+        others = one.others()
+        assert len(others) == num
+    # None outlives a user that ends in order.
+    one.end()
+    until(lambda: all(map(is_gone, others)), "the end of the processes")
 
 
 @pytest.mark.parametrize("name", MACHINES)

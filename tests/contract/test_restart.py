@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -21,23 +22,16 @@ def restart(**policy: object) -> Restart:
     return Restart(Policy(**policy), WholePause())  # type: ignore[arg-type]
 
 
-def decide(
-    one: Restart,
-    at: float = 0.0,
-    *,
-    status: int = 1,
-    ever_served: bool = True,
-    start_seconds: float = 0.0,
-    served_seconds: float = 0.0,
-) -> float | GiveUp:
-    return one.decide(
-        at=at, status=status, ever_served=ever_served, start_seconds=start_seconds, served_seconds=served_seconds
-    )
+def decide(one: Restart, **ended: Any) -> float | GiveUp:
+    usual = {"at": 0.0, "status": 1, "ever_served": True, "start_seconds": 0.0, "served_seconds": 0.0}
+    return one.decide(**usual | ended)
 
 
 def test_pauses_double_up_to_the_last_one() -> None:
     one = restart()
     assert [decide(one, at=100 * n) for n in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    # A policy without a limit does so for ever.
+    assert [decide(one, at=1000.0) for _ in range(50)] == [30] * 50
     one = restart(first_pause_seconds=0.1, last_pause_seconds=0.3, jitter=False)
     assert [decide(one) for _ in range(4)] == [0.1, 0.2, 0.3, 0.3]
 
@@ -96,24 +90,20 @@ def test_ends_in_a_row_are_counted_from_the_last_steady_process_on() -> None:
     assert [decide(one, status=status) for status in (1, 0, 1)] == [0.5, 0.0, 0.5]
 
 
-def test_a_policy_without_a_limit_restarts_a_crash_loop_for_ever() -> None:
-    one = restart()
-    assert all(isinstance(decide(one), float) for _ in range(50))
-
-
-@pytest.mark.parametrize("needs_service", [True, False])
-def test_wrong_settings_are_not_tried_again(needs_service: bool) -> None:
-    one = restart(needs_service=needs_service)
-    assert decide(one, status=2, ever_served=False) == GiveUp("", wrong_settings=True)
-
-
-def test_settings_that_served_once_are_tried_again() -> None:
-    """For example, the port may be taken for a moment."""
-    assert isinstance(decide(restart(), status=2), float)
-
-
-def test_a_process_that_never_served_is_not_started_again() -> None:
-    assert decide(restart(), ever_served=False) == GiveUp(" before it served")
+@pytest.mark.parametrize(
+    ("policy", "ended", "then"),
+    [
+        ({}, {"status": 2, "ever_served": False}, GiveUp("", wrong_settings=True)),
+        ({"needs_service": False}, {"status": 2, "ever_served": False}, GiveUp("", wrong_settings=True)),
+        # For example, the port may be taken for a moment.
+        ({}, {"status": 2}, 0.5),
+        ({}, {"ever_served": False}, GiveUp(" before it served")),
+        ({"on_zero": OnZero.WANTED}, {"status": 0}, GiveUp(" because it was drained", in_order=True)),
+    ],
+    ids=["wrong settings", "of no service", "settings that served", "never served", "drained"],
+)
+def test_what_follows_a_first_end(policy: dict[str, Any], ended: dict[str, Any], then: float | GiveUp) -> None:
+    assert decide(restart(**policy), **ended) == then
 
 
 def test_a_process_that_needs_no_service_is_tried_again_with_growing_pauses() -> None:
@@ -121,11 +111,9 @@ def test_a_process_that_needs_no_service_is_tried_again_with_growing_pauses() ->
     assert [decide(one, status=status, ever_served=False) for status in (2, 1, 0)] == [0.5, 1, 2]
 
 
-def test_a_process_that_ended_in_order_starts_again_at_once_or_not_at_all_or_as_others() -> None:
+def test_a_process_that_ended_in_order_starts_again_at_once_or_as_others() -> None:
     one = restart(max_ends=5)
     assert [decide(one, status=0) for _ in range(9)] == [0.0] * 9
-    one = restart(on_zero=OnZero.WANTED)
-    assert decide(one, status=0) == GiveUp(" because it was drained", in_order=True)
     one = restart(on_zero=OnZero.CRASH)
     assert [decide(one, status=0) for _ in range(2)] == [0.5, 1]
 

@@ -15,26 +15,20 @@ def test_the_folder_is_created_private(tmp_path: Path) -> None:
     own_runtime_dir(tmp_path / "a" / "new")
 
 
-def test_a_folder_that_others_may_use_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_folder_of_this_user_alone_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o750)
-    with pytest.raises(ValueError, match="has mode 0750; it must be 0700"):
-        own_runtime_dir(tmp_path / "open")
-
-
-def test_a_link_or_a_file_is_not_a_runtime_folder(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(ValueError, match="is a link; it must be a folder"):
-        own_runtime_dir(tmp_path / "link")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is not a folder"):
-        own_runtime_dir(tmp_path / "file")
-
-
-def test_a_path_too_long_for_a_socket_is_refused_with_the_limit() -> None:
-    with pytest.raises(ValueError, match=r"with /frontend.sock it has 118 bytes; the limit is 107"):
-        own_runtime_dir(Path("/tmp/" + "x" * 99))
+    for path, problem in (
+        (tmp_path / "open", "has mode 0750; it must be 0700"),
+        (tmp_path / "link", "is a link; it must be a folder"),
+        (tmp_path / "file", "is not a folder"),
+        (Path("/tmp/" + "x" * 99), r"with /frontend.sock it has 118 bytes; the limit is 107"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            own_runtime_dir(path)
 
 
 def test_workers_connect_below_the_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,13 +284,8 @@ def test_a_home_folder_is_found_and_a_missing_user_named(
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.chdir(sources.folder)
     quoted = (lambda text: repr(text).replace("'", '"')) if source == "key" else str
-    for text, path in {
-        "~": "/home/me",
-        "~/a": "/home/me/a",
-        "~root/a": "/root/a",
-        "./~": "./~",
-        "a~/b": "a~/b",
-    }.items():
+    places = {"~": "/home/me", "~/a": "/home/me/a", "~root/a": "/root/a", "./~": "./~", "a~/b": "a~/b"}
+    for text, path in places.items():
         _, read = getattr(sources, source)(EVERY, "path", quoted(text))
         assert read().path == Path(path)
     given, read = getattr(sources, source)(EVERY, "path", quoted("~nobody-here/a"))
@@ -399,9 +394,8 @@ def test_a_shared_variable_sets_both_programs_without_a_warning(name: str) -> No
     assert found.exit_with_parent
     assert program.warnings(variables) == []
     assert program.read([], variables | {f"{program.prefix}LOG_LEVEL": "debug"}).log_level == "debug"
-    assert refusal(lambda: program.read([], {"TANDEM_LOG_FORMAT": "xml"})) == (
-        "TANDEM_LOG_FORMAT is 'xml'; it must be one of text, json"
-    )
+    said = refusal(lambda: program.read([], {"TANDEM_LOG_FORMAT": "xml"}))
+    assert said == "TANDEM_LOG_FORMAT is 'xml'; it must be one of text, json"
 
 
 def test_other_shared_variables() -> None:
@@ -478,9 +472,8 @@ def test_another_unknown_variable_is_refused(name: str) -> None:
     """Also one with a name of Kubernetes and another value."""
     variable = f"{PROGRAMS[name].prefix}PORT"
     assert without_service_links({variable: "50051"}), "a port alone is none of theirs"
-    assert f"there is no environment variable {variable}" in refusal(
-        lambda: PROGRAMS[name].read([], {variable: "50051"})
-    )
+    said = refusal(lambda: PROGRAMS[name].read([], {variable: "50051"}))
+    assert f"there is no environment variable {variable}" in said
 
 
 def test_no_setting_has_a_name_that_kubernetes_uses() -> None:

@@ -10,34 +10,17 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.writing import RecordFile
-from tests.rigs.small_disk import run_on_small_disk
+from tests.rigs.small_disk import FullDisk, run_on_small_disk
 
 LOG = logging.getLogger("tandem.test")
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-
-
-class Disk:
-    """os.write onto a disk with `room` bytes left, or any number if None; onto a full one it raises the error."""
-
-    def __init__(self, error: int) -> None:
-        self.error = error
-        self.room: int | None = None
-
-    def write(self, descriptor: int, data: bytes) -> int:
-        if self.room is None:
-            return os.write(descriptor, data)
-        if not self.room:
-            raise OSError(self.error, os.strerror(self.error))
-        written = os.write(descriptor, data[: self.room])
-        self.room -= written
-        return written
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_failure_is_said_once_and_again_after_it_worked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: int
 ) -> None:
-    disk, path = Disk(error), tmp_path / "file"
+    disk, path = FullDisk(error), tmp_path / "file"
     file = RecordFile(path, log=LOG, what="the file", consequence="it goes on", write=disk.write)
     assert file.append(b"one\n")
     for lost in (3, 1):
@@ -55,7 +38,7 @@ def test_a_failure_is_said_once_and_again_after_it_worked(
 
 
 def test_a_part_that_cannot_be_cut_yet_hides_no_later_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, path = Disk(errno.EIO), tmp_path / "file"
+    disk, path = FullDisk(errno.EIO), tmp_path / "file"
     file = RecordFile(path, log=LOG, what="the file", consequence="it goes on", write=disk.write)
     assert file.append(b"one\n")
 

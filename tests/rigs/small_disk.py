@@ -1,6 +1,7 @@
 """A disk of a few kilobytes: a tmpfs, in a mount namespace of its own, which only one process sees, or for all."""
 
 import contextlib
+import errno
 import functools
 import os
 import subprocess
@@ -33,6 +34,26 @@ def small_disk(disk: Path, size: str, *, num_files: int = 1000) -> Iterator[None
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+class FullDisk:
+    """os.write onto a disk with `room` bytes left, or any number if None; onto a full one it raises the error."""
+
+    def __init__(self, error: int = errno.ENOSPC) -> None:
+        self.error = error
+        self.room: int | None = None
+        self.calls = 0
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        """As os.write."""
+        self.calls += 1
+        if self.room is None:
+            return os.write(descriptor, data)
+        if not self.room:
+            raise OSError(self.error, os.strerror(self.error))
+        written = os.write(descriptor, data[: self.room])
+        self.room -= written
+        return written
 
 
 def fill(disk: Path) -> Path:

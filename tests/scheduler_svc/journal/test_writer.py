@@ -1,6 +1,5 @@
 """The writer: appends, rewriting, limits and full disks. A journal on the disk is complete or is not there."""
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,26 +11,9 @@ from scheduler_svc.wire import framing
 from scheduler_svc.wire.framing import Frames, Tail
 from tandem_contract.settings import SettingError
 from tests.rigs.processes import no_threads
+from tests.rigs.small_disk import FullDisk
 
 LIMIT = 20 << 20
-
-
-class Disk:
-    """os.write that can fail: `room` is the number of bytes that still fit, None for a disk without a limit."""
-
-    def __init__(self) -> None:
-        self.room: int | None = None
-        self.calls = 0
-
-    def write(self, descriptor: int, data: bytes) -> int:
-        self.calls += 1
-        if self.room is None:
-            return os.write(descriptor, data)
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = os.write(descriptor, data[: self.room])
-        self.room -= written
-        return written
 
 
 class Bench:
@@ -40,7 +22,7 @@ class Bench:
     def __init__(self, path: Path, *, max_bytes: int = LIMIT, sync: Sync = Sync.OFF) -> None:
         self.live: list[bytes] = []
         self.now = 100.0
-        self.disk = Disk()
+        self.disk = FullDisk()
         self.folder = JournalFolder(path)
         self.writer = JournalWriter(
             self.folder, snapshot=lambda: list(self.live), max_bytes=max_bytes, sync=sync, now=self.now,
@@ -218,7 +200,7 @@ def test_the_space_of_an_earlier_journal_is_used_at_once(tmp_path: Path) -> None
     path = tmp_path / "journal"
     JournalFolder(path).close()
     (path / "journal").write_bytes(bytes(100))
-    disk, folder = Disk(), JournalFolder(path)
+    disk, folder = FullDisk(), JournalFolder(path)
     disk.room = 0
     writer = JournalWriter(
         folder, snapshot=lambda: [b"alive"], max_bytes=LIMIT, sync=Sync.OFF, now=100.0, write=disk.write
@@ -243,8 +225,7 @@ def test_a_leftover_of_a_crash_is_replaced(tmp_path: Path) -> None:
 def test_two_schedulers_never_share_a_folder(tmp_path: Path) -> None:
     first = JournalFolder(tmp_path / "j")
     with pytest.raises(
-        SettingError,
-        match=rf"another scheduler \(process {os.getpid()}\) holds .*; choose another folder",
+        SettingError, match=rf"another scheduler \(process {os.getpid()}\) holds .*; choose another folder"
     ):
         JournalFolder(tmp_path / "j")
     first.close()

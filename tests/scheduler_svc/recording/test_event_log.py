@@ -46,6 +46,11 @@ def join_message() -> worker_pb2.WorkerToCore:
     return worker_pb2.WorkerToCore(join=join)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
 class Session:
     """A recorded session of the real core and an executor."""
 
@@ -115,12 +120,9 @@ class Session:
 
     @staticmethod
     def sampling(draw: random.Random, seed: int) -> bytes:
-        return Settings(
-            temperature=draw.choice([0.0, 1.0]),
-            seed=seed,
-            repetition_penalty=draw.choice([1.0, 1.5]),
-            presence_penalty=draw.choice([0.0, 0.5]),
-        ).encoded()
+        temperature, repetition, presence = draw.choice([0.0, 1.0]), draw.choice([1.0, 1.5]), draw.choice([0.0, 0.5])
+        penalties = {"repetition_penalty": repetition, "presence_penalty": presence}
+        return Settings(temperature=temperature, seed=seed, **penalties).encoded()
 
     def step(self) -> None:
         self.now += 0.01
@@ -132,8 +134,7 @@ class Session:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
-    path = tmp_path / "log"
+def test_a_replay_gives_the_same_effects(path: Path, seed: int) -> None:
     session = Session(path)
     session.run(seed)
     assert session.tokens > 20
@@ -142,7 +143,7 @@ def test_a_replay_gives_the_same_effects(tmp_path: Path, seed: int) -> None:
     assert replay(path, audited=True) > 40
 
 
-def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
+def test_the_log_has_every_setting_of_the_core(path: Path) -> None:
     """No setting is at its default, so the test fails if one is left out."""
     policy = Policy(mixed_steps=False, admission=Admission.KNOWN, cache_aware=False, fair_share=False)
     config = CoreConfig(
@@ -154,8 +155,8 @@ def test_the_log_has_every_setting_of_the_core(tmp_path: Path) -> None:
     )  # fmt: skip
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
-    event_log.Recorder(tmp_path / "log", config).close()
-    read = event_log.read(tmp_path / "log").config
+    event_log.Recorder(path, config).close()
+    read = event_log.readpath.config
     assert read == config
     assert isinstance(read.policy.admission, Admission)
 
@@ -168,6 +169,7 @@ def with_header(path: Path, version: int, settings: dict[str, object] | str) -> 
 
 
 SETTINGS = json.loads(event_log.encode_config(CoreConfig()))
+POLICY = SETTINGS["policy"]
 
 
 @pytest.mark.parametrize(
@@ -176,43 +178,35 @@ SETTINGS = json.loads(event_log.encode_config(CoreConfig()))
         ("{", "Invalid JSON: "),
         ("[]", "Input should be an object"),
         (SETTINGS | {"speed": 1, "colour": 2}, "colour, speed unknown; another version wrote this record"),
-        ({"policy": SETTINGS["policy"]}, "first_generation, .* missing; another version wrote this record"),
+        ({"policy": POLICY}, "first_generation, .* missing; another version wrote this record"),
         (SETTINGS | {"policy": 1}, "policy: Input should be an object"),
-        (
-            SETTINGS | {"policy": SETTINGS["policy"] | {"lifo": True}},
-            "lifo unknown; another version wrote this record",
-        ),
-        (
-            SETTINGS | {"policy": SETTINGS["policy"] | {"admission": "x"}},
-            "policy: admission: Input should be 'horizon', ",
-        ),
+        (SETTINGS | {"policy": POLICY | {"lifo": True}}, "lifo unknown; another version wrote this record"),
+        (SETTINGS | {"policy": POLICY | {"admission": "x"}}, "policy: admission: Input should be 'horizon', "),
         (SETTINGS | {"max_waiting": True}, "max_waiting: Input should be a valid integer$"),
         (SETTINGS | {"step_timeout_seconds": "1"}, "step_timeout_seconds: Input should be a valid number$"),
     ],
     ids=["text", "list", "unknown", "missing", "policy-number", "policy-unknown", "admission", "bool", "string"],
 )
-def test_a_log_with_other_settings_is_refused(tmp_path: Path, settings: dict[str, object] | str, problem: str) -> None:
+def test_a_log_with_other_settings_is_refused(path: Path, settings: dict[str, object] | str, problem: str) -> None:
     with pytest.raises(WireError, match=f"^the core's settings: {problem}"):
-        event_log.read(with_header(tmp_path / "log", 6, settings))
+        event_log.read(with_header(path, 6, settings))
 
 
-def test_a_whole_number_of_seconds_is_read_as_a_float(tmp_path: Path) -> None:
-    config, _, _ = event_log.read(with_header(tmp_path / "log", 6, SETTINGS | {"step_timeout_seconds": 3}))
+def test_a_whole_number_of_seconds_is_read_as_a_float(path: Path) -> None:
+    config, _, _ = event_log.read(with_header(path, 6, SETTINGS | {"step_timeout_seconds": 3}))
     assert config == CoreConfig(step_timeout_seconds=3.0)
     assert isinstance(config.step_timeout_seconds, float)
 
 
-def test_a_log_of_version_4_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_version_4_is_refused(path: Path) -> None:
     """Version 4 had max_waiting as field 2, plans_in_flight as field 5 and the admission policy as field 10."""
     data = b"\x08\x04\x10\x80\x08\x28\x02\x52\x07horizon"
-    path = tmp_path / "log"
     path.write_bytes(len(data).to_bytes(4, "little") + data)
     with pytest.raises(WireError, match=r"^it has version 4; this program reads versions 5 and 6$"):
         event_log.read(path)
 
 
-def test_a_replay_gives_the_same_step_reports(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_a_replay_gives_the_same_step_reports(path: Path) -> None:
     session = Session(path, report_steps=True)
     session.run(1)
     assert {report.kind for report in session.reports} == set(StepKind)
@@ -243,32 +237,29 @@ def file_of(entries: list[bytes]) -> bytes:
         (lambda data: data.replace(b"record 6", b"record 7"), "it has format 7; this program reads format 6 only"),
     ],
 )
-def test_a_damaged_or_newer_log_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes], problem: str) -> None:
-    path = tmp_path / "log"
-    Session(path).run(1)
+def test_a_damaged_or_newer_log_is_refused(path: Path, damage: Callable[[bytes], bytes], problem: str) -> None:
+    Sessionpath.run(1)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(WireError, match=problem):
         replay(path)
 
 
 @pytest.mark.parametrize("version", [5, 6])
-def test_a_log_without_checksums_is_still_read(tmp_path: Path, version: int) -> None:
+def test_a_log_without_checksums_is_still_read(path: Path, version: int) -> None:
     """Version 5, and the first logs of version 6, had messages where frames are now: the same bytes."""
-    path = tmp_path / "log"
-    Session(path).run(1)
+    Sessionpath.run(1)
     header, *entries = entries_of(path)
     old = record_pb2.RecordedHeader.FromString(header)
     old.version = version
     entries = [old.SerializeToString(), *entries]
     path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
-    assert len(list(event_log.read(path).entries)) == len(entries) - 1
+    assert len(list(event_log.readpath.entries)) == len(entries) - 1
     if version == 6:
         assert replay(path) == len(entries) - 2
 
 
-def test_replay_detects_a_changed_event(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    Session(path).run(1)
+def test_replay_detects_a_changed_event(path: Path) -> None:
+    Sessionpath.run(1)
     entries = entries_of(path)
     for i, data in enumerate(entries[1:], 1):
         entry = record_pb2.RecordedEvent.FromString(data)
@@ -282,9 +273,8 @@ def test_replay_detects_a_changed_event(tmp_path: Path) -> None:
         replay(path, audited=False)
 
 
-def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    Session(path).run(1)
+def test_replay_compares_the_last_effects(path: Path) -> None:
+    Sessionpath.run(1)
     entries = entries_of(path)
     last = record_pb2.RecordedEvent.FromString(entries[-1])
     assert last.WhichOneof("event") is None
@@ -295,8 +285,7 @@ def test_replay_compares_the_last_effects(tmp_path: Path) -> None:
         replay(path, audited=False)
 
 
-def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_an_event_is_on_disk_before_it_is_handled(path: Path) -> None:
     recorder = event_log.Recorder(path, CoreConfig())
     recorder.arrived(1.0, ev.Tick(), TICK)
     recorder.flush()
@@ -305,11 +294,11 @@ def test_an_event_is_on_disk_before_it_is_handled(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_recording_and_not_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = io.FileIO("/dev/full", "wb")
     monkeypatch.setattr(private_file, "create", lambda *_, **__: full)
-    recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
+    recorder = event_log.Recorder(path, CoreConfig())
     for _ in range(3):
         recorder.arrived(1.0, ev.Tick(), TICK)
         recorder.handled(1.0, ev.Tick(), [])
@@ -319,48 +308,42 @@ def test_a_full_disk_ends_the_recording_and_not_the_service(
 
 
 def test_an_entry_that_no_replay_reads_ends_the_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = event_log.Recorder(tmp_path / "log", CoreConfig())
+    recorder = event_log.Recorder(path, CoreConfig())
     monkeypatch.setattr(framing, "MAX_PAYLOAD", 100)
     for length in (50, 101, 50):
         recorder.arrived(1.0, ev.Tick(), TICK | {"peer": "p" * length})
     recorder.close()
     assert [line for line in caplog.messages if "bytes; the limit is 100" in line] == caplog.messages
     monkeypatch.undo()
-    assert len(entries_of(tmp_path / "log")) == 2
+    assert len(entries_of(path)) == 2
 
 
-def test_an_entry_that_was_cut_short_is_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    Session(path).run(2)
+def test_an_entry_that_was_cut_short_is_skipped(path: Path) -> None:
+    Sessionpath.run(2)
     whole = replay(path, audited=False)
     end_mark = framing.HEADER_BYTES + len(entries_of(path)[-1])
     path.write_bytes(path.read_bytes()[: -end_mark - 3])
     assert replay(path, audited=False) == whole - 1
 
 
-def test_only_this_user_may_read_the_log(tmp_path: Path) -> None:
-    event_log.Recorder(tmp_path / "log", CoreConfig()).close()
-    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_recorder_never_overwrites_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_only_this_user_may_read_the_log_and_no_file_is_overwritten(path: Path) -> None:
+    event_log.Recorder(path, CoreConfig()).close()
+    assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("another file")
     with pytest.raises(FileExistsError):
         event_log.Recorder(path, CoreConfig())
+    assert path.read_text() == "another file"
 
 
-def test_a_file_that_is_not_a_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_a_file_that_is_not_a_log_is_refused(path: Path) -> None:
     path.write_bytes(b"\xff\xff\xff\x7f")
     with pytest.raises(WireError, match="the limit is"):
         event_log.read(path)
 
 
-def test_the_replay_command_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_the_replay_command_names_the_file_that_it_cannot_read(path: Path) -> None:
     path.write_text("not a log")
     command = Child("replay", ["scheduler_svc.recording.replay", str(path)])
     assert command.wait() == 1

@@ -74,18 +74,14 @@ def test_lines_of_fast_steps_are_written_before_a_second_has_passed(tmp_path: Pa
     file.close()
 
 
-def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+def test_only_its_owner_may_read_the_file_and_none_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
+    StepsFile(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("another file")
     with pytest.raises(FileExistsError):
         StepsFile(path)
     assert path.read_text() == "another file"
-
-
-def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    StepsFile(path).close()
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_full_disk_ends_the_writing_and_not_the_service(

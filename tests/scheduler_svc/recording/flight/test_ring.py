@@ -4,7 +4,7 @@ import json
 import random
 import tracemalloc
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
@@ -174,15 +174,8 @@ def test_a_request_that_fails_by_the_services_fault_is_a_death(code: fx.FailureC
     world = Watched()
     world.submit([3, 4], max_new_tokens=2)
     world.run()
-    [end] = [end for effect in world.effects if isinstance(effect, fx.StepOutput) for end in effect.ends]
-    failed = fx.End(
-        stream=1, reason=None, failure=fx.Failure(code=code, message="m"), stop_token_id=None, stats=end.stats
-    )
-    none = np.zeros(0, np.int32)
-    output = fx.StepOutput(
-        frontend="f", streams=none.astype(np.uint64), offsets=none, tokens=none, logprobs=None, prompt_logprobs=(),
-        ends=(failed,),
-    )  # fmt: skip
+    [output] = [each for each in world.effects if isinstance(each, fx.StepOutput) and each.ends]
+    failed = replace(output.ends[0], reason=None, failure=fx.Failure(code=code, message="m"))
     assert world.ring.deaths == []
-    world.ring.add(1.0, ev.Tick(), [output])
+    world.ring.add(1.0, ev.Tick(), [replace(output, ends=(failed,))])
     assert len(world.ring.deaths) == count
