@@ -238,7 +238,7 @@ def file_of(entries: list[bytes]) -> bytes:
     ],
 )
 def test_a_damaged_or_newer_log_is_refused(path: Path, damage: Callable[[bytes], bytes], problem: str) -> None:
-    Sessionpath.run(1)
+    Session(path).run(1)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(WireError, match=problem):
         replay(path)
@@ -247,7 +247,7 @@ def test_a_damaged_or_newer_log_is_refused(path: Path, damage: Callable[[bytes],
 @pytest.mark.parametrize("version", [5, 6])
 def test_a_log_without_checksums_is_still_read(path: Path, version: int) -> None:
     """Version 5, and the first logs of version 6, had messages where frames are now: the same bytes."""
-    Sessionpath.run(1)
+    Session(path).run(1)
     header, *entries = entries_of(path)
     old = record_pb2.RecordedHeader.FromString(header)
     old.version = version
@@ -259,7 +259,7 @@ def test_a_log_without_checksums_is_still_read(path: Path, version: int) -> None
 
 
 def test_replay_detects_a_changed_event(path: Path) -> None:
-    Sessionpath.run(1)
+    Session(path).run(1)
     entries = entries_of(path)
     for i, data in enumerate(entries[1:], 1):
         entry = record_pb2.RecordedEvent.FromString(data)
@@ -274,7 +274,7 @@ def test_replay_detects_a_changed_event(path: Path) -> None:
 
 
 def test_replay_compares_the_last_effects(path: Path) -> None:
-    Sessionpath.run(1)
+    Session(path).run(1)
     entries = entries_of(path)
     last = record_pb2.RecordedEvent.FromString(entries[-1])
     assert last.WhichOneof("event") is None
@@ -321,7 +321,7 @@ def test_an_entry_that_no_replay_reads_ends_the_recording(
 
 
 def test_an_entry_that_was_cut_short_is_skipped(path: Path) -> None:
-    Sessionpath.run(2)
+    Session(path).run(2)
     whole = replay(path, audited=False)
     end_mark = framing.HEADER_BYTES + len(entries_of(path)[-1])
     path.write_bytes(path.read_bytes()[: -end_mark - 3])
