@@ -26,7 +26,8 @@ READY = "frontend listening on "
 class Bench:
     """Front ends without a core, and the log lines about them."""
 
-    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture, patch: pytest.MonkeyPatch) -> None:
+        self._folder, self._patch = folder, patch
         self._settings = FrontEndSettings(
             endpoint=f"ipc://{folder}/core.sock", listen="127.0.0.1:0", max_message_bytes=4 << 20, grace_seconds=30.0,
             log_level="error",
@@ -38,6 +39,16 @@ class Bench:
         settings = replace(self._settings, **changed)
         self._all.append(FrontendProcesses(count, settings, silence_seconds=silence_seconds))
         return self._all[-1]
+
+    def script(self, *lines: str) -> None:
+        """Replaces the program of front ends by a shell script."""
+        path = self._folder / "front-end"
+        path.write_text("\n".join(["#!/bin/sh", f'echo "{READY}127.0.0.1:1"', *lines]))
+        path.chmod(0o700)
+        self._patch.setattr(sys, "executable", str(path))
+
+    def until_ready(self, processes: FrontendProcesses, times: int = 1) -> None:
+        self.until(processes, lambda: len(self.ready_lines()) == times)
 
     def ready_lines(self) -> list[str]:
         return [line for line in self._caplog.messages if line.startswith(READY)]
@@ -60,8 +71,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
-    bench = Bench(tmp_path, caplog)
+def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    bench = Bench(tmp_path, caplog, monkeypatch)
     with forking("scheduler_svc.frontend"):
         yield bench
         bench.close()
@@ -75,17 +86,15 @@ def pids() -> set[int]:
 def test_only_the_front_end_that_is_killed_is_replaced(bench: Bench) -> None:
     before = pids()
     processes = bench.of(2)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     first, second = sorted(pids() - before)
     # An earlier front end and an unknown peer: both are ignored.
     processes.kill(f"f-1{second}-0a1b2c3d")
     processes.kill("unknown")
     processes.kill(f"f-{second}-0a1b2c3d")
-    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    bench.until_ready(processes, 2)
     after = pids() - before
-    assert len(after) == 2
-    assert first in after
-    assert second not in after
+    assert len(after) == 2 and first in after and second not in after
     assert len(set(bench.ready_lines())) == 1
     processes.ask_to_stop()
 
@@ -97,21 +106,13 @@ def test_only_the_front_end_that_is_killed_is_replaced(bench: Bench) -> None:
     assert not pids() - before
 
 
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """Replaces the program of front ends by a shell script."""
-    path = tmp_path / "front-end"
-    path.write_text("\n".join(["#!/bin/sh", f'echo "{READY}127.0.0.1:1"', *lines]))
-    path.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(path))
-
-
-def test_a_front_end_that_hangs_is_replaced(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_end_that_hangs_is_replaced(bench: Bench) -> None:
     before = pids()
-    script(tmp_path, monkeypatch, "exec sleep 60")
+    bench.script("exec sleep 60")
     processes = bench.of(1, silence_seconds=0.3)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     [hanging] = pids() - before
-    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    bench.until_ready(processes, 2)
     assert not psutil.pid_exists(hanging)
     assert bench.warnings()[:2] == [
         "the front end has been silent for 0.3 s and is killed",
@@ -142,9 +143,9 @@ def test_a_front_end_that_prints_alive_is_kept_and_the_line_is_not_logged(
     caplog.set_level(logging.INFO)
     fifo = tmp_path / "says"
     os.mkfifo(fifo)
-    script(tmp_path, monkeypatch, f"exec cat {fifo}")
+    bench.script(f"exec cat {fifo}")
     clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     clock.turns(processes, 3)
     with fifo.open("w") as says:
         says.write("frontend alive\nand something else\n")
@@ -158,11 +159,11 @@ def test_a_front_end_that_prints_alive_is_kept_and_the_line_is_not_logged(
 
 
 def test_a_front_end_is_not_killed_for_silence_while_the_service_was_stalled(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(tmp_path, monkeypatch, "exec sleep 60")
+    bench.script("exec sleep 60")
     clock, processes = Clock(monkeypatch), bench.of(1, silence_seconds=3.0)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     clock.now += 100
     clock.turns(processes, 3)
     assert bench.warnings() == []
@@ -170,43 +171,38 @@ def test_a_front_end_is_not_killed_for_silence_while_the_service_was_stalled(
     assert len(bench.warnings()) == 1
 
 
-def test_the_backoff_doubles_while_a_front_end_ends_again_and_again(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script(tmp_path, monkeypatch, "exit 3")
+def test_the_backoff_doubles_while_a_front_end_ends_again_and_again(bench: Bench) -> None:
+    bench.script("exit 3")
     bench.until(bench.of(1), lambda: len(bench.warnings()) == 3)
     ended = "the front end ended with code 3 and is restarted in"
     assert bench.warnings() == [f"{ended} 0.1 s", f"{ended} 0.2 s", f"{ended} 0.4 s"]
 
 
 def test_a_failed_restart_is_repeated_and_a_failed_first_start_ends_the_service(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    script(tmp_path, monkeypatch, "sleep 0.1", "exit 3")
+    bench.script("sleep 0.1", "exit 3")
     processes = bench.of(1)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     with monkeypatch.context() as full:
         full.setattr(subprocess, "Popen", refuse)
         bench.until(processes, lambda: len(bench.warnings()) == 2)
-    assert (
-        bench.warnings()[1]
-        == "the front end cannot be started; the next attempt is in 0.2 s: Resource temporarily unavailable"
-    )
-    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    said = "the front end cannot be started; the next attempt is in 0.2 s: Resource temporarily unavailable"
+    assert bench.warnings()[1] == said
+    bench.until_ready(processes, 2)
     with monkeypatch.context() as full:
         full.setattr(subprocess, "Popen", refuse)
-        with pytest.raises(
-            FrontendFailed, match=r"^the front end cannot be started: Resource temporarily unavailable$"
-        ):
+        said = "^the front end cannot be started: Resource temporarily unavailable$"
+        with pytest.raises(FrontendFailed, match=said):
             bench.of(1).watch(restart=True)
 
 
-def test_news_of_a_front_end_ask_for_a_look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_news_of_a_front_end_ask_for_a_look(bench: Bench) -> None:
     """Else its address would be announced, and its end be seen, when something else happens."""
-    script(tmp_path, monkeypatch, "exit 3")
+    bench.script("exit 3")
     processes, woken = bench.of(1), threading.Event()
     processes.wake_with(woken.set)
     processes.watch(restart=True)
@@ -228,19 +224,18 @@ def test_a_front_end_that_never_listens_ends_the_service_with_its_cause(bench: B
 
 def test_settings_that_fit_no_pipe_are_refused_at_once(bench: Bench) -> None:
     before = os.listdir("/dev/fd")
-    with pytest.raises(
-        FrontendFailed, match=r"^the front end cannot be started: [\d,]+ bytes of settings do not fit a pipe$"
-    ):
+    said = r"^the front end cannot be started: [\d,]+ bytes of settings do not fit a pipe$"
+    with pytest.raises(FrontendFailed, match=said):
         bench.of(1, response_template=Path("x" * (1 << 20))).watch(restart=True)
     # The held address.
     assert len(os.listdir("/dev/fd")) == len(before) + 1
 
 
-def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path) -> None:
     heard, before = tmp_path / "heard", pids()
     # The last argument is the pipe.
     lines = ["for last; do :; done", f"cat /proc/self/fd/$last > {heard}", "exec sleep 60"]
-    script(tmp_path, monkeypatch, *lines)
+    bench.script(*lines)
     processes = bench.of(1)
     bench.until(processes, lambda: heard.exists() and heard.read_bytes().endswith(b"}"))
     assert len(processes.secret) == 32
@@ -258,7 +253,7 @@ def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path, monkey
 def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) -> None:
     before = pids()
     processes = bench.of(1)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 1)
+    bench.until_ready(processes)
     port = int(processes.listen.rpartition(":")[2])
     [frontend] = pids() - before
 
@@ -278,7 +273,7 @@ def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) 
     for options in every:
         with pytest.raises(OSError, match="in use"):
             bind(*options)
-    bench.until(processes, lambda: len(bench.ready_lines()) == 2)
+    bench.until_ready(processes, 2)
     assert processes.listen.endswith(f":{port}")
 
 

@@ -156,7 +156,7 @@ def test_the_log_has_every_setting_of_the_core(path: Path) -> None:
     for value, plain in ((config, CoreConfig()), (policy, Policy())):
         assert not [f.name for f in fields(value) if getattr(value, f.name) == getattr(plain, f.name)]
     event_log.Recorder(path, config).close()
-    read = event_log.readpath.config
+    read = event_log.read(path).config
     assert read == config
     assert isinstance(read.policy.admission, Admission)
 
@@ -253,7 +253,7 @@ def test_a_log_without_checksums_is_still_read(path: Path, version: int) -> None
     old.version = version
     entries = [old.SerializeToString(), *entries]
     path.write_bytes(b"".join(len(data).to_bytes(4, "little") + data for data in entries))
-    assert len(list(event_log.readpath.entries)) == len(entries) - 1
+    assert len(list(event_log.read(path).entries)) == len(entries) - 1
     if version == 6:
         assert replay(path) == len(entries) - 2
 

@@ -1,7 +1,8 @@
 """Small simulations: a cost model with a given time per step, and setups of few pages."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -35,47 +36,22 @@ class Flat:
         return 1e6 * self.each
 
 
-def setup(
-    *,
-    cost: Flat | None = None,
-    num_pages: int = 1001,
-    max_rows: int = 8,
-    token_budget: int = 128,
-    workers: int = 1,
-    link_seconds: float = 0.0,
-    ask_tokens: int = 0,
-    shares_prefixes: bool = True,
-    max_waiting: int = 1024,
-) -> Setup:
+def setup(*, cost: Flat | None = None, max_waiting: int = 1024, link_seconds: float = 0.0, **changes: Any) -> Setup:
+    """A setup of one worker with few pages; the changes are of its worker and of the setup."""
     cost = cost or Flat()
-    info = WorkerInfo(
-        identity="simulated",
-        model="model",
-        vocab_size=VOCAB_SIZE,
-        page_size=PAGE_SIZE,
-        num_pages=num_pages,
-        max_rows=max_rows,
-        max_length=4096,
-        token_budget=token_budget,
-        chunk_align=16,
-        logit_rows=max_rows + 16,
-        eos_token_ids=(eos_of(VOCAB_SIZE),),
-        pid=1,
-        page_copy_us=cost.page_copy_us(),
-        token_us=cost.token_us(),
-    )
+    of_setup = {name: changes.pop(name) for name in changes.keys() & {each.name for each in fields(Setup)}}
+    rows = changes.get("max_rows", 8)
+    of_worker: dict[str, Any] = {
+        "identity": "simulated", "model": "model", "vocab_size": VOCAB_SIZE, "page_size": PAGE_SIZE, "num_pages": 1001,
+        "max_rows": rows, "max_length": 4096, "token_budget": 128, "chunk_align": 16, "logit_rows": rows + 16,
+        "eos_token_ids": (eos_of(VOCAB_SIZE),), "pid": 1, "page_copy_us": cost.page_copy_us(),
+        "token_us": cost.token_us(),
+    }  # fmt: skip
     config = CoreConfig(
         max_waiting=max_waiting, step_timeout_seconds=TIMEOUT_SECONDS, silence_timeout_seconds=TIMEOUT_SECONDS
     )
-    return Setup(
-        config=config,
-        info=info,
-        cost=cost,
-        workers=workers,
-        link_seconds=link_seconds,
-        ask_tokens=ask_tokens,
-        shares_prefixes=shares_prefixes,
-    )
+    info = WorkerInfo(**of_worker | changes)
+    return Setup(config=config, info=info, cost=cost, link_seconds=link_seconds, **of_setup)
 
 
 def arrival(at: float, prompt: int, outputs: int, *, first: int = 0, tenant: int = 0) -> Arrival:

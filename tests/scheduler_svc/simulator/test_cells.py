@@ -14,13 +14,9 @@ from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, si
 
 # 32 prefixes of 16 pages; the pages of a worker hold a fraction of them beside its rows.
 PREFIXES = Synthetic(
-    num_requests=600,
-    own_rate=120.0,
-    inputs=parse_lengths("uniform:8:64"),
-    outputs=parse_lengths("uniform:1:20"),
-    prefix_groups=32,
-    prefix_tokens=256,
-)
+    num_requests=600, own_rate=120.0, inputs=parse_lengths("uniform:8:64"), outputs=parse_lengths("uniform:1:20"),
+    prefix_groups=32, prefix_tokens=256,
+)  # fmt: skip
 
 
 def fleet(cells: int, workers: int, spread: Spread = Spread.HASH, **changes: float) -> Setup:

@@ -82,17 +82,14 @@ def test_shared_prefixes_are_cached_and_save_steps() -> None:
 
 
 def test_concurrency_keeps_a_fixed_number_of_requests_live() -> None:
-    seen: list[int] = []
-    wanted = list(arrivals(synthetic(100, rate=0.001)))
-    made = setup()
-    simulation = Simulation(made, iter(wanted), Tally(), concurrency=3)
+    seen, tally = list[int](), Tally()
 
     def feed():
-        for each in wanted:
-            seen.append(simulation.tally.live)
+        for each in arrivals(synthetic(100, rate=0.001)):
+            seen.append(tally.live)
             yield each
 
-    simulation = Simulation(made, feed(), Tally(), concurrency=3)
+    simulation = Simulation(setup(), feed(), tally, concurrency=3)
     assert simulation.run()
     assert simulation.tally.finished == 100
     assert simulation.tally.last_at < 20  # Arrival times, a thousand seconds apart, are ignored.

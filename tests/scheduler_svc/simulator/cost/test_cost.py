@@ -31,30 +31,20 @@ def step(
         starts = counts = NONE
     decoding = np.array(contexts or [], np.int64)
     return StepShape(
-        chunk_starts=starts,
-        chunk_counts=counts,
-        contexts=decoding,
-        computed_tokens=int(counts.sum()) + len(decoding),
-        samples=len(decoding),
-        host_pages_moved=host_pages,
-    )
+        chunk_starts=starts, chunk_counts=counts, contexts=decoding, samples=len(decoding),
+        computed_tokens=int(counts.sum()) + len(decoding), host_pages_moved=host_pages,
+    )  # fmt: skip
 
 
 # Billions of parameters, from the public model cards.
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("llama-3.1-8b", 8.03),
-        ("llama-3.1-70b", 70.6),
-        ("llama-3.2-1b", 1.24),
-        ("qwen-2.5-7b", 7.62),
-        ("qwen-2.5-0.5b", 0.49),
-        ("gemma-2-2b", 2.61),
-        ("gemma-2-9b", 9.24),
-        ("mistral-7b-v0.3", 7.25),
+        ("llama-3.1-8b", 8.03), ("llama-3.1-70b", 70.6), ("llama-3.2-1b", 1.24), ("qwen-2.5-7b", 7.62),
+        ("qwen-2.5-0.5b", 0.49), ("gemma-2-2b", 2.61), ("gemma-2-9b", 9.24), ("mistral-7b-v0.3", 7.25),
         ("smollm2-135m", 0.135),
     ],
-)
+)  # fmt: skip
 def test_models_have_the_parameters_of_their_cards(name: str, parameters: float) -> None:
     assert MODELS[name].parameters / 1e9 == pytest.approx(parameters, rel=0.01)
 
@@ -168,15 +158,9 @@ TRUE = np.array([2.0, 0.03, 0.05, 0.002])
 
 def recorded(noise: float = 0.0, count: int = 400) -> RecordedSteps:
     rng = np.random.default_rng(1)
-    features = np.stack(
-        [
-            np.ones(count),
-            rng.choice([0.0, 256.0, 1024.0], count),
-            rng.integers(0, 64, count).astype(float),
-            rng.integers(0, 4000, count).astype(float),
-        ],
-        axis=1,
-    )
+    chunks = rng.choice([0.0, 256.0, 1024.0], count)
+    rows, pages = (rng.integers(0, most, count) for most in (64, 4000))
+    features = np.stack([np.ones(count), chunks, rows, pages], axis=1)
     return RecordedSteps(features=features, ms=features @ TRUE * (1 + noise * rng.normal(size=count)), pages_total=4000)
 
 
