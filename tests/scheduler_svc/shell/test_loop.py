@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from google.protobuf.message import Message
 from tandem.internal.v1 import frontend_pb2, journal_pb2, worker_pb2
 from tandem.v1 import control_pb2
 
@@ -34,7 +33,7 @@ from scheduler_svc.shell.loop import Loop
 from scheduler_svc.wire.framing import Frames
 from tandem_contract.stopping import STOP_NOW, StopRequests
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.scheduler_svc.wire.test_worker import JOIN
+from tests.scheduler_svc.wire.test_worker import a_join
 
 KEY, SECRET = b"k" * 32, b"s" * 32
 
@@ -201,14 +200,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def joining(**changes: object) -> worker_pb2.WorkerToCore:
-    join = worker_pb2.Join.FromString(JOIN.SerializeToString())
-    join.key = KEY
-    for name, value in changes.items():
-        if isinstance(value, Message):
-            getattr(join, name).CopyFrom(value)
-        else:
-            setattr(join, name, value)
-    return worker_pb2.WorkerToCore(join=join)
+    return worker_pb2.WorkerToCore(join=a_join(**{"key": KEY} | changes))
 
 
 HELLO = frontend_pb2.FrontendToCore(hello=frontend_pb2.Hello(secret=SECRET))
@@ -367,9 +359,7 @@ def test_the_tokenizer_and_chat_template_reach_front_ends(bench: Bench) -> None:
 
 def test_a_worker_with_an_eos_token_outside_the_vocabulary_is_refused(bench: Bench) -> None:
     worker = bench.worker()
-    join = joining()
-    join.join.eos_token_ids.append(2**32 - 1)
-    worker.send(join)
+    worker.send(joining(eos_token_ids=[2**32 - 1]))
     bench.start()
     refused = worker.next_of_worker().refused
     assert (refused.retry, "4294967295" in refused.reason) == (False, True)
