@@ -112,6 +112,17 @@ class Bench:
         self.now += seconds
         return self.one.look()
 
+    def dies(self, status: int, *lines: str) -> float | None:
+        self.life.die(status, *lines)
+        return self.one.look()
+
+
+def begun(policy: Policy = NO_JITTER, **options: object) -> Bench:
+    """A bench whose first process starts."""
+    bench = Bench(policy, **options)
+    bench.one.look()
+    return bench
+
 
 def test_the_last_line_is_told_before_the_end_and_the_end_before_the_next_start() -> None:
     bench = Bench()
@@ -145,11 +156,9 @@ def test_the_pause_depends_on_how_long_the_process_took_to_serve_and_served() ->
 
 
 def test_a_process_that_serves_is_known_from_elsewhere_too() -> None:
-    bench = Bench()
-    bench.one.look()
+    bench = begun()
     bench.one.mark_serving()
-    bench.life.die(1)
-    bench.one.look()
+    bench.dies(1)
     assert bench.told == ["starting", "serving", "pausing"]
     # What is said of the last process means nothing for the next one.
     bench.one.mark_serving()
@@ -163,19 +172,15 @@ def test_a_program_that_cannot_be_started_is_tried_again_or_given_up_with_the_ca
     bench.refusal = OSError(11, cause)
     bench.one.look()
     assert str(bench.one.failure()) == f"the it could not be started before it served: {cause}"
-    bench = Bench()
-    bench.one.look()
-    bench.life.die(1, "serves")
-    bench.one.look()
+    bench = begun()
+    bench.dies(1, "serves")
     bench.refusal = OSError(11, cause)
     for _ in range(4):
         assert bench.one.state == State.PAUSED
         bench.after(30.0)
     again = "5 times within 60 s; it is not started again"
-    bench = Bench(Policy(jitter=False, max_ends=5, last_pause_seconds=0.5))
-    bench.one.look()
-    bench.life.die(1, "serves")
-    bench.one.look()
+    bench = begun(Policy(jitter=False, max_ends=5, last_pause_seconds=0.5))
+    bench.dies(1, "serves")
     bench.refusal = OSError(11, cause)
     for _ in range(4):
         bench.after(0.5)
@@ -193,8 +198,7 @@ def test_nothing_starts_before_there_is_a_program() -> None:
 
 
 def test_a_pause_ends_when_it_must() -> None:
-    bench = Bench(Policy(jitter=False, needs_service=False, first_pause_seconds=20.0))
-    bench.one.look()
+    bench = begun(Policy(jitter=False, needs_service=False, first_pause_seconds=20.0))
     bench.life.die(1)
     assert bench.after(1.0) == 20.0
     bench.one.hurry()
@@ -203,19 +207,16 @@ def test_a_pause_ends_when_it_must() -> None:
 
 
 def test_a_process_that_was_given_up_starts_again_when_asked() -> None:
-    bench = Bench()
-    bench.one.look()
+    bench = begun()
     assert not bench.one.retry()
-    bench.life.die(2, "no such flag")
-    bench.one.look()
+    bench.dies(2, "no such flag")
     failure = bench.one.failure()
     assert str(failure) == "the it ended with 2: no such flag" and failure.wrong_settings and not failure.in_order
     assert bench.after(1e6) is None and len(bench.lives) == 1
     assert bench.one.retry()
     bench.one.look()
     assert bench.one.state == State.STARTING and len(bench.lives) == 2
-    bench.life.die(2)
-    bench.one.look()
+    bench.dies(2)
     bench.one.stop(1.0)
     bench.one.retry()
     bench.one.look()
@@ -223,8 +224,7 @@ def test_a_process_that_was_given_up_starts_again_when_asked() -> None:
 
 
 def test_a_process_is_asked_to_end_and_killed_after_the_grace() -> None:
-    bench = Bench()
-    bench.one.look()
+    bench = begun()
     bench.one.stop(3.0)
     assert bench.one.look() == 3.0 and bench.life.signals == [STOP]
     bench.after(2.9)
@@ -237,12 +237,10 @@ def test_a_process_is_asked_to_end_and_killed_after_the_grace() -> None:
 
 
 def test_a_process_that_is_the_last_one_is_not_replaced() -> None:
-    bench = Bench()
-    bench.one.look()
+    bench = begun()
     bench.one.start_no_more()
     assert bench.after(1e6) is None and bench.life.signals == []
-    bench.life.die(1)
-    bench.one.look()
+    bench.dies(1)
     bench.after(1e6)
     assert bench.one.state == State.STOPPED and len(bench.lives) == 1
 
@@ -259,8 +257,7 @@ def test_who_says_in_each_look_that_a_process_is_the_last_one_is_woken_once() ->
 
 def test_a_silent_process_is_killed_and_a_stalled_driver_blames_nobody() -> None:
     silences: list[float] = []
-    bench = Bench(silence_seconds=3.0, on_silence=lambda: silences.append(bench.now))
-    bench.one.look()
+    bench = begun(silence_seconds=3.0, on_silence=lambda: silences.append(bench.now))
     for _ in range(10):  # one that starts may be silent
         assert bench.after(0.9) == 0.5
     bench.life.say("serves")

@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from unittest import mock
@@ -54,9 +53,8 @@ def write(path: Path, content: str, mode: int = 0o600) -> Path:
 def test_every_setting_arrives() -> None:
     acme, other = parse(FULL.encode(), Path("t.toml"))
     assert acme.caller_limits == CallerLimits(min_priority=-10, max_priority=10, max_new_tokens=4096)
-    assert acme.limits == TenantLimits(
-        requests_per_minute=600, tokens_per_minute=200_000, queue_share=0.5, row_share=1.0
-    )
+    limits = {"requests_per_minute": 600, "tokens_per_minute": 200_000, "queue_share": 0.5, "row_share": 1.0}
+    assert acme.limits == TenantLimits(**limits)
     [token] = acme.tokens
     assert (token.hash, token.rights) == (sha256(TOKEN).digest(), {Right.INFERENCE, Right.CONTROL})
     assert token.expires == EXPIRY
@@ -66,9 +64,8 @@ def test_every_setting_arrives() -> None:
     assert (other.name, other.tokens, other.caller_limits, other.limits) == ("b.2", (), CallerLimits(), TenantLimits())
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_the_file_may_begin_with_a_byte_order_mark(encoding: str) -> None:
-    assert [tenant.name for tenant in parse(FULL.encode(encoding), Path("t.toml"))] == ["acme", "b.2"]
+def test_the_file_may_begin_with_a_byte_order_mark() -> None:
+    assert parse(FULL.encode("utf-8-sig"), Path("t.toml")) == parse(FULL.encode(), Path("t.toml"))
 
 
 def test_front_ends_get_the_same_tenants() -> None:
@@ -166,41 +163,31 @@ def test_the_bounds_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         read(write(tmp_path / "t.toml", FULL))
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o660, 0o604, 0o700])
-def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(TokenFileError, match=f"has mode {mode:04o}; it must be 0600 or 0640"):
-        read(write(tmp_path / "t.toml", FULL, mode))
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TokenFileError, match="cannot be read: No such file"):
-        read(tmp_path / "none.toml")
+def test_a_file_that_others_may_use_or_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(TokenFileError, match="pipe is not a file"):
-        read(tmp_path / "pipe")
-    with pytest.raises(TokenFileError, match="cannot be read: Is a directory"):
-        read(tmp_path)
+    modes = [0o644, 0o660, 0o604, 0o700]
+    for path, problem in (
+        *((write(tmp_path / f"{m}", FULL, m), f"has mode {m:04o}; it must be 0600 or 0640") for m in modes),
+        (tmp_path / "none.toml", "cannot be read: No such file"),
+        (tmp_path / "pipe", "pipe is not a file"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(TokenFileError, match=problem):
+            read(path)
 
 
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[[TokenFile], bool]:
+def settled(file: TokenFile) -> bool:
     """Polls until a thread that reads has ended that began after now; returns whether the content was replaced."""
-
-    def poll(file: TokenFile) -> bool:
-        is_replaced = False
-        for _ in range(3):
-            # A file that is missing is read at each poll.
-            if file._reader is not None:
-                file._reader.join()
-            is_replaced |= file.poll()
-        return is_replaced
-
-    return poll
+    is_replaced = False
+    for _ in range(3):
+        # A file that is missing is read at each poll.
+        if file._reader is not None:
+            file._reader.join()
+        is_replaced |= file.poll()
+    return is_replaced
 
 
-def test_changes_are_taken_over_and_mistakes_are_not(
-    tmp_path: Path, settled: Callable[[TokenFile], bool], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changes_are_taken_over_and_mistakes_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "t.toml", FULL)
     file = TokenFile(path)
     assert not settled(file)
@@ -226,9 +213,7 @@ def test_changes_are_taken_over_and_mistakes_are_not(
     assert token_file.summary(file.tenants) == "1 tenant, 0 tokens, 0 certificates"
 
 
-def test_a_change_is_read_when_a_thread_can_be_started_again(
-    tmp_path: Path, settled: Callable[[TokenFile], bool]
-) -> None:
+def test_a_change_is_read_when_a_thread_can_be_started_again(tmp_path: Path) -> None:
     path = write(tmp_path / "t.toml", FULL)
     file = TokenFile(path)
     write(path, FULL.replace("acme", "other"))
@@ -239,10 +224,7 @@ def test_a_change_is_read_when_a_thread_can_be_started_again(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
 def test_a_file_that_could_not_be_read_is_read_later(
-    number: int,
-    tmp_path: Path,
-    settled: Callable[[TokenFile], bool],
-    caplog: pytest.LogCaptureFixture,
+    number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "t.toml", FULL)
     file = TokenFile(path)

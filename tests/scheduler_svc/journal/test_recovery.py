@@ -36,13 +36,18 @@ def steps(lives: Lives, count: int) -> None:
             lives.step(name)
 
 
+def next_life(lives: Lives) -> None:
+    """The core dies, and another one begins with its journal and its workers."""
+    lives.kill()
+    lives.begin()
+
+
 def test_requests_continue_where_they_were(lives: Lives) -> None:
     callers = [lives.submit([i, i + 1, i + 2], max_new_tokens=30, num_samples=1 + i % 3, seed=i) for i in range(6)]
     steps(lives, 12)
     before = [list(map(len, caller.received)) for caller in callers]
     assert any(sum(counts) for counts in before)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     lives.resume_all()
     assert [list(map(len, caller.received)) for caller in callers] == before
     lives.run()
@@ -58,8 +63,7 @@ def test_versions_of_tokens_outlive_the_core(lives: Lives) -> None:
         if life != 1:
             lives.update_weights(Running.RECOMPUTE)
         steps(lives, (24, 12, 3)[life])
-        lives.kill()
-        lives.begin()
+        next_life(lives)
         lives.resume_all()
     lives.run()
     spans = [end.stats.weights for caller in lives.callers for end in caller.ends if end is not None]
@@ -152,8 +156,7 @@ def test_an_end_that_was_sent_is_still_there_after_a_death(lives: Lives) -> None
     assert caller.done
     received, ends = [list(tokens) for tokens in caller.received], caller.ends
     caller.ends = [None, None]
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     lives.resume(caller)
     assert caller.received == received
     assert [(end.reason, end.stats) for end in caller.ends if end] == [(end.reason, end.stats) for end in ends if end]
@@ -165,8 +168,7 @@ def test_a_stop_string_ends_the_output_before_its_last_token(lives: Lives) -> No
     assert len(caller.received[0]) > 3
     lives.turn(ev.Finish(frontend=FRONTEND, stream=caller.stream, output_tokens=3))
     assert caller.ends[0] is not None and caller.ends[0].reason is fx.EndReason.STOP_STRING
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     assert [len(tokens) for tokens in outputs_of(lives.core, caller.submit.request_id)] == [3]
 
 
@@ -182,8 +184,7 @@ def test_an_aborted_request_is_gone_and_its_content_is_erased(lives: Lives) -> N
         lives.turn(ev.Tick())
     lives.settle()
     assert secret not in (lives.folder / "journal").read_bytes()
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     assert len(lives.core.kept) == 0
 
 
@@ -280,16 +281,14 @@ def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
     assert 0 < len(suspects) < 6
     lives.kill()
     lives.begin(workers=False)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     assert suspected(lives) == suspects
     lives.resume_all()
     lives.run()
     assert all(caller.done for caller in callers)
     assert suspected(lives) == set()
     lives.submit([9, 9], max_new_tokens=30)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     assert suspected(lives) == set()
 
 
@@ -312,8 +311,7 @@ def test_the_quarantine_outlives_the_core(lives: Lives) -> None:
     assert entry.age_seconds == pytest.approx(100.0)
     assert lives.submit([1, 2, 3], max_new_tokens=30).lost
     lives.turn(ClearQuarantine(frontend=FRONTEND, query=1, keys=()))
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     assert len(lives.core.quarantine) == 0
 
 
@@ -322,13 +320,11 @@ def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives)
     steps(lives, 8)
     lives.turn(ev.Cancel(frontend=FRONTEND, stream=caller.stream, detach=True))
     steps(lives, 8)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     steps(lives, 8)
     lives.kill()
     lives.begin(workers=False)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     count = len(caller.received[0])
     lives.resume(caller)
     assert len(caller.received[0]) > count + 2
@@ -344,8 +340,7 @@ def test_an_error_of_the_core_leaves_the_journal_as_it_was(lives: Lives) -> None
         raise AssertionError("broken")
     assert (lives.folder / "journal").read_bytes() == before
     assert (lives.folder / "lock").read_bytes().count(b"x") == 1
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     lives.resume(caller)
     with lives.journal.closing(lives.keeper, lambda: lives.now):
         lives.run()
@@ -371,8 +366,7 @@ def test_a_constrained_request_keeps_its_constraint_over_two_deaths(lives: Lives
     for _ in range(2):
         steps(lives, 14)
         assert not all(caller.done for caller in callers)
-        lives.kill()
-        lives.begin()
+        next_life(lives)
         lives.resume_all()
     assert {one.users for one in lives.core.sources._sources.values()} == {2, 1}
     lives.run()

@@ -22,7 +22,6 @@ class MeasuredFleet(Fleet):
 
     def __init__(self, *shapes: Shape) -> None:
         self.meter = CoreMeter(clock=lambda: self.now)
-        self.num_steps = 0
         super().__init__(*shapes, config=greedy(report_steps=True))
 
     def handle(self, event: ev.Event) -> list[fx.Effect]:
@@ -34,6 +33,10 @@ class MeasuredFleet(Fleet):
         """The core's own reports of confirmed steps."""
         return [one for one in self.effects if isinstance(one, fx.StepReport) and one.kind in catalogue.STEP_KINDS]
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step(0.001)
+
     def ask(self, count: int) -> None:
         for first in range(count):
             self.submit([first, *range(9)], max_new_tokens=12, ignore_eos=True)
@@ -42,8 +45,7 @@ class MeasuredFleet(Fleet):
 def test_the_steps_are_those_that_the_core_confirms() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(12)
-    for _ in range(5):
-        fleet.step(0.001)
+    fleet.steps(5)
     fleet.lose("a")
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({3})))
     fleet.run()
@@ -72,8 +74,7 @@ def looked(fleet: MeasuredFleet, *metrics: catalogue.Metric) -> tuple[float, ...
 def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(8)
-    for _ in range(4):
-        fleet.step(0.001)
+    fleet.steps(4)
     fleet.meter.turned(fleet.core, 0.0)
     assert places(fleet) == ["0", "1"]
     fleet.lose("a")
@@ -84,8 +85,7 @@ def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
         fleet.lose(next(iter(fleet.workers)))
         fleet.plans_of = {name: [] for name in fleet.workers}
         fleet.join_as(SHAPE)
-        for _ in range(3):
-            fleet.step(0.001)
+        fleet.steps(3)
     assert sorted(fleet.meter.steps) == [0, 1]
 
 
@@ -93,8 +93,7 @@ def test_a_look_has_the_core_s_own_numbers() -> None:
     fleet = MeasuredFleet(SHAPE)
     fleet.join_as(SHAPE, is_standby=True)
     fleet.ask(12)
-    for _ in range(6):
-        fleet.step(0.001)
+    fleet.steps(6)
     fleet.meter.turned(fleet.core, 5.0)
     look, core = fleet.meter.last_look, fleet.core
     lane = fleet.lane_of("a")
@@ -140,8 +139,7 @@ def test_the_page_has_the_reason_and_the_time_for_which_nothing_is_computed() ->
 def test_preemptions_are_those_of_the_requests() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(16)
-    for _ in range(10):
-        fleet.step(0.001)
+    fleet.steps(10)
     fleet.lose("a")
     fleet.run()
     ends = [end for effect in fleet.effects if isinstance(effect, fx.StepOutput) for end in effect.ends]
@@ -152,8 +150,7 @@ def test_preemptions_are_those_of_the_requests() -> None:
 def test_resets_have_causes() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(4)
-    for _ in range(3):
-        fleet.step(0.001)
+    fleet.steps(3)
     fleet.lose("a")
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({2})))
     fleet.ask(4)

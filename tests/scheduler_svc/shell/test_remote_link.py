@@ -16,6 +16,8 @@ from scheduler_svc.shell.links import PeerLostError, RemoteLink, RouterLink, Wor
 from tandem_contract.settings import SettingError
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
+PEERS = ["w-1@far", "w-2@other"]
+
 
 class Site:
     """A scheduler's link and workers that connect to it."""
@@ -48,6 +50,14 @@ class Site:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(self.link.endpoint)
         return dealer
+
+    def two(self) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
+        """The workers w-1@far and w-2@other, which have said hello."""
+        worker, other = self.worker("w-1", "far"), self.worker("w-2", "other")
+        for each in (worker, other):
+            each.send(b"hello")
+        assert sorted(peer for peer, _ in self.frames(2)) == PEERS
+        return worker, other
 
     def frames(self, count: int) -> list[tuple[str, bytes | None]]:
         found = list[tuple[str, bytes | None]]()
@@ -90,11 +100,7 @@ def test_a_worker_is_named_by_its_key_and_gets_answers(site: Site) -> None:
 
 
 def test_a_connection_that_ends_is_known_by_name_even_if_it_is_there_again(site: Site) -> None:
-    worker, other = site.worker("w-1", "far"), site.worker("w-2", "other")
-    for each in (worker, other):
-        each.send(b"hello")
-    peers = [peer for peer, _ in site.frames(2)]
-    assert sorted(peers) == ["w-1@far", "w-2@other"]
+    worker, _ = site.two()
     worker.close()
     until(site.link.has_disconnects)
     # libzmq frees the routing id when the socket is used; until then it would ignore the new connection.
@@ -102,26 +108,23 @@ def test_a_connection_that_ends_is_known_by_name_even_if_it_is_there_again(site:
     again = site.worker("w-1", "far")
     again.send(b"hello")
     assert site.frames(1) == [("w-1@far", b"hello")]
-    assert site.link.unreachable(peers) == [("w-1@far", "its connection ended")]
-    assert site.link.unreachable(peers) == []
+    assert site.link.unreachable(PEERS) == [("w-1@far", "its connection ended")]
+    assert site.link.unreachable(PEERS) == []
     # It may have the same descriptor as before.
     again.close()
     until(site.link.has_disconnects)
-    assert ("w-1@far", "its connection ended") in site.link.unreachable(peers)
+    assert ("w-1@far", "its connection ended") in site.link.unreachable(PEERS)
 
 
 def test_a_removed_key_ends_its_connection_and_no_other(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tandem.core")
-    worker, other = site.worker("w-1", "far"), site.worker("w-2", "other")
+    worker, other = site.two()
     monitor = site.monitor(worker, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-    for each in (worker, other):
-        each.send(b"hello")
-    peers = [peer for peer, _ in site.frames(2)]
-    assert site.link.check(peers, 0.0) == []
+    assert site.link.check(PEERS, 0.0) == []
     public = site.folder / ADMITTED / "far.public"
     public.rename(site.folder / "away")
     lost = list[tuple[str, str]]()
-    until(lambda: lost.extend(site.link.check(peers, 0.0)) or lost)
+    until(lambda: lost.extend(site.link.check(PEERS, 0.0)) or lost)
     assert lost == [("w-1@far", "its key is no longer admitted")]
     # libzmq connects again by itself and is refused.
     events = [zmq.utils.monitor.recv_monitor_message(monitor)["event"] for _ in range(2)]
@@ -171,13 +174,10 @@ def test_a_taken_port_is_refused_and_leaves_nothing_open(site: Site) -> None:
 
 
 def test_a_frame_above_the_limit_ends_its_connection_alone(site: Site) -> None:
-    worker, other = site.worker("w-1", "far"), site.worker("w-2", "other")
-    for each in (worker, other):
-        each.send(b"hello")
-    site.frames(2)
+    worker, other = site.two()
     worker.send(bytes(1 << 21))
     until(site.link.has_disconnects)
-    assert site.link.unreachable(["w-1@far", "w-2@other"]) == [("w-1@far", "its connection ended")]
+    assert site.link.unreachable(PEERS) == [("w-1@far", "its connection ended")]
     other.send(bytes(1 << 19))
     assert site.frames(1) == [("w-2@other", bytes(1 << 19))]
 
