@@ -9,13 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 
-def closed_address() -> str:
-    """Yields an address that refuses connections."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 @contextmanager
 def silent_listener() -> Iterator[str]:
     """Yields an address that completes TCP's handshake and sends nothing."""

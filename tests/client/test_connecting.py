@@ -9,7 +9,8 @@ from tandem_client import AsyncClient, Client, connection, errors
 from tandem_client.wire.rpc_errors import ErrorReader
 from tests.client.both import Connect, either
 from tests.client.fake_service import FakeService, refusing, retry_info
-from tests.client.listeners import Proxy, closed_address, silent_listener
+from tests.client.listeners import Proxy, silent_listener
+from tests.rigs.processes import free_address
 
 # The delay of the first byte of HTTP/2, far above the pause before a second attempt.
 DELAY_SECONDS = 0.5
@@ -51,14 +52,16 @@ def test_a_call_to_a_listener_that_never_answers_fails(monkeypatch: pytest.Monke
 
 @either
 def test_calling_an_address_without_a_listener_raises_nothing_answers(connect: Connect) -> None:
-    address = closed_address()
+    address = free_address()
     expected = f"^nothing answers at {address}: Connection refused$"
     with connect(address) as client:
         with pytest.raises(errors.NothingAnswers, match=expected) as caught:
             client.load()
-        assert caught.value.code == grpc.StatusCode.UNAVAILABLE
+        assert (caught.value.code, caught.value.retry_after_seconds) == (grpc.StatusCode.UNAVAILABLE, None)
         with pytest.raises(errors.NothingAnswers, match=expected):
             list(client.generate("hi"))
+        with pytest.raises(errors.DeadlineExceeded, match=r"not ready after 0\.1 s: nothing answers"):
+            client.wait_ready(0.1)
 
 
 class GrpcError(grpc.RpcError):

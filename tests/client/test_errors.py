@@ -136,16 +136,6 @@ def test_the_timeout_ends_a_stream_in_the_client_and_in_the_service(service: Fak
     assert service.endings[0].wait()
 
 
-def test_a_stopped_service_raises_unavailable_and_is_not_ready(service: FakeService) -> None:
-    service.stop()
-    with Client(service.address) as client, pytest.raises(errors.Unavailable) as caught:
-        client.load()
-    assert caught.value.retry_after_seconds is None
-    expected = r"not ready after 0\.5 s: nothing answers"
-    with Client(service.address) as client, pytest.raises(errors.DeadlineExceeded, match=expected):
-        client.wait_ready(0.5)
-
-
 def test_wait_ready_waits_until_the_service_serves(service: FakeService, client: Client) -> None:
     service.serving(False)
     assert client.health() is False

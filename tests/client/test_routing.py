@@ -1,15 +1,14 @@
 """What a call shows to a proxy in front of several services, and what the answer shows: affinity and service."""
 
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tandem.v1 import inference_pb2
 
 from tandem_client import Client
 from tandem_client.wire.request import affinity_of, generate_request
-from tests.client import fake_service
 from tests.client.both import Connect, either
-from tests.client.fake_service import Ending, FakeService
+from tests.client.fake_service import FakeService
 from tests.client.proxied import NAME, Proxied
 
 
@@ -47,16 +46,10 @@ def test_all_turns_of_a_conversation_have_one_affinity() -> None:
 
 
 def test_every_client_sends_the_affinity(service: FakeService) -> None:
-    seen: list[str] = []
-
-    def watched(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
-        seen.append(dict(ending.context.invocation_metadata())["tandem-affinity"])
-        return fake_service.one_completion(request, ending)
-
-    service.behaviour = watched
     with Client(service.address) as client:
         for prompt in ("a", "a", "b"):
             list(client.generate(prompt))
+    seen = [dict(ending.context.invocation_metadata())["tandem-affinity"] for ending in service.endings]
     assert seen[0] == seen[1] != seen[2]
 
 
@@ -94,7 +87,6 @@ def test_without_a_proxy_a_stream_has_no_service_to_tell(service: FakeService, c
 
 @pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä"])
 def test_what_is_no_name_of_a_service_is_refused(client: Client, name: str) -> None:
-    with pytest.raises(ValueError, match=r"service is .*; it must be a stream's `service`"):
-        client.abort("x", service=name)
-    with pytest.raises(ValueError, match=r"service is .*; it must be a stream's `service`"):
-        client.resume("x", b"secret", service=name)
+    for call in (client.abort, partial(client.resume, secret=b"secret")):
+        with pytest.raises(ValueError, match=r"service is .*; it must be a stream's `service`"):
+            call("x", service=name)

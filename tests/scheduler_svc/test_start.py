@@ -16,8 +16,7 @@ from scheduler_svc.settings import PROGRAM
 from scheduler_svc.shell.links import RouterLink
 from tandem_contract.files import SOCKETS
 from tandem_contract.settings import SettingError
-from tandem_contract.version import version
-from tests.rigs.processes import SchedulerProcess, forking
+from tests.rigs.processes import SchedulerProcess
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
@@ -177,12 +176,6 @@ def test_other_paths_that_are_not_utf8_work(tmp_path: Path) -> None:
     assert scheduler.terminate() == 0
     assert all(os.path.exists(each) for name, each in path.items())
     assert os.path.exists(f"{path['journal']}/journal")
-
-
-def test_version_prints_the_version_of_the_distribution() -> None:
-    with forking("scheduler_svc"):
-        done = subprocess.run([sys.executable, "-m", "scheduler_svc", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"tandem {version()}\n", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the end of the parent")

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from tandem_client.address import problem_of
 from tandem_client.cli.__main__ import app
 from tandem_client.connection import Access
-from tests.client.listeners import closed_address
 from tests.rigs.authorities import Authority, Pair
-from tests.rigs.processes import child_environment
+from tests.rigs.processes import child_environment, free_address
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 HELP = " (tandem info --help)"
@@ -177,7 +176,7 @@ def test_the_json_of_a_health_that_is_waited_for_names_the_cause(rig: Rig) -> No
 
 
 def test_a_closed_port_is_still_no_service() -> None:
-    address = closed_address()
+    address = free_address()
     hint = "start one with tandem serve, or name another address with --address or TANDEM_ADDRESS"
     line = f"error: nothing answers at {address}: Connection refused ({hint})"
     for flags in ((), ("--tls",)):

@@ -3,10 +3,6 @@
 from tandem_client.services.phases import Phase, Phases, Told
 
 
-def line(process: str, message: str) -> str:
-    return f"2026-11-22 02:12:58.026 {process} INFO {message}"
-
-
 class Start:
     """Phases on a clock that a test sets."""
 
@@ -14,15 +10,16 @@ class Start:
         self.now = 0.0
         self.phases = Phases(lambda: self.now)
 
-    def worker(self, at: float, message: str) -> list[Told]:
+    def hear(self, at: float, name: str, process: str, message: str) -> list[Told]:
         self.now = at
-        self.phases.hear("worker", line("worker", message))
+        self.phases.hear(name, f"2026-11-22 02:12:58.026 {process} INFO {message}")
         return list(self.phases.take())
 
+    def worker(self, at: float, message: str) -> list[Told]:
+        return self.hear(at, "worker", "worker", message)
+
     def scheduler(self, at: float) -> list[Told]:
-        self.now = at
-        self.phases.hear("scheduler", line("core", "frontend listening on 127.0.0.1:50051"))
-        return list(self.phases.take())
+        return self.hear(at, "scheduler", "core", "frontend listening on 127.0.0.1:50051")
 
     def end(self, at: float, phase: Phase) -> list[Told]:
         self.now = at

@@ -13,6 +13,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.executor import Executor, Shape
+from tests.scheduler_svc.journal.test_recovery import next_life, steps
 from tests.simulation.lives import Caller, Lives
 
 _PAGE, _PLANS = 4, 2
@@ -31,14 +32,8 @@ def _started(lives: Lives, count: int = 3) -> list[Caller]:
     return [lives.submit([i, *range(10)], max_new_tokens=25, seed=i) for i in range(count)]
 
 
-def _steps(lives: Lives, count: int) -> None:
-    for _ in range(count):
-        lives.step("w-0")
-
-
-def _next_life(lives: Lives) -> None:
-    lives.kill()
-    lives.begin()
+def _resumed(lives: Lives) -> None:
+    next_life(lives)
     lives.resume_all()
     lives.run()
 
@@ -50,10 +45,10 @@ def _recomputed(lives: Lives) -> list[int]:
 
 def test_restored_requests_recompute_less_than_a_page_and_what_was_in_flight(lives: Lives) -> None:
     callers = _started(lives)
-    _steps(lives, 24)
+    steps(lives, 24)
     confirmed = [len(caller.received[0]) for caller in callers]
     assert min(confirmed) >= 2 * _PAGE
-    _next_life(lives)
+    _resumed(lives)
     assert len(lives.starts) == len(callers)
     # The label of a page goes with the plan after the result that confirmed it.
     assert max(_recomputed(lives)) <= _PAGE + _PLANS
@@ -65,7 +60,7 @@ def test_a_prompt_of_another_caller_finds_kept_pages(lives: Lives) -> None:
     lives.run()
     lives.submit([7], max_new_tokens=2, linger=0.0)
     lives.run()
-    _next_life(lives)
+    _resumed(lives)
     lives.submit([*range(20)], max_new_tokens=2)
     lives.run()
     assert lives.starts == [(20, 4 * _PAGE)]
@@ -73,19 +68,18 @@ def test_a_prompt_of_another_caller_finds_kept_pages(lives: Lives) -> None:
 
 def test_pages_survive_several_deaths(lives: Lives) -> None:
     _started(lives)
-    _steps(lives, 16)
+    steps(lives, 16)
     for _ in range(3):
-        lives.kill()
-        lives.begin()
+        next_life(lives)
         lives.resume_all()
-        _steps(lives, 4)
+        steps(lives, 4)
     assert min(lives.pages_kept) > 0
     lives.run()
 
 
 def test_a_core_without_the_journal_takes_no_page(lives: Lives) -> None:
     _started(lives)
-    _steps(lives, 16)
+    steps(lives, 16)
     shutil.rmtree(lives.folder)
     lives.kill()
     lives.begin(workers=False)
@@ -98,12 +92,12 @@ def test_a_core_without_the_journal_takes_no_page(lives: Lives) -> None:
 
 def test_a_core_with_an_older_copy_of_the_journal_takes_no_page(lives: Lives, tmp_path: Path) -> None:
     _started(lives)
-    _steps(lives, 16)
+    steps(lives, 16)
     older = tmp_path / "copy"
     shutil.copytree(lives.folder, older, copy_function=shutil.copy2)
     lives.kill()
     lives.begin()
-    _steps(lives, 16)
+    steps(lives, 16)
     lives.kill()
     shutil.rmtree(lives.folder)
     older.rename(lives.folder)
@@ -118,7 +112,7 @@ def test_a_core_with_an_older_copy_of_the_journal_takes_no_page(lives: Lives, tm
 def test_plans_in_flight_at_the_death_count_for_nothing(lives: Lives, num_run: int) -> None:
     """Their steps fill pages, or fail halfway; either way their results never arrive."""
     _started(lives, 2)
-    _steps(lives, 14)
+    steps(lives, 14)
     worker = lives.workers["w-0"]
     while len(worker.plans) < 2:
         assert worker.results
@@ -135,13 +129,13 @@ def test_plans_in_flight_at_the_death_count_for_nothing(lives: Lives, num_run: i
     # What the next plans say of pages was confirmed when they were made.
     pool = lives.core.lanes["w-0"].pool
     assert not any(pool.is_unverified(page) for page in newer)
-    _next_life(lives)
+    _resumed(lives)
     assert lives.pages_kept[0] == len(kept)
 
 
 def test_a_worker_that_was_given_up_and_is_alive_has_its_pages(lives: Lives) -> None:
     callers = _started(lives)
-    _steps(lives, 24)
+    steps(lives, 24)
     lives.turn(ev.WorkerLost(worker="w-0", reason="silent"))
     lives.starts.clear()
     lives.join("w-0")
@@ -163,11 +157,11 @@ def test_flushed_pages_are_not_reported_after_the_next_plan(lives: Lives) -> Non
 
 def test_a_worker_out_of_step_forgets_its_pages(lives: Lives) -> None:
     callers = _started(lives)
-    _steps(lives, 16)
+    steps(lives, 16)
     executor = lives.workers["w-0"].executor
     before = len(executor.labels.by_page)
     executor._faults = replace(executor._faults, out_of_sync_steps=frozenset({executor.num_applied + 1}))
-    _steps(lives, 6)
+    steps(lives, 6)
     assert before and len(executor.labels.by_page) < before
     lives.run()
     assert all(caller.done for caller in callers)

@@ -3,6 +3,7 @@
 import logging
 import os
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,10 @@ STATE = record(state=journal_pb2.JournalState(cache_root=ROOT, identity="model 1
 
 def saved_by(tmp_path: Path, data: bytes, mode: int = 0o600) -> SavedCore:
     """Returns what a start reads from a journal with this content."""
-    folder = JournalFolder(tmp_path / "journal")
-    folder.current.write_bytes(data)
-    folder.current.chmod(mode)
-    try:
+    with closing(JournalFolder(tmp_path / "journal")) as folder:
+        folder.current.write_bytes(data)
+        folder.current.chmod(mode)
         return reader.read(folder)
-    finally:
-        folder.close()
 
 
 def real_journal(tmp_path: Path) -> tuple[bytes, Lives]:
@@ -51,9 +49,8 @@ def real_journal(tmp_path: Path) -> tuple[bytes, Lives]:
 
 
 def test_no_journal_is_an_empty_one(tmp_path: Path) -> None:
-    folder = JournalFolder(tmp_path / "journal")
-    assert reader.read(folder) == SavedCore()
-    folder.close()
+    with closing(JournalFolder(tmp_path / "journal")) as folder:
+        assert reader.read(folder) == SavedCore()
     assert saved_by(tmp_path, b"") == SavedCore()
     assert saved_by(tmp_path, FORMAT.first_line[:5]) == SavedCore()
 
@@ -91,12 +88,8 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
             for some, every in zip(cut.outputs, full.outputs, strict=True):
                 assert every[: len(some)].tolist() == some.tolist()
         lost = size - max(end for end in ends if end <= size)
-        messages = [record.message for record in caplog.records]
-        assert len(messages) == (lost > 0)
-        assert all(
-            f"an incomplete record of {numbered(lost, 'byte')} at the end of the journal" in message
-            for message in messages
-        )
+        said = f"an incomplete record of {numbered(lost, 'byte')} at the end of the journal"
+        assert [said in message for message in caplog.messages] == [True] * (lost > 0)
 
 
 def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
@@ -122,10 +115,7 @@ def test_a_changed_byte_anywhere_restores_no_request_and_keeps_the_file(
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (
-            b"tandem journal 2\n" + bytes(20),
-            "journal has format 2; this program reads format 1 only; remove",
-        ),
+        (b"tandem journal 2\n" + bytes(20), "journal has format 2; this program reads format 1 only; remove"),
         (b"#!/bin/sh\n", "journal is not a journal; remove it or choose another folder with --journal"),
     ],
 )
@@ -221,9 +211,8 @@ def test_the_output_of_many_samples_is_collected_from_all_steps(tmp_path: Path) 
     callers = [lives.submit([i, i], max_new_tokens=20, num_samples=3, seed=i) for i in range(4)]
     lives.run()
     lives.kill()
-    folder = JournalFolder(tmp_path / "journal")
-    saved = reader.read(folder)
-    folder.close()
+    with closing(JournalFolder(tmp_path / "journal")) as folder:
+        saved = reader.read(folder)
     for caller, request in zip(callers, saved.requests, strict=True):
         assert [tokens.tolist() for tokens in request.outputs] == caller.received
         assert all(end is not None and isinstance(end.end, fx.End) for end in request.ends)

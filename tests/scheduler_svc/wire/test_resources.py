@@ -1,7 +1,9 @@
 """What a request needs, on the wire: constraints as older programs have them, others by name, wrong ones refused."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +76,12 @@ def test_a_submit_keeps_its_resources_in_the_journal(resources: tuple[Resource, 
     assert SUBMIT.decode(again, frontend="f").resources == resources
 
 
-ONE = frontend_pb2.Resource(kind=ADAPTER, hash=HASH, source=SOURCE)
+def other(*changes: dict[str, Any]) -> dict[str, Any]:
+    """Resources of another kind than a constraint, each with these changes."""
+    plain = {"kind": ADAPTER, "hash": HASH, "source": SOURCE}
+    return {"other_resources": [frontend_pb2.Resource(**plain | each) for each in changes]}
+
+
 UNKNOWN = f"the kind of resource 'unheard of' is unknown; the known ones are {', '.join((*KINDS, ADAPTER))}"
 
 
@@ -88,16 +95,10 @@ UNKNOWN = f"the kind of resource 'unheard of' is unknown; the known ones are {',
             {"constraint": SOURCE, "constraint_hash": HASH, "min_new_tokens": 1},
             "min_new_tokens is 1; with a constraint it must be 0",
         ),
-        (
-            {"other_resources": [frontend_pb2.Resource(kind=ADAPTER, hash=HASH, source=b"x" * 101)]},
-            "adapter has 101 bytes; it must have 1 to 100",
-        ),
-        (
-            {"other_resources": [frontend_pb2.Resource(kind=ADAPTER, hash=b"h", source=SOURCE)]},
-            "adapter_hash has 1 byte; it must have 32",
-        ),
-        ({"other_resources": [ONE, ONE]}, "two resources of the request have the same kind; it may have one of each"),
-        ({"other_resources": [frontend_pb2.Resource(kind="unheard of", hash=HASH, source=SOURCE)]}, UNKNOWN),
+        (other({"source": b"x" * 101}), "adapter has 101 bytes; it must have 1 to 100"),
+        (other({"hash": b"h"}), "adapter_hash has 1 byte; it must have 32"),
+        (other({}, {}), "two resources of the request have the same kind; it may have one of each"),
+        (other({"kind": "unheard of"}), UNKNOWN),
     ],
 )
 def test_a_submit_with_a_wrong_resource_is_refused(wanted: dict[str, object], error: str) -> None:
@@ -118,11 +119,7 @@ def test_a_plan_names_the_other_needs_of_the_rows_that_it_starts() -> None:
         row=1, tokens=NONE, pages=NONE, first_position=0, num_prompt_tokens=0, sampling=b"", sample_idx=0,
         banned_until=0, banned=(), num_logprobs=0, prompt_logprobs_from=0,
     )  # fmt: skip
-    both = RowStart(
-        row=2, tokens=NONE, pages=NONE, first_position=0, num_prompt_tokens=0, sampling=b"", sample_idx=0,
-        banned_until=0, banned=(), num_logprobs=0, prompt_logprobs_from=0, constraint=HASH,
-        other_needs=(Need(ADAPTER, HASH),),
-    )  # fmt: skip
+    both = replace(plain, row=2, constraint=HASH, other_needs=(Need(ADAPTER, HASH),))
     out = worker_pb2.StartedRows()
     fill_needs(out, [plain, both])
     assert out.constraints == bytes(32) + HASH

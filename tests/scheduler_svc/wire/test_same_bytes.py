@@ -47,17 +47,8 @@ def end(number: int, *, fails: bool = False) -> fx.End:
 def effects() -> dict[str, Any]:
     """One of each class of effects that front ends and workers get, without plans."""
     found = {kind.__name__: sample(kind) for kind in get_args(fx.Effect)}
-    for one in (
-        "ModelServed",
-        "SendPlan",
-        "StepReport",
-        "Note",
-        "News",
-        "KillWorker",
-        "WeightsChanged",
-        "Detached",
-        "Forgotten",
-    ):
+    others = "ModelServed SendPlan StepReport Note News KillWorker WeightsChanged Detached Forgotten"
+    for one in others.split():
         del found[one]
     found["StepOutput"] = replace(
         found["StepOutput"], ends=(end(3), end(9, fails=True)), logprobs=None, prompt_logprobs=()

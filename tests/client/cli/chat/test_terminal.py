@@ -22,6 +22,7 @@ from tests.rigs.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 CHAT = ("tandem_client.cli", "chat")
+Chat = Callable[..., Terminal]
 Messages = Iterator[pb.GenerateResponse]
 # The prompt, which prompt_toolkit prints with sequences between its characters.
 PROMPT = r"\x1b\[\?2004h[^\n]*>"
@@ -40,7 +41,7 @@ def environment(service: FakeService, home: Path, **others: str) -> dict[str, st
 
 
 @pytest.fixture
-def chat(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def chat(service: FakeService, tmp_path: Path) -> Iterator[Chat]:
     opened: list[Terminal] = []
 
     def start(*arguments: str, then: str = PROMPT, **others: str) -> Terminal:
@@ -76,7 +77,7 @@ def say(terminal: Terminal, text: str, then: str = PROMPT) -> str:
     return terminal.expect(then)
 
 
-def test_a_conversation(service: FakeService, chat: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_a_conversation(service: FakeService, chat: Chat, tmp_path: Path) -> None:
     service.behaviour = saying("It is **bo", "ld**.")
     terminal = chat("--system", "Be brief.", "-t", "0")
     assert "fake, 1,024 tokens; /help lists commands" in terminal.seen
@@ -107,7 +108,7 @@ def test_a_conversation(service: FakeService, chat: Callable[..., Terminal], tmp
     assert stat.S_IMODE(history.stat().st_mode) == 0o600 and "+What?" in history.read_text()
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: Chat) -> None:
     ended = threading.Event()
 
     def endless(request: pb.GenerateRequest, ending: Ending) -> Messages:
@@ -138,11 +139,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(service: FakeService, chat: 
     assert sent(service)[1] == [("user", "Go"), ("assistant", "Half an ans"), ("user", "And?")]
 
 
-def test_what_is_typed_during_an_answer_waits_for_the_prompt(
-    service: FakeService, chat: Callable[..., Terminal]
-) -> None:
+def test_what_is_typed_during_an_answer_waits_for_the_prompt(service: FakeService, chat: Chat) -> None:
     goes_on = threading.Event()
-
     service.behaviour = sending(part(text="Half."), lambda _: goes_on.wait(TIMEOUT_SECONDS), *ENDS)
     terminal = chat()
     say(terminal, "Go", "Half")
@@ -153,7 +151,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(
     assert [turns[-1][1] for turns in sent(service)] == ["Go", "typed ahead"]
 
 
-def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Chat) -> None:
     service.behaviour = sending(fake_service.stays)
     terminal = chat()
     say(terminal, "Go", r"waiting \(\d s\)")
@@ -164,7 +162,7 @@ def test_an_answer_without_a_part_is_taken_back(service: FakeService, chat: Call
     assert sent(service)[1] == [("user", "Again")]
 
 
-def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_a_lost_worker_is_told(service: FakeService, chat: Chat) -> None:
     goes_on = threading.Event()
 
     def lose(_: Ending) -> None:
@@ -182,7 +180,7 @@ def test_a_lost_worker_is_told(service: FakeService, chat: Callable[..., Termina
     assert "Before, after." in shown and "error" not in terminal.seen
 
 
-def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, chat: Chat) -> None:
     goes_on = threading.Event()
 
     def cut(ending: Ending) -> None:
@@ -202,7 +200,7 @@ def test_a_lost_front_end_is_told_and_the_answer_goes_on(service: FakeService, c
     assert service.resumed[0].offsets[0].text_chars == len("Before, ")
 
 
-def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat: Chat) -> None:
     service.behaviour = fake_service.refusing_field("chat", "chat has 2,000 tokens; the limit is 1,023")
     terminal = chat()
     shown = " ".join(say(terminal, "Go").split())
@@ -215,7 +213,7 @@ def test_an_error_ends_the_answer_and_not_the_program(service: FakeService, chat
     assert sent(service)[1] == [("user", "Again")]
 
 
-def test_messages_of_several_lines(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_messages_of_several_lines(service: FakeService, chat: Chat) -> None:
     service.behaviour = saying("Yes.")
     terminal = chat()
     say(terminal, f"one{ALT_ENTER}two")
@@ -227,9 +225,7 @@ def test_messages_of_several_lines(service: FakeService, chat: Callable[..., Ter
     assert [turns[-1][1] for turns in sent(service)] == ["one\ntwo", "three\n/four", "five\nsix"]
 
 
-def test_a_conversation_is_saved_and_loaded(
-    service: FakeService, chat: Callable[..., Terminal], tmp_path: Path
-) -> None:
+def test_a_conversation_is_saved_and_loaded(service: FakeService, chat: Chat, tmp_path: Path) -> None:
     service.behaviour = saying("Yes.")
     saved = tmp_path / "talk.json"
     terminal = chat("--system", "s")
@@ -248,7 +244,7 @@ def test_a_conversation_is_saved_and_loaded(
     assert strange.read_text() == "mine"
 
 
-def test_results_of_tools_are_typed(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_results_of_tools_are_typed(service: FakeService, chat: Chat) -> None:
     call = chat_pb2.ToolCallDelta(id="abcdefghi", name="wea\x1b[2Jther", arguments='{"city": "Rom"}')
 
     def calling(request: pb.GenerateRequest, ending: Ending) -> Messages:
@@ -266,7 +262,7 @@ def test_results_of_tools_are_typed(service: FakeService, chat: Callable[..., Te
     assert "\x1b[2J" not in terminal.seen
 
 
-def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Chat) -> None:
     hostile = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1A \rx &#27;[31m\n"
     service.behaviour = saying(*hostile, "end")
     service.model = "fake\x1b[2J"
@@ -276,7 +272,7 @@ def test_a_model_cannot_write_to_the_terminal(service: FakeService, chat: Callab
 
 
 @pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
-def test_terminals_without_colours(service: FakeService, chat: Callable[..., Terminal], name: str, value: str) -> None:
+def test_terminals_without_colours(service: FakeService, chat: Chat, name: str, value: str) -> None:
     service.behaviour = saying("# Title\n\n`code`\n", "\n```python\nprint(1)\n```\n")
     terminal = chat(**{name: value}, then="leaves")
     shown = say(terminal, "Go", "worker change")
@@ -288,9 +284,8 @@ def test_terminals_without_colours(service: FakeService, chat: Callable[..., Ter
     assert terminal.expect_end() == 0
 
 
-def test_a_narrower_window_goes_on(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_a_narrower_window_goes_on(service: FakeService, chat: Chat) -> None:
     resized = threading.Event()
-
     wide = part(text="word " * 30)
     service.behaviour = sending(wide, lambda _: resized.wait(TIMEOUT_SECONDS), part(text="last word"), *ENDS)
     terminal = chat()
@@ -322,7 +317,7 @@ def test_an_empty_pipe_is_refused(service: FakeService, tmp_path: Path) -> None:
     assert result.stderr == "error: the message is empty; at least 1 character is needed\n"
 
 
-def test_a_service_without_chats_says_why(service: FakeService, chat: Callable[..., Terminal], tmp_path: Path) -> None:
+def test_a_service_without_chats_says_why(service: FakeService, chat: Chat, tmp_path: Path) -> None:
     service.chat_refusal = "the model has no chat template."
     said = "error: the service refuses chats: the model has no chat template; tandem generate continues a text"
     result = run(service, tmp_path, stdin="hi")
@@ -331,7 +326,7 @@ def test_a_service_without_chats_says_why(service: FakeService, chat: Callable[.
     assert terminal.expect_end() == 2
 
 
-def test_a_service_that_does_not_answer(service: FakeService, chat: Callable[..., Terminal]) -> None:
+def test_a_service_that_does_not_answer(service: FakeService, chat: Chat) -> None:
     terminal = chat(
         "--address",
         "127.0.0.1:1",
