@@ -104,7 +104,7 @@ def test_half_a_certificate_is_refused(tmp_path: Path) -> None:
 def test_a_service_is_known_by_its_authority_and_name(door: Door, serve: Callable[..., str], tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     pair = authority.issue("service", "DNS:tandem.example")
-    address = serve(grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.certificate.read_bytes())]))
+    address = serve(pair.of_server())
     good = TlsSettings(ca=authority.certificate, server_name="tandem.example")
     with Client(address, token=TOKEN, tls=good) as client:
         assert client.health(timeout=TIMEOUT_SECONDS)

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 # What a strict client asks of an authority (RFC 5280, 4.2.1.3), as Python 3.13's is. Some are a server's own, too.
@@ -19,6 +21,18 @@ class Pair:
 
     certificate: Path
     key: Path
+
+    def of_server(self, client_ca: Path | None = None) -> grpc.ServerCredentials:
+        """What a gRPC server shows; with an authority of clients, it asks them for certificates."""
+        pair = (self.key.read_bytes(), self.certificate.read_bytes())
+        root = None if client_ca is None else client_ca.read_bytes()
+        return grpc.ssl_server_credentials([pair], root, require_client_auth=root is not None)
+
+    def trust(self) -> ssl.SSLContext:
+        """What trusts this certificate under every name."""
+        context = ssl.create_default_context(cafile=self.certificate)
+        context.check_hostname = False
+        return context
 
 
 class Authority:

@@ -49,9 +49,7 @@ class Rig:
         return f"127.0.0.1:{port}"
 
     def with_tls(self, *, asks_for_certificates: bool = False) -> str:
-        pair = [(self.own.key.read_bytes(), self.own.certificate.read_bytes())]
-        root = self.authority.certificate.read_bytes() if asks_for_certificates else None
-        return self.serve(grpc.ssl_server_credentials(pair, root, asks_for_certificates))
+        return self.serve(self.own.of_server(self.authority.certificate if asks_for_certificates else None))
 
 
 @pytest.fixture(scope="module")

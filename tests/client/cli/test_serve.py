@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from tandem.v1 import control_pb2, inference_pb2
 
@@ -306,8 +305,7 @@ def test_http_with_tls_serves_with_the_certificate_of_the_service(
     tmp_path: Path, place: str, names: tuple[str, ...]
 ) -> None:
     pair = Authority(tmp_path).issue("tandem.test", *names)
-    key, chain = pair.key.read_bytes(), pair.certificate.read_bytes()
-    service = FakeService(grpc.ssl_server_credentials([(key, chain)]))
+    service = FakeService(pair.of_server())
     port = service.address.rpartition(":")[2]
     said = f"core INFO frontend listening on 0.0.0.0:{port}"
     write_programs(tmp_path, scheduler=f"say({said!r})\n{STAYS}", worker=STAYS)
@@ -318,8 +316,7 @@ def test_http_with_tls_serves_with_the_certificate_of_the_service(
     with serve_process(tmp_path, "--http", "127.0.0.1:0", *flags, stderr=subprocess.STDOUT, **more) as process:
         assert process.stdout is not None
         url = next(line for line in process.stdout if "gateway listening on" in line).split()[-1]
-        trust = ssl.create_default_context(cafile=str(pair.certificate))
-        trust.check_hostname = False
+        trust = pair.trust()
         trust.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         asked = urllib.request.Request(f"{url}/v1/models", headers={"authorization": "Bearer k"})
         with urllib.request.urlopen(asked, timeout=WAIT_SECONDS, context=trust) as answer:
@@ -330,8 +327,7 @@ def test_http_with_tls_serves_with_the_certificate_of_the_service(
 def test_http_with_client_certificates_needs_one_of_the_gateway(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("service", "IP:127.0.0.1")
-    key, chain, root = (path.read_bytes() for path in (pair.key, pair.certificate, authority.certificate))
-    service = FakeService(grpc.ssl_server_credentials([(key, chain)], root, require_client_auth=True))
+    service = FakeService(pair.of_server(authority.certificate))
     write_programs(tmp_path, scheduler=listens(service), worker=STAYS)
     tls = (f"--tls-cert={pair.certificate}", f"--tls-key={pair.key}", f"--tls-client-ca={authority.certificate}")
     with serve_process(tmp_path, "--http", "127.0.0.1:0", *tls) as process:

@@ -30,6 +30,7 @@ OUTPUT = ["▁the", "▁", *spelled("😀"), "▁a", "a", *spelled("😀")[:2], 
 # Equal texts: a letter and its byte, a space and its byte; and parts of characters.
 TOP = ["▁a", "a", "<0x61>", "▁", "<0x20>", "▁the", "the", EOS, *(f"<0x{byte:02X}>" for byte in range(0xE0, 0xEC))]
 assert len(TOP) == 20
+CHAT: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "a"}], "logprobs": True}
 
 
 def behave(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
@@ -114,18 +115,14 @@ def test_alternatives_with_equal_texts_are_all_there(told: Fronted) -> None:
 
 def test_a_choice_has_the_alternatives_that_it_asks_for(told: Fronted) -> None:
     """The service may return more: it has one number for the prompt and the output."""
-    ask: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "a"}]}
-    [choice] = told.client.chat.completions.create(**ask, logprobs=True, top_logprobs=2).choices
+    [choice] = told.client.chat.completions.create(**CHAT, top_logprobs=2).choices
     assert choice.logprobs is not None and choice.logprobs.content is not None
     tops = [[top.logprob for top in entry.top_logprobs] for entry in choice.logprobs.content]
     assert tops == [[-1.0, -2.0]] * len(OUTPUT)
 
 
 def test_bytes_of_a_chat_are_those_of_its_tokens(told: Fronted) -> None:
-    ask: dict[str, Any] = {
-        "model": "", "messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20,
-    }  # fmt: skip
-    [choice] = told.client.chat.completions.create(**ask).choices
+    [choice] = told.client.chat.completions.create(**CHAT, top_logprobs=20).choices
     assert choice.logprobs is not None and choice.logprobs.content is not None
     content = choice.logprobs.content
     spoken = " the 😀 aa".encode() + "😀".encode()[:2]
@@ -139,7 +136,7 @@ def test_bytes_of_a_chat_are_those_of_its_tokens(told: Fronted) -> None:
     ]  # fmt: skip
     streamed = [
         entry
-        for chunk in told.client.chat.completions.create(**ask, stream=True)
+        for chunk in told.client.chat.completions.create(**CHAT, top_logprobs=20, stream=True)
         for entry in ((chunk.choices[0].logprobs.content or []) if chunk.choices[0].logprobs is not None else [])
     ]
     assert streamed == content

@@ -5,7 +5,6 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import httpx2 as httpx
 import pytest
 
@@ -31,12 +30,9 @@ class Services:
         self.unnamed = self.authority.issue(NAME, file="unnamed")
         self.client = self.authority.issue("client", "DNS:client.test")
         self.stranger = self.other.issue("stranger", "DNS:client.test")
-        key, chain, root = (
-            path.read_bytes() for path in (self.pair.key, self.pair.certificate, self.authority.certificate)
-        )
         self.plain = ToldService()
-        self.tls = ToldService(grpc.ssl_server_credentials([(key, chain)]))
-        self.mutual = ToldService(grpc.ssl_server_credentials([(key, chain)], root, require_client_auth=True))
+        self.tls = ToldService(self.pair.of_server())
+        self.mutual = ToldService(self.pair.of_server(self.authority.certificate))
 
     def flags(self, words: str) -> list[str]:
         """Replaces the names of services and files in the words of a table."""
@@ -112,8 +108,7 @@ def test_a_page_is_answered_by_a_gateway_that_shows_the_service_its_certificate(
     """CORS in front, mTLS behind: a preflight, an answer and a refusal have the headers of pages."""
     words = f"--address=MUTUAL --service-ca=CA --service-name={NAME} --service=CLIENT --cors-origins={PAGE}"
     ours = ("--tls-cert", str(services.pair.certificate), "--tls-key", str(services.pair.key))
-    trust = ssl.create_default_context(cafile=str(services.authority.certificate))
-    trust.check_hostname = False
+    trust = Pair(services.authority.certificate, services.pair.key).trust()
     gateway, url = start_gateway(*services.flags(words), *ours)
     with httpx.Client(base_url=url, verify=trust, headers={"origin": PAGE}) as page:
         asked = page.options("/v1/models", headers={"access-control-request-method": "GET"})
@@ -132,8 +127,7 @@ def test_a_service_that_starts_later_with_another_protocol_is_reported(services:
     gateway, url = start_gateway("--address", first.address)
     try:
         gateway.wait_line(f"the service at {first.address} does not answer yet")
-        pair = (services.pair.key.read_bytes(), services.pair.certificate.read_bytes())
-        later = ToldService(grpc.ssl_server_credentials([pair]), address=first.address)
+        later = ToldService(services.pair.of_server(), address=first.address)
         gateway.wait_line("ERROR .*speaks TLS; give --service-ca")
         assert plain_http.get(f"{url}/v1/models").status_code == 503
         later.stop()
@@ -144,29 +138,28 @@ def test_a_service_that_starts_later_with_another_protocol_is_reported(services:
 def test_both_certificates_follow_their_files(tmp_path: Path) -> None:
     """The one certificate of service and gateway, which signs itself, is replaced; then the service starts again."""
 
-    def replace(name: str) -> tuple[grpc.ServerCredentials, ssl.SSLContext]:
-        made = Authority(tmp_path, name)
-        for old, new in ((made.certificate, "cert.pem"), (made.certificate.with_suffix(".key"), "key.pem")):
-            old.rename(tmp_path / new)
-        trust = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        trust.check_hostname = False
-        pair = ((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())
-        return grpc.ssl_server_credentials([pair]), trust
+    pair = Pair(tmp_path / "cert.pem", tmp_path / "key.pem")
 
-    credentials, trust = replace("first")
-    service = ToldService(credentials)
-    ours = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
-    theirs = ("--service-ca", str(tmp_path / "cert.pem"), "--service-name", "first")
+    def replace(name: str) -> ssl.SSLContext:
+        made = Authority(tmp_path, name).certificate
+        made.with_suffix(".key").rename(pair.key)
+        made.rename(pair.certificate)
+        return pair.trust()
+
+    trust = replace("first")
+    service = ToldService(pair.of_server())
+    ours = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+    theirs = ("--service-ca", str(pair.certificate), "--service-name", "first")
     gateway, url = start_gateway("--address", service.address, *ours, *theirs)
     try:
         assert httpx.get(f"{url}/v1/models", verify=trust).status_code == 200
-        (tmp_path / "key.pem").write_text("nonsense")
+        pair.key.write_text("nonsense")
         gateway.wait_line("key.pem cannot be used: .*; what was read before stays in force")
         assert httpx.get(f"{url}/v1/models", verify=trust).status_code == 200
         seen, address = len(gateway.lines), service.address
         service.stop()
-        credentials, trust = replace("first")
-        service = ToldService(credentials, address=address)
+        trust = replace("first")
+        service = ToldService(pair.of_server(), address=address)
         gateway.wait_line("key.pem was read again", after=seen)
         gateway.wait_line(r"INFO \S+cert.pem was read again", after=seen)
         answers = (httpx.get(f"{url}/v1/models", verify=trust).status_code for _ in range(1000))
