@@ -74,7 +74,7 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_a_record_that_cannot_be_formatted_is_reported(pipe: "Pipe") -> None:
-    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing)
+    handler = pipe.handler()
     handler.handle(record("%d", "three"))
     assert "core WARNING a record of tandem.core cannot be formatted: TypeError" in pipe.read_until("TypeError")[0]
     handler.close()
@@ -117,6 +117,9 @@ class Pipe:
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
 
+    def handler(self, **options: int) -> QueuedStderr:
+        return QueuedStderr(Formatter("core", "text"), descriptor=self.writing, **options)
+
     def fill(self) -> None:
         """Fills the pipe until a writer has to wait."""
         os.set_blocking(self.writing, False)
@@ -144,7 +147,7 @@ def pipe() -> Iterator[Pipe]:
 
 def test_records_are_dropped_and_counted_when_the_queue_is_full(pipe: Pipe) -> None:
     pipe.fill()
-    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=10)
+    handler = pipe.handler(capacity=10)
     for number in range(1000):
         handler.handle(record("record %d", number))
     lines = pipe.read_until("were dropped")
@@ -161,7 +164,7 @@ def test_records_are_dropped_and_counted_when_the_queue_is_full(pipe: Pipe) -> N
 
 
 def test_no_record_is_dropped_while_stderr_is_read(pipe: Pipe) -> None:
-    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing)
+    handler = pipe.handler()
     for number in range(500):
         handler.handle(record("record %d", number))
     lines = pipe.read_until("record 499")
@@ -171,7 +174,7 @@ def test_no_record_is_dropped_while_stderr_is_read(pipe: Pipe) -> None:
 
 def test_close_returns_although_stderr_is_not_read(pipe: Pipe) -> None:
     pipe.fill()
-    handler = QueuedStderr(Formatter("core", "text"), descriptor=pipe.writing, capacity=2)
+    handler = pipe.handler(capacity=2)
     for _ in range(10):
         handler.handle(record("lost"))
     closing = threading.Thread(target=handler.close)

@@ -75,10 +75,7 @@ def is_zombie(process: psutil.Process) -> bool:
 
 def is_gone(process: psutil.Process) -> bool:
     """Whether an orphan has ended. Where no process reaps it, it stays the zombie of a process that is not ours."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return is_zombie(process) or not process.is_running()
 
 
 @cache

@@ -346,6 +346,14 @@ def supervised(code: str, policy: Policy = NO_JITTER, said: list[str] | None = N
 SERVES = "print('serves', flush=True); signal.pause()"
 
 
+def driven(one: Supervisor) -> threading.Thread:
+    """Starts a thread that keeps the process running; returns it when the process serves."""
+    driver = threading.Thread(target=run, args=(one,))
+    driver.start()
+    until(lambda: one.state == State.SERVING)
+    return driver
+
+
 def test_a_task_keeps_a_process_running_until_it_is_stopped() -> None:
     said = list[str]()
     one = supervised(SERVES, Policy(first_pause_seconds=0.01), said)
@@ -378,18 +386,11 @@ def test_a_task_ends_with_what_its_process_said_last() -> None:
 def test_a_process_that_somebody_has_frozen_ends_after_the_grace() -> None:
     """SIGSTOP: the order to end waits with it."""
     one = supervised(SERVES)
-
-    async def play() -> None:
-        running = asyncio.create_task(run_async(one))
-        while one.state != State.SERVING:
-            await asyncio.sleep(0.01)
-        one.signal(signal.SIGSTOP)
-        while psutil.Process(one.pid).status() != psutil.STATUS_STOPPED:
-            await asyncio.sleep(0.01)
-        one.stop(0.2)
-        await asyncio.wait_for(running, TIMEOUT_SECONDS)
-
-    asyncio.run(play())
+    driver = driven(one)
+    one.signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(one.pid).status() == psutil.STATUS_STOPPED)
+    one.stop(0.2)
+    driver.join(TIMEOUT_SECONDS)
     assert str(one.ended) == "the it did not end within 0.2 s and was killed: serves"
     assert one.ended is not None and (one.ended.status, one.state) == (-signal.SIGKILL, State.STOPPED)
 
@@ -409,9 +410,7 @@ def test_a_pause_ends_when_a_process_is_needed_at_once(looks: int) -> None:
 
 def test_a_thread_keeps_a_process_running_until_another_stops_it() -> None:
     one = supervised(SERVES, Policy(first_pause_seconds=0.01))
-    driver = threading.Thread(target=run, args=(one,))
-    driver.start()
-    until(lambda: one.state == State.SERVING)
+    driver = driven(one)
     one.kill()
     until(lambda: one.state == State.SERVING and one.num_starts == 2)
     one.stop(TIMEOUT_SECONDS)
