@@ -96,16 +96,6 @@ class Output(Display):
         return found[times - 1]
 
 
-def make_pair(output: Output, standbys: int = 0) -> ServicePair:
-    """The programs of `tandem serve`, with pauses that are too short to notice."""
-    quick = partial(Policy, first_pause_seconds=0.01, last_pause_seconds=0.01)
-    return ServicePair(
-        scheduler_flags=["--of-scheduler"], worker_flags=["--of-worker"], standbys=standbys,
-        scheduler_policy=quick(max_ends=5, on_zero=OnZero.WANTED), worker_policy=quick(on_zero=OnZero.AGAIN),
-        settings=SETTINGS[SCHEDULER], on_line=output.show, on_end=output.ended, say=output.say,
-    )  # fmt: skip
-
-
 def listens(service: FakeService, then: str = STAYS) -> str:
     """The code of a scheduler that says that it listens at the fake service's address."""
     line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {service.address}"
@@ -124,7 +114,14 @@ def run_serve(service: FakeService, play: Play | None = None, *, standbys: int =
 
     async def run() -> tuple[int, str, Output]:
         output = Output(service)
-        running = asyncio.create_task(serving.serve(make_pair(output, standbys), output, SETTINGS))
+        # Pauses that are too short to notice.
+        quick = partial(Policy, first_pause_seconds=0.01, last_pause_seconds=0.01)
+        pair = ServicePair(
+            scheduler_flags=["--of-scheduler"], worker_flags=["--of-worker"], standbys=standbys,
+            scheduler_policy=quick(max_ends=5, on_zero=OnZero.WANTED), worker_policy=quick(on_zero=OnZero.AGAIN),
+            settings=SETTINGS[SCHEDULER], on_line=output.show, on_end=output.ended, say=output.say,
+        )  # fmt: skip
+        running = asyncio.create_task(serving.serve(pair, output, SETTINGS))
         if play is not None:
             await play(output)
             os.kill(os.getpid(), signal.SIGINT)

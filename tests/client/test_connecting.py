@@ -1,6 +1,7 @@
 """How long the client waits for a connection, and which error a failed connection raises."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -65,10 +66,11 @@ def test_calling_an_address_without_a_listener_raises_nothing_answers(connect: C
 
 
 class GrpcError(grpc.RpcError):
-    """An error that gRPC's library makes, without details of the service."""
+    """An error as gRPC's library makes it; without metadata it has no details of the service."""
 
-    def __init__(self, code: grpc.StatusCode, said: str) -> None:
-        self.code, self.details, self.trailing_metadata = lambda: code, lambda: said, lambda: None
+    def __init__(self, code: grpc.StatusCode, said: str, metadata: Any = None) -> None:
+        self.code, self.details, self.trailing_metadata = lambda: code, lambda: said, lambda: metadata
+        self.initial_metadata = tuple
 
 
 ALL = "failed to connect to all addresses"

@@ -10,6 +10,10 @@ import tandem_client
 from tandem_contract import version
 
 
+def absent(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
 def test_the_version_is_that_of_the_installed_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
@@ -24,9 +28,6 @@ def test_the_version_is_that_of_the_installed_distribution(monkeypatch: pytest.M
 def test_a_checkout_that_is_not_installed_reads_its_project_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def absent(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
     monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setattr(version, "_PROJECT", tmp_path / "pyproject.toml")
     assert version.version() == "unknown"
@@ -48,9 +49,6 @@ def test_an_extra_is_installed_by_its_requirements_from_anywhere(
     assert version.how_to_install("plot") == "pip install 'matplotlib>=3.10'"
     for extra in extras:
         assert re.fullmatch(r"pip install( '[\w.-]+[<>=!,.\d]*')+", version.how_to_install(extra)), extra
-
-    def absent(name: str) -> list[str]:
-        raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", absent)
     assert version.how_to_install("plot") == "make install in a checkout"

@@ -164,7 +164,9 @@ def as_version_5(log: Path, path: Path) -> None:
     path.write_bytes(b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames))
 
 
-def test_a_log_of_version_5_is_replayed_and_converted(tmp_path: Path) -> None:
+def test_a_log_of_version_5_is_replayed_and_converted_and_other_effects_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     today, old, new = (tmp_path / name for name in ("today", "old", "new"))
     Session(today).run(1)
     as_version_5(today, old)
@@ -172,12 +174,6 @@ def test_a_log_of_version_5_is_replayed_and_converted(tmp_path: Path) -> None:
     assert new.read_bytes() == today.read_bytes()
     with pytest.raises(FileExistsError):
         replay(old, converted=new)
-
-
-def test_a_log_of_version_5_with_other_effects_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    today, old = tmp_path / "today", tmp_path / "old"
-    Session(today).run(1)
-    as_version_5(today, old)
     monkeypatch.setitem(NAMES_OF_VERSION_5, fx.SendPlan, "Plan")
     with pytest.raises(SystemExit, match="the effects differ"):
         replay(old)

@@ -111,10 +111,7 @@ def test_find_rate_prints_the_highest_rate_that_meets_the_goal(capsys: pytest.Ca
         (["--model", "eliza"], "--model is 'eliza'; it must be one of llama-3.1-8b"),
         (["--model", "llama-3.1-70b"], "weights of 141.1 GB leave no page in 90% of 80 GB; --ranks 2"),
         (["--ranks", "3"], "--ranks is 3; it must divide the 32 attention heads of llama-3.1-8b, such as 4"),
-        (
-            ["--ranks", "2", "--fit", "nowhere.csv"],
-            "--ranks is 2; with --fit the steps of the file are those of a whole",
-        ),
+        (["--ranks=2", "--fit=nowhere.csv"], "--ranks is 2; with --fit the steps of the file are those of a whole"),
         (["--compare", "spread"], "--compare spread needs several services: --cells is 1"),
         (["--find-rate"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
         (["--ttft-p99", "1"], "--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate"),
