@@ -10,20 +10,10 @@ from tandem.v1 import inference_pb2
 from tandem_client import AsyncClient, Client, errors
 from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions
 from tandem_client.wire.rpc_errors import name_of, with_names
-from tests.client import fake_service
+from tests.client import fake_service as fake
 from tests.client.both import Connect, either
 from tests.client.descriptors import paths
-from tests.client.fake_service import (
-    Ending,
-    FakeService,
-    bad_request,
-    ends,
-    fails,
-    refusing,
-    refusing_field,
-    retry_info,
-    sending,
-)
+from tests.client.fake_service import FakeService
 
 CASES = [
     (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidArgument),
@@ -42,7 +32,7 @@ CASES = [
 def test_each_status_has_its_class(
     service: FakeService, client: Client, code: grpc.StatusCode, kind: type[errors.TandemError]
 ) -> None:
-    service.behaviour = refusing(code, "what happened")
+    service.behaviour = fake.refusing(code, "what happened")
     with pytest.raises(errors.TandemError) as caught:
         list(client.generate("hi"))
     assert type(caught.value) is kind
@@ -55,7 +45,7 @@ def test_each_status_has_its_class(
 def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, client: Client) -> None:
     """A proxy cannot send a status after the first frame of an answer: it resets the stream, which gRPC reads so."""
     said = "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"
-    service.behaviour = sending(ends(grpc.StatusCode.INTERNAL, said))
+    service.behaviour = fake.sending(fake.ends(grpc.StatusCode.INTERNAL, said))
     with pytest.raises(errors.Unavailable, match="lost the connection to the service") as caught:
         list(client.generate("hi"))
     assert caught.value.stream_began and not caught.value.is_refusal and caught.value.code is grpc.StatusCode.INTERNAL
@@ -63,8 +53,8 @@ def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, cl
 
 @either
 def test_the_details_of_an_error_are_read(service: FakeService, connect: Connect) -> None:
-    details = (bad_request("sampling.top_p", "top_p is 3; at most 1"), retry_info(1.5))
-    service.behaviour = refusing(grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
+    details = (fake.bad_request("sampling.top_p", "top_p is 3; at most 1"), fake.retry_info(1.5))
+    service.behaviour = fake.refusing(grpc.StatusCode.INVALID_ARGUMENT, "top_p is 3", *details)
     with connect(service.address) as client, pytest.raises(errors.InvalidArgument) as caught:
         list(client.generate("hi"))
     assert (caught.value.field, caught.value.keyword) == ("sampling.top_p", "top_p")
@@ -73,8 +63,8 @@ def test_the_details_of_an_error_are_read(service: FakeService, connect: Connect
 
 
 def test_pushback_metadata_sets_the_retry_time(service: FakeService, client: Client) -> None:
-    full = ends(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait", grpc_retry_pushback_ms="250")
-    service.behaviour = sending(full, accepts=False)
+    full = fake.ends(grpc.StatusCode.RESOURCE_EXHAUSTED, "1024 requests wait", grpc_retry_pushback_ms="250")
+    service.behaviour = fake.sending(full, accepts=False)
     with pytest.raises(errors.QueueFull) as caught:
         list(client.generate("hi"))
     assert caught.value.retry_after_seconds == 0.25
@@ -94,9 +84,9 @@ def test_a_message_over_the_limit_is_not_a_full_queue(service: FakeService, conn
 
 @either
 def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService, connect: Connect) -> None:
-    def ready_at_last(request: inference_pb2.GenerateRequest, ending: Ending) -> fake_service.Messages:
-        refused = refusing(grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(0.02))
-        return (fake_service.one_completion if len(service.requests) == 3 else refused)(request, ending)
+    def ready_at_last(request: inference_pb2.GenerateRequest, ending: fake.Ending) -> fake.Messages:
+        refused = fake.refusing(grpc.StatusCode.UNAVAILABLE, "no worker", fake.retry_info(0.02))
+        return (fake.one_completion if len(service.requests) == 3 else refused)(request, ending)
 
     service.behaviour = ready_at_last
     with connect(service.address, max_retries=2) as client:
@@ -105,19 +95,21 @@ def test_a_call_is_retried_while_the_service_is_not_ready(service: FakeService, 
 
 
 NOT_READY, FULL = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
-SOON = retry_info(0.01)
-AFTER_A_TOKEN = sending(fake_service.delta(0, [5], "R"), fails(NOT_READY, "no", SOON))
+SOON = fake.retry_info(0.01)
+AFTER_A_TOKEN = fake.sending(fake.delta(0, [5], "R"), fake.fails(NOT_READY, "no", SOON))
 
 
 @pytest.mark.parametrize(
     ("retries", "timeout", "code", "behaviour", "calls"),
     [
-        pytest.param(2, None, NOT_READY, refusing(NOT_READY, "no", SOON), 3, id="retries are bounded"),
-        pytest.param(0, None, NOT_READY, refusing(NOT_READY, "no", SOON), 1, id="retries are switched off"),
-        pytest.param(9, None, NOT_READY, refusing(NOT_READY, "no"), 1, id="the service gives no retry time"),
-        pytest.param(9, None, FULL, refusing(FULL, "no", SOON), 1, id="the queue is full"),
+        pytest.param(2, None, NOT_READY, fake.refusing(NOT_READY, "no", SOON), 3, id="retries are bounded"),
+        pytest.param(0, None, NOT_READY, fake.refusing(NOT_READY, "no", SOON), 1, id="retries are switched off"),
+        pytest.param(9, None, NOT_READY, fake.refusing(NOT_READY, "no"), 1, id="the service gives no retry time"),
+        pytest.param(9, None, FULL, fake.refusing(FULL, "no", SOON), 1, id="the queue is full"),
         pytest.param(9, None, NOT_READY, AFTER_A_TOKEN, 1, id="tokens were delivered"),
-        pytest.param(9, 5.0, NOT_READY, refusing(NOT_READY, "no", retry_info(60)), 1, id="the timeout comes first"),
+        pytest.param(
+            9, 5.0, NOT_READY, fake.refusing(NOT_READY, "no", fake.retry_info(60)), 1, id="the timeout comes first"
+        ),
     ],
 )
 def test_retries_end_at_the_maximum_number_and_at_the_timeout(
@@ -130,7 +122,7 @@ def test_retries_end_at_the_maximum_number_and_at_the_timeout(
 
 
 def test_the_timeout_ends_a_stream_in_the_client_and_in_the_service(service: FakeService, client: Client) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     with pytest.raises(errors.DeadlineExceeded):
         list(client.generate("hi", timeout=1.0))
     assert service.endings[0].wait()
@@ -147,26 +139,26 @@ def test_wait_ready_waits_until_the_service_serves(service: FakeService, client:
             assert await async_client.health() is False
             with pytest.raises(errors.DeadlineExceeded, match="answers, but does not serve"):
                 await async_client.wait_ready(0.5)
-            waiting = asyncio.create_task(async_client.wait_ready(fake_service.WAIT_SECONDS))
+            waiting = asyncio.create_task(async_client.wait_ready(fake.WAIT_SECONDS))
             await asyncio.sleep(0)
             service.serving(True)
             await waiting
 
     asyncio.run(wait())
-    client.wait_ready(fake_service.WAIT_SECONDS)
+    client.wait_ready(fake.WAIT_SECONDS)
     assert client.health() is True
 
 
 def test_malformed_details_are_ignored(service: FakeService, client: Client) -> None:
-    garbled = ends(grpc.StatusCode.INTERNAL, "broken", grpc_status_details_bin=b"\xff\xff")
-    service.behaviour = sending(garbled, accepts=False)
+    garbled = fake.ends(grpc.StatusCode.INTERNAL, "broken", grpc_status_details_bin=b"\xff\xff")
+    service.behaviour = fake.sending(garbled, accepts=False)
     with pytest.raises(errors.Internal, match="broken"):
         list(client.generate("hi"))
 
 
 def test_an_error_names_keywords_and_keeps_the_message_of_the_service(service: FakeService, client: Client) -> None:
     said = "stop.min_new_tokens is 9; the limit is max_new_tokens, here 3"
-    service.behaviour = refusing_field("stop.min_new_tokens", said)
+    service.behaviour = fake.refusing_field("stop.min_new_tokens", said)
     with pytest.raises(errors.InvalidArgument) as caught:
         list(client.generate("hi"))
     assert str(caught.value) == "min_new_tokens is 9; the limit is max_new_tokens, here 3"

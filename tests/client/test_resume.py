@@ -15,28 +15,17 @@ from tandem_client.client_base import Recovery
 from tandem_client.errors import InvalidArgument, NothingAnswers, Replaced, TandemError, Unavailable
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta
-from tests.client import fake_service
+from tests.client import fake_service as fake
 from tests.client.both import Connect, either
-from tests.client.fake_service import (
-    SECRET,
-    Ending,
-    FakeService,
-    Messages,
-    breaks,
-    delta,
-    fails,
-    finished,
-    sending,
-    summary,
-)
+from tests.client.fake_service import FakeService
 from tests.client.test_streams import break_out, with_block
 
 pytestmark = pytest.mark.usefixtures("patient_aborts")
 
 # Two samples; the second one has ended.
-HALF = (delta(0, [5], "Ré"), delta(0, [8, 9], "en", sample_idx=1), finished(2, sample_idx=1))
-half = sending(*HALF, breaks)
-other_half = sending(delta(1, [6], "turn"), finished(2, sample_idx=1), finished(2), summary(4))
+HALF = (fake.delta(0, [5], "Ré"), fake.delta(0, [8, 9], "en", sample_idx=1), fake.finished(2, sample_idx=1))
+half = fake.sending(*HALF, fake.breaks)
+other_half = fake.sending(fake.delta(1, [6], "turn"), fake.finished(2, sample_idx=1), fake.finished(2), fake.summary(4))
 
 
 def read(service: FakeService, connect: Connect) -> tuple[list[Delta], list[str]]:
@@ -60,7 +49,7 @@ def test_a_lost_stream_continues_where_it_was(service: FakeService, connect: Con
     assert kinds == ["accepted", "delta", "delta", "finished", "delta", "finished", "summary"]
     asked, again = service.resumed
     assert asked.request_id == service.requests[0].request_id != again.request_id
-    assert asked.resume_secret == SECRET
+    assert asked.resume_secret == fake.SECRET
     assert list(asked.offsets) == [
         pb.SampleOffset(token_ids=1, text_chars=2),
         pb.SampleOffset(token_ids=2, text_chars=2),
@@ -71,10 +60,10 @@ def test_a_lost_stream_continues_where_it_was(service: FakeService, connect: Con
 
 @either
 def test_a_stream_that_is_lost_again_continues_again(service: FakeService, connect: Connect) -> None:
-    def lost_again(request: pb.ResumeRequest, ending: Ending) -> Messages:
+    def lost_again(request: pb.ResumeRequest, ending: fake.Ending) -> fake.Messages:
         if request.offsets[0].token_ids == 2:
             return iter(list(other_half(request, ending))[2:])
-        return sending(delta(1, [6], "turn"), breaks)(request, ending)
+        return fake.sending(fake.delta(1, [6], "turn"), fake.breaks)(request, ending)
 
     service.behaviour, service.resumption = half, lost_again
     deltas, _ = read(service, connect)
@@ -84,7 +73,7 @@ def test_a_stream_that_is_lost_again_continues_again(service: FakeService, conne
 
 @either
 def test_a_connection_that_is_lost_after_the_summary_is_an_end(service: FakeService, connect: Connect) -> None:
-    service.behaviour = sending(*HALF, delta(1, [6], "turn"), finished(2), summary(4), breaks)
+    service.behaviour = fake.sending(*HALF, fake.delta(1, [6], "turn"), fake.finished(2), fake.summary(4), fake.breaks)
     service.resumption = other_half
     deltas, kinds = read(service, connect)
     assert len(deltas) == 3
@@ -112,7 +101,7 @@ def test_a_request_that_is_not_kept_raises_the_error_that_lost_it(service: FakeS
 def test_the_end_of_a_request_is_not_resumed(
     service: FakeService, client: Client, code: grpc.StatusCode, details: list[Any], kind: type[TandemError]
 ) -> None:
-    service.behaviour = sending(fails(code, "the reason", *details))
+    service.behaviour = fake.sending(fake.fails(code, "the reason", *details))
     with pytest.raises(kind, match="the reason"):
         list(client.generate("hi", resume=True))
     assert service.resumed == []
@@ -132,10 +121,10 @@ def test_a_stream_without_resume_is_not_continued(service: FakeService, client: 
 def test_a_request_that_is_lost_before_it_is_accepted_is_aborted_and_sent_again(
     service: FakeService, client: Client
 ) -> None:
-    def lost_at_first(request: pb.GenerateRequest, ending: Ending) -> Messages:
+    def lost_at_first(request: pb.GenerateRequest, ending: fake.Ending) -> fake.Messages:
         if len(service.requests) == 1:
-            breaks(ending)
-        return fake_service.one_completion(request, ending)
+            fake.breaks(ending)
+        return fake.one_completion(request, ending)
 
     service.behaviour = lost_at_first
     assert len(list(client.generate("hi", resume=True, request_id="mine"))) == 2
@@ -164,7 +153,7 @@ def close_at_once(stream: GenerateStream) -> None:
 def test_a_request_that_lingers_is_aborted_when_its_caller_leaves(
     service: FakeService, client: Client, leave: Callable[[GenerateStream], None], options: dict[str, object]
 ) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     stream = client.generate("hi", **options)
     leave(stream)
     # `close` has waited for it.
@@ -172,7 +161,7 @@ def test_a_request_that_lingers_is_aborted_when_its_caller_leaves(
 
 
 def test_a_dropped_stream_is_aborted_before_its_client_closes(service: FakeService) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     with Client(service.address) as client:
         stream = client.generate("hi", request_id="mine", resume=True)
         next(stream)
@@ -182,7 +171,7 @@ def test_a_dropped_stream_is_aborted_before_its_client_closes(service: FakeServi
 
 
 def test_a_cancelled_task_aborts_its_request(service: FakeService) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
 
     async def main() -> None:
         async with AsyncClient(service.address) as client:

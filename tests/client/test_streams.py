@@ -14,20 +14,9 @@ from tandem_client.async_client import AsyncGenerateStream
 from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
-from tests.client import fake_service
+from tests.client import fake_service as fake
 from tests.client.both import Connect, either
-from tests.client.fake_service import (
-    Ending,
-    FakeService,
-    Messages,
-    delta,
-    fails,
-    finished,
-    logprobs,
-    prompt_info,
-    sending,
-    summary,
-)
+from tests.client.fake_service import FakeService
 
 WHOLE = [
     Delta(token_offset=0, token_ids=(5,), text="Ré"),
@@ -52,11 +41,11 @@ def test_a_stream_yields_deltas_and_then_has_its_summary(service: FakeService, c
 
 
 def test_streams_run_side_by_side(service: FakeService, client: Client) -> None:
-    meeting = threading.Barrier(4, timeout=fake_service.WAIT_SECONDS)
+    meeting = threading.Barrier(4, timeout=fake.WAIT_SECONDS)
 
-    def together(request: pb.GenerateRequest, ending: Ending) -> Messages:
+    def together(request: pb.GenerateRequest, ending: fake.Ending) -> fake.Messages:
         meeting.wait()
-        return fake_service.one_completion(request, ending)
+        return fake.one_completion(request, ending)
 
     service.behaviour = together
     streams = [client.generate([1, 2], request_id=str(i)) for i in range(4)]
@@ -71,7 +60,7 @@ WAITS = [
 
 @either
 def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service: FakeService, connect: Connect) -> None:
-    service.behaviour = fake_service.waits_first
+    service.behaviour = fake.waits_first
     with connect(service.address) as client:
         assert list(client.generate("hi")) == WHOLE
         stream = client.generate("hi")
@@ -91,10 +80,10 @@ def test_a_loop_over_deltas_passes_waits_by_and_its_owner_may_hear_them(service:
 def test_a_timeout_names_what_the_request_was_waiting_for(service: FakeService, client: Client) -> None:
     over = threading.Event()
 
-    def never(request: pb.GenerateRequest, ending: Ending) -> Messages:
-        for message in fake_service.waits_first(request, ending):
+    def never(request: pb.GenerateRequest, ending: fake.Ending) -> fake.Messages:
+        for message in fake.waits_first(request, ending):
             if message.HasField("delta"):
-                over.wait(fake_service.WAIT_SECONDS)
+                over.wait(fake.WAIT_SECONDS)
             yield message
 
     service.behaviour = never
@@ -112,7 +101,7 @@ def with_top(value: float) -> TokenLogprob:
 
 @either
 def test_deltas_are_separated_by_sample(service: FakeService, connect: Connect) -> None:
-    service.behaviour = fake_service.two_samples
+    service.behaviour = fake.two_samples
     with connect(service.address) as client:
         stream = client.generate("hi", **TWO)
         deltas = [next(stream)]
@@ -168,7 +157,7 @@ def close_from_another_thread(stream: GenerateStream) -> None:
 def test_leaving_a_stream_ends_the_call(
     service: FakeService, client: Client, leave: Callable[[GenerateStream], None]
 ) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     leave(client.generate("hi"))
     gc.collect()
     assert service.endings[0].wait()
@@ -221,7 +210,7 @@ async def async_close_while_read(stream: AsyncGenerateStream) -> None:
 def test_leaving_an_async_stream_ends_the_call(
     service: FakeService, leave: Callable[[AsyncGenerateStream], Awaitable[None]]
 ) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
 
     async def run() -> None:
         async with AsyncClient(service.address) as client:
@@ -235,7 +224,7 @@ def test_leaving_an_async_stream_ends_the_call(
 
 
 def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
 
     async def begin() -> AsyncGenerateStream:
         async with AsyncClient(service.address) as client:
@@ -253,20 +242,20 @@ def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([delta(0, [5], "R", sample_idx=2)], "a message names sample 2; the request has 2$"),
+        ([fake.delta(0, [5], "R", sample_idx=2)], "a message names sample 2; the request has 2$"),
         (
-            [delta(at, [5], "R", sample_idx=at, logprobs=logprobs(-1)) for at in (0, 1)],
+            [fake.delta(at, [5], "R", sample_idx=at, logprobs=fake.logprobs(-1)) for at in (0, 1)],
             "a delta starts at token 1; expected 0$",
         ),
-        ([finished(0), summary(0)], "ended without the Finished of sample 1$"),
-        ([delta(0, [5], "R")], "a delta of 1 token has 0 logprobs; expected 1$"),
-        ([delta(0, [5], "R", logprobs=logprobs(-1, -2))], "a delta of 1 token has 2 logprobs; expected 1$"),
+        ([fake.finished(0), fake.summary(0)], "ended without the Finished of sample 1$"),
+        ([fake.delta(0, [5], "R")], "a delta of 1 token has 0 logprobs; expected 1$"),
+        ([fake.delta(0, [5], "R", logprobs=fake.logprobs(-1, -2))], "a delta of 1 token has 2 logprobs; expected 1$"),
         (
-            [prompt_info(1, pb.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
+            [fake.prompt_info(1, pb.Logprobs(logprobs=[-1], top_k=2, top_token_ids=[1]))],
             "1 logprob and 2 alternatives of each need 2 alternatives; the message has 1 token id and 0 logprobs",
         ),
         (
-            [prompt_info(start, logprobs(-1, -2)) for start in (1, 4)],
+            [fake.prompt_info(start, fake.logprobs(-1, -2)) for start in (1, 4)],
             "logprobs of the prompt start at token 4; expected 3$",
         ),
     ],
@@ -274,13 +263,13 @@ def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -
 def test_inconsistent_samples_and_logprobs_raise_protocol_error(
     service: FakeService, client: Client, messages: list[pb.GenerateResponse], said: str
 ) -> None:
-    service.behaviour = sending(*messages)
+    service.behaviour = fake.sending(*messages)
     with pytest.raises(ProtocolError, match=said):
         list(client.generate("hi", num_samples=2, logprobs=0))
 
 
 def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client) -> None:
-    service.behaviour = sending(fails(grpc.StatusCode.UNAVAILABLE, "draining", fake_service.retry_info(0)))
+    service.behaviour = fake.sending(fake.fails(grpc.StatusCode.UNAVAILABLE, "draining", fake.retry_info(0)))
     with pytest.raises(Unavailable):
         list(client.generate("hi", **TWO))
     assert len(service.requests) == 1
@@ -289,20 +278,22 @@ def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client)
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (delta(2, [7], "t"), "token 2; expected 1"),
-        (delta(0, [5], "R"), "token 0; expected 1"),
-        (finished(1), "Summary"),
+        (fake.delta(2, [7], "t"), "token 2; expected 1"),
+        (fake.delta(0, [5], "R"), "token 0; expected 1"),
+        (fake.finished(1), "Summary"),
     ],
 )
 @either
 def test_an_incomplete_stream_raises_protocol_error(
     service: FakeService, connect: Connect, second: pb.GenerateResponse, message: str
 ) -> None:
-    service.behaviour = sending(delta(0, [5], "R"), second)
+    service.behaviour = fake.sending(fake.delta(0, [5], "R"), second)
     with connect(service.address) as client, pytest.raises(ProtocolError, match=message):
         list(client.generate("hi"))
 
 
 def test_offsets_continue_if_ids_are_not_requested(service: FakeService, client: Client) -> None:
-    service.behaviour = sending(delta(0, [], "Re"), delta(4, [], "turn"), finished(6), summary(6))
+    service.behaviour = fake.sending(
+        fake.delta(0, [], "Re"), fake.delta(4, [], "turn"), fake.finished(6), fake.summary(6)
+    )
     assert "".join(each.text for each in client.generate("hi", want_token_ids=False)) == "Return"

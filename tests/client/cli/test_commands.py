@@ -21,24 +21,14 @@ from tandem_client.cli.commands import serve
 from tandem_client.cli.flags import parse_token_ids
 from tandem_client.cli.names import FLAGS
 from tandem_client.cli.show import closing_line
-from tests.client import fake_service
+from tests.client import fake_service as fake
 from tests.client.descriptors import paths
-from tests.client.fake_service import (
-    FakeService,
-    bad_request,
-    delta,
-    finished,
-    refusing,
-    refusing_field,
-    retry_info,
-    sending,
-    waits_first,
-)
+from tests.client.fake_service import FakeService
 from tests.client.proxied import NAME, Proxied
 from tests.client.sampling import EXAMPLES
 from tests.rigs.processes import child_environment, popen, run
 
-NOT_FINITE = fake_service.fails(grpc.StatusCode.INTERNAL, "values that are not finite")
+NOT_FINITE = fake.fails(grpc.StatusCode.INTERNAL, "values that are not finite")
 
 
 def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
@@ -48,7 +38,7 @@ def test_text_streams_to_stdout(tandem, service: FakeService) -> None:
 
 
 def test_waits_are_told_on_stderr_and_in_json(tandem, service: FakeService) -> None:
-    service.behaviour = waits_first
+    service.behaviour = fake.waits_first
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout) == (0, "Réturn\n")
     assert result.stderr == "waiting: why 1\nwaiting: why 2\n"
@@ -69,7 +59,7 @@ def test_json_output_contains_the_messages_of_the_api(tandem) -> None:
     assert lines[0]["accepted"]["sampling"]["seed"] == str(2**63)
     assert lines[0]["accepted"]["requests_ahead"] == 0
     assert lines[3]["finished"] == {"reason": "FINISH_REASON_LENGTH", "output_tokens": 3, "sample_idx": 0}
-    assert ParseDict(lines[4], inference_pb2.GenerateResponse()) == fake_service.summary(3)
+    assert ParseDict(lines[4], inference_pb2.GenerateResponse()) == fake.summary(3)
 
 
 def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
@@ -84,7 +74,7 @@ def test_every_flag_reaches_its_field(tandem, service: FakeService) -> None:
     switches = ["--ignore-eos", "--include-stop", "--no-want-text", "--want-token-ids", "--no-skip-special-tokens"]
     switches += ["--no-add-special-tokens", "--logprob-pieces"]
     repeated = ["--bypass-cache", "write", "--stop", "b", "--logit-bias", "3=1e1", "--allow", "8", "--ban", "10"]
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     tandem("generate", "hi", *arguments, *repeated, *switches, "--timeout", "0.1")
     (request,) = service.requests
     for part in (request, request.sampling, request.stop, request.output, request.cache, request.resume):
@@ -126,7 +116,7 @@ sample 1: position, token, logprob, most probable
 
 
 def test_samples_are_shown_one_after_another_and_then_the_logprobs(tandem, service: FakeService) -> None:
-    service.behaviour = fake_service.two_samples
+    service.behaviour = fake.two_samples
     asked = ("generate", "hi", "--num-samples", "2", "--logprobs", "1", "--prompt-logprobs", "0")
     result = tandem(*asked)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -139,9 +129,9 @@ def test_samples_are_shown_one_after_another_and_then_the_logprobs(tandem, servi
 
 
 def test_a_later_sample_streams_once_the_one_before_has_ended(tandem, service: FakeService) -> None:
-    service.behaviour = sending(
-        delta(0, [1], "a", sample_idx=1), finished(0, sample_idx=0), delta(1, [2], "b", sample_idx=1),
-        delta(2, [3], "c", sample_idx=1), delta(0, [4], "d", sample_idx=2), NOT_FINITE,
+    service.behaviour = fake.sending(
+        fake.delta(0, [1], "a", sample_idx=1), fake.finished(0, sample_idx=0), fake.delta(1, [2], "b", sample_idx=1),
+        fake.delta(2, [3], "c", sample_idx=1), fake.delta(0, [4], "d", sample_idx=2), NOT_FINITE,
     )  # fmt: skip
     result = tandem("generate", "hi", "--num-samples", "3")
     assert result.exit_code == 1
@@ -177,14 +167,14 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 @pytest.mark.parametrize(
     ("code", "details", "exit_code", "line"),
     [
-        (INVALID, [bad_request("sampling.top_p", "")], 2, f"--top-p: {LIMIT}"),
-        (INVALID, [bad_request("stop.max_new_tokens", "")], 2, f"--max-new-tokens: {LIMIT}"),
+        (INVALID, [fake.bad_request("sampling.top_p", "")], 2, f"--top-p: {LIMIT}"),
+        (INVALID, [fake.bad_request("stop.max_new_tokens", "")], 2, f"--max-new-tokens: {LIMIT}"),
         (
-            INVALID, [bad_request("sampling.num_samples", "")], 2,
+            INVALID, [fake.bad_request("sampling.num_samples", "")], 2,
             f"--num-samples: {LIMIT} (tandem info shows the limits)",
         ),
         (grpc.StatusCode.NOT_FOUND, [], 2, f"{LIMIT} (tandem info shows what is served)"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, [retry_info(0.5)], 3, f"{LIMIT} (try again in 0.5 s)"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, [fake.retry_info(0.5)], 3, f"{LIMIT} (try again in 0.5 s)"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, [], 4, LIMIT),
         (grpc.StatusCode.INTERNAL, [], 1, LIMIT),
     ],
@@ -192,7 +182,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 def test_an_error_prints_one_line_and_sets_the_exit_code(
     tandem, service: FakeService, code: grpc.StatusCode, details: list, exit_code: int, line: str
 ) -> None:
-    service.behaviour = refusing(code, "is 3;\nthe limit is 1", *details)
+    service.behaviour = fake.refusing(code, "is 3;\nthe limit is 1", *details)
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", f"error: {line}\n")
 
@@ -220,7 +210,7 @@ def test_an_error_prints_one_line_and_sets_the_exit_code(
 def test_a_refusal_names_the_flag_not_the_field(
     tandem, service: FakeService, field: str, message: str, line: str
 ) -> None:
-    service.behaviour = refusing_field(field, message.format(field))
+    service.behaviour = fake.refusing_field(field, message.format(field))
     assert tandem("generate", "hi").stderr == f"error: {line}\n"
 
 
@@ -243,7 +233,7 @@ def test_every_field_of_a_request_is_mapped_to_a_flag_that_exists() -> None:
 
 
 def test_output_before_an_error_is_kept(tandem, service: FakeService) -> None:
-    service.behaviour = sending(fake_service.delta(0, [5], "R"), NOT_FINITE)
+    service.behaviour = fake.sending(fake.delta(0, [5], "R"), NOT_FINITE)
     result = tandem("generate", "hi")
     assert (result.exit_code, result.stdout) == (1, "R\n")
     assert result.stderr == "error: values that are not finite\n"
@@ -252,8 +242,8 @@ def test_output_before_an_error_is_kept(tandem, service: FakeService) -> None:
 def test_an_aborted_request_exits_with_an_error(tandem, service: FakeService) -> None:
     done, aborted = inference_pb2.FINISH_REASON_LENGTH, inference_pb2.FINISH_REASON_ABORTED
     for ends in ((aborted,), (done, aborted)):
-        samples = [fake_service.finished(0, reason, sample_idx=idx) for idx, reason in enumerate(ends)]
-        service.behaviour = sending(*samples, fake_service.summary(0))
+        samples = [fake.finished(0, reason, sample_idx=idx) for idx, reason in enumerate(ends)]
+        service.behaviour = fake.sending(*samples, fake.summary(0))
         assert tandem("generate", "hi", "--num-samples", str(len(ends))).exit_code == 1
 
 
@@ -349,14 +339,14 @@ def test_a_message_above_the_size_limit_is_a_usage_error(tandem, service: FakeSe
 
 
 def test_the_error_of_a_timeout_names_the_flag(tandem, service: FakeService) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     for seconds in ("0", "0.1"):
         result = tandem("generate", "hi", "--timeout", seconds)
         assert (result.exit_code, f" {seconds} s" in result.stderr, result.stderr.count("\n")) == (4, True, 1)
 
 
 def test_only_a_begun_stream_reports_that_the_service_went_away(tandem, service: FakeService) -> None:
-    service.behaviour = sending(fake_service.breaks)
+    service.behaviour = fake.sending(fake.breaks)
     hint = "the service went away and the output is incomplete: try again"
     said = f"error: {service.address} closed the connection: Socket closed ({hint})\n"
     assert tandem("generate", "hi").stderr == said
@@ -395,13 +385,13 @@ def test_serve_without_the_services_is_an_error(tandem, monkeypatch: pytest.Monk
 
 
 def test_ctrl_c_cancels_and_exits_130(service: FakeService) -> None:
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     process = popen("tandem_client.cli", "generate", "hi", "--address", service.address, text=True, **ends)
     assert process.stdout is not None
     assert process.stdout.read(1) == "R"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=fake_service.WAIT_SECONDS)
+    out, err = process.communicate(timeout=fake.WAIT_SECONDS)
     assert (process.returncode, out, err) == (130, "\n", "")
     assert service.endings[0].wait()
 
@@ -413,7 +403,7 @@ def test_closed_output_ends_the_command_in_silence_and_frees_the_request(
     service: FakeService, arguments: tuple[str, ...], status: int
 ) -> None:
     """A shell reports 141 for a program that SIGPIPE ended; help is printed by rich, which ends with 1."""
-    service.behaviour = fake_service.endless
+    service.behaviour = fake.endless
     reader, writer = os.pipe()
     os.close(reader)
     own = child_environment() | {"TANDEM_ADDRESS": service.address}

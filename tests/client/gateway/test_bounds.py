@@ -16,17 +16,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.exchange import EventStream, Places, read
-from tests.client.fake_service import (
-    Behaviour,
-    Ending,
-    accepted,
-    delta,
-    endless,
-    finished,
-    one_completion,
-    summary,
-    waits_first,
-)
+from tests.client import fake_service as fake
 from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted, running
 from tests.client.gateway.plain_http import connected, everything
@@ -182,7 +172,7 @@ IN_WORK = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r
     ],
 )
 def test_what_follows_a_request_in_work_is_bounded(fronted: Fronted, first: bytes, again: bytes) -> None:
-    fronted.service.behaviour = endless
+    fronted.service.behaviour = fake.endless
     with connected(fronted.url) as sock:
         sock.sendall(IN_WORK)
         assert b"200 OK" in sock.recv(1000)
@@ -247,7 +237,7 @@ def test_health_and_metrics(fronted: Fronted) -> None:
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) -> None:
-    fronted.service.behaviour = waits_first
+    fronted.service.behaviour = fake.waits_first
     body = {"prompt": "hi", "stream": True, "echo": echo}
     answer = plain_http.post(f"{fronted.url}/v1/completions", json=body)
     events = answer.text.split("\n\n")
@@ -260,7 +250,7 @@ def test_waits_are_comments_that_clients_ignore(fronted: Fronted, echo: bool) ->
 
 
 def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
-    with running("--max-requests", "1", "--ping-seconds", "0.3", behaviour=endless) as made:
+    with running("--max-requests", "1", "--ping-seconds", "0.3", behaviour=fake.endless) as made:
         with connected(made.url) as sock:
             sock.sendall(IN_WORK)
             got = b""
@@ -276,7 +266,7 @@ def test_a_silent_stream_gets_pings_and_a_full_gateway_refuses() -> None:
 
 def test_sigterm_lets_streams_end() -> None:
     body = {"prompt": "a", "stream": True}
-    with running("--grace-seconds", "0.2", behaviour=endless) as made:
+    with running("--grace-seconds", "0.2", behaviour=fake.endless) as made:
         with plain_http.stream("POST", f"{made.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert '"R"' in next(lines)
@@ -287,20 +277,20 @@ def test_sigterm_lets_streams_end() -> None:
         assert made.gateway.wait() == 0, made.gateway.output()
 
 
-def flood(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+def flood(request: inference_pb2.GenerateRequest, ending: fake.Ending) -> Iterator[inference_pb2.GenerateResponse]:
     """Sends until the client leaves."""
-    yield accepted(request)
+    yield fake.accepted(request)
     for i in itertools.count():
-        yield delta(i, [5], "x" * 10_000)
+        yield fake.delta(i, [5], "x" * 10_000)
 
 
-def large(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+def large(request: inference_pb2.GenerateRequest, ending: fake.Ending) -> Iterator[inference_pb2.GenerateResponse]:
     """An answer that no socket buffer holds."""
-    yield accepted(request)
+    yield fake.accepted(request)
     for i in range(100):
-        yield delta(i, [5], "x" * 200_000)
-    yield finished(100)
-    yield summary(100)
+        yield fake.delta(i, [5], "x" * 200_000)
+    yield fake.finished(100)
+    yield fake.summary(100)
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +306,7 @@ def impatient() -> Iterator[Fronted]:
 @pytest.mark.parametrize("more", ["", "connection: close\r\n"])
 @pytest.mark.parametrize(("behaviour", "is_stream"), [(flood, True), (large, True), (large, False)])
 def test_a_reader_that_stalls_is_left(
-    impatient: Fronted, behaviour: Behaviour, is_stream: bool, more: str
+    impatient: Fronted, behaviour: fake.Behaviour, is_stream: bool, more: str
 ) -> None:  # fmt: skip
     impatient.service.behaviour = behaviour
     body = json.dumps({"prompt": "a", "stream": is_stream}).encode()
@@ -329,7 +319,7 @@ def test_a_reader_that_stalls_is_left(
         while "tandem_gateway_connections 1\n" not in plain_http.get(f"{impatient.url}/metrics").text:
             pass
         assert impatient.service.endings[-1].wait()
-    impatient.service.behaviour = one_completion
+    impatient.service.behaviour = fake.one_completion
     assert post(impatient, "/v1/completions", body).status_code == 200
 
 

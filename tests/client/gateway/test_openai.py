@@ -11,19 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from tandem.v1 import chat_pb2, inference_pb2
 
-from tests.client.fake_service import (
-    Ending,
-    bad_request,
-    delta,
-    endless,
-    fails,
-    finished,
-    one_completion,
-    refusing,
-    retry_info,
-    sending,
-    summary,
-)
+from tests.client import fake_service as fake
 from tests.client.gateway.conftest import Fronted
 from tests.client.gateway.told_service import as_asked, call_piece, thoughts_and_calls, two_scored, warned_and_cut
 
@@ -180,15 +168,15 @@ def test_equal_beginnings_have_equal_affinity(fronted: Fronted) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_services_that_a_proxy_names_are_a_header(fronted: Fronted, is_stream: bool) -> None:
-    def named(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
+    def named(request: inference_pb2.GenerateRequest, ending: fake.Ending) -> Iterator[inference_pb2.GenerateResponse]:
         ending.context.send_initial_metadata((("tandem-cell", request.text[0]),))
-        return one_completion(request, ending)
+        return fake.one_completion(request, ending)
 
     raw = fronted.client.completions.with_raw_response
     fronted.service.behaviour = named
     answer = raw.create(model="", prompt=["a1", "b1", "a2"], stream=is_stream)
     assert answer.headers["x-tandem-service"] == "a, b"
-    fronted.service.behaviour = one_completion
+    fronted.service.behaviour = fake.one_completion
     assert "x-tandem-service" not in raw.create(model="", prompt="a1", stream=is_stream).headers
 
 
@@ -209,7 +197,9 @@ def test_openais_helper_collects_a_chat_from_its_chunks(fronted: Fronted) -> Non
 
 def test_the_old_form_of_calls(fronted: Fronted) -> None:
     halves = (call_piece(0, '{"city": "Par', "abcdefgh1", "weather"), call_piece(0, 'is"}'))
-    fronted.service.behaviour = sending(*halves, finished(9, inference_pb2.FINISH_REASON_EOS), summary(1))
+    fronted.service.behaviour = fake.sending(
+        *halves, fake.finished(9, inference_pb2.FINISH_REASON_EOS), fake.summary(1)
+    )
     ask: dict[str, Any] = {
         "model": "", "messages": MESSAGES, "functions": [WEATHER["function"]], "function_call": {"name": "weather"},
     }  # fmt: skip
@@ -227,7 +217,7 @@ def test_the_old_form_of_calls(fronted: Fronted) -> None:
     assert all(chunk.delta.tool_calls is None for chunk in chunks)
     # Its answer and the function's go back as they are.
     talk = [*MESSAGES, choice.message, {"role": "function", "name": "weather", "content": "5"}]
-    fronted.service.behaviour = one_completion
+    fronted.service.behaviour = fake.one_completion
     [choice] = fronted.client.chat.completions.create(**{**ask, "messages": talk, "function_call": "auto"}).choices
     assert (choice.finish_reason, choice.message.function_call) == ("length", None)
     said = fronted.service.generated.chat.messages
@@ -302,21 +292,24 @@ def test_constraints(fronted: Fronted, given: dict[str, Any], kind: str, value: 
     [
         (
             grpc.StatusCode.INVALID_ARGUMENT,
-            bad_request("sampling.num_samples", "sampling.num_samples is 99; the limit is 16"),
+            fake.bad_request("sampling.num_samples", "sampling.num_samples is 99; the limit is 16"),
             openai.BadRequestError, 400, "n", None,
         ),
         (
             grpc.StatusCode.INVALID_ARGUMENT,
-            bad_request("prompt", "prompt has 3000 tokens; the limit is 511"),
+            fake.bad_request("prompt", "prompt has 3000 tokens; the limit is 511"),
             openai.BadRequestError, 400, "messages", "context_length_exceeded",
         ),
         (grpc.StatusCode.NOT_FOUND, None, openai.NotFoundError, 404, None, "model_not_found"),
         (grpc.StatusCode.UNAUTHENTICATED, None, openai.AuthenticationError, 401, None, "invalid_api_key"),
         (grpc.StatusCode.PERMISSION_DENIED, None, openai.PermissionDeniedError, 403, None, "permission_denied"),
         (grpc.StatusCode.ALREADY_EXISTS, None, openai.ConflictError, 409, None, "request_id_taken"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, retry_info(2.5), openai.RateLimitError, 429, None, "queue_full"),
-        (grpc.StatusCode.UNAVAILABLE, retry_info(0.5), openai.InternalServerError, 503, None, "service_unavailable"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, retry_info(1), openai.APIStatusError, 408, None, "deadline_exceeded"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, fake.retry_info(2.5), openai.RateLimitError, 429, None, "queue_full"),
+        (
+            grpc.StatusCode.UNAVAILABLE, fake.retry_info(0.5),
+            openai.InternalServerError, 503, None, "service_unavailable",
+        ),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, fake.retry_info(1), openai.APIStatusError, 408, None, "deadline_exceeded"),
         (
             grpc.StatusCode.FAILED_PRECONDITION, error_details_pb2.RequestInfo(request_id="x"),
             openai.BadRequestError, 400, None, "request_quarantined",
@@ -330,7 +323,7 @@ def test_errors(
     field: str | None, name: str | None, stream: bool,
 ) -> None:  # fmt: skip
     words = detail.field_violations[0].description if isinstance(detail, error_details_pb2.BadRequest) else "so it is"
-    fronted.service.behaviour = refusing(code, words, *([] if detail is None else [detail]))
+    fronted.service.behaviour = fake.refusing(code, words, *([] if detail is None else [detail]))
     with pytest.raises(error) as caught:
         fronted.client.chat.completions.create(model="", messages=MESSAGES, stream=stream)
     found = caught.value
@@ -345,7 +338,7 @@ def test_errors(
     assert (headers.get("www-authenticate") == "Bearer") == (status == 401)
 
 
-broken = sending(delta(0, [5], "R"), fails(grpc.StatusCode.INTERNAL, "the step broke"))
+broken = fake.sending(fake.delta(0, [5], "R"), fake.fails(grpc.StatusCode.INTERNAL, "the step broke"))
 
 
 def test_an_error_after_the_first_token(fronted: Fronted) -> None:
@@ -362,7 +355,7 @@ def test_an_error_after_the_first_token(fronted: Fronted) -> None:
 
 
 def test_leaving_a_stream_and_a_timeout_of_the_client_cancel_the_call(fronted: Fronted) -> None:
-    fronted.service.behaviour = endless
+    fronted.service.behaviour = fake.endless
     stream = fronted.client.completions.create(model="", prompt="a", stream=True)
     assert next(iter(stream)).choices[0].text == "R"
     stream.close()
@@ -388,7 +381,7 @@ def test_the_asynchronous_client(fronted: Fronted) -> None:
 def test_whole_unicode_passes(fronted: Fronted) -> None:
     text = "".join(map(chr, [*range(32, 0x300), 0x1F600, 0x10FFFF, 0x2028, 0xFEFF]))
 
-    fronted.service.behaviour = sending(delta(0, [5], text), finished(1), summary(1))
+    fronted.service.behaviour = fake.sending(fake.delta(0, [5], text), fake.finished(1), fake.summary(1))
     stream = fronted.client.completions.create(model="", prompt=text, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == text
     assert fronted.client.completions.create(model="", prompt=text).choices[0].text == text
