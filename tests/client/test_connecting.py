@@ -9,7 +9,7 @@ import pytest
 from tandem_client import AsyncClient, Client, connection, errors
 from tandem_client.wire.rpc_errors import ErrorReader
 from tests.client.both import Connect, either
-from tests.client.fake_service import FakeService, refusing, retry_info
+from tests.client.fake_service import FakeService
 from tests.client.listeners import Proxy, silent_listener
 from tests.rigs.processes import free_address
 
@@ -142,10 +142,3 @@ def test_a_stream_that_is_removed_at_its_deadline_is_late(code: grpc.StatusCode)
     assert type(reader.read(removed)) is errors.Unavailable
     refused = GrpcError(grpc.StatusCode.UNAVAILABLE, "no worker")
     assert str(reader.read(refused, is_late=True)) == "no worker"
-
-
-def test_a_refusal_by_a_reachable_service_raises_unavailable(service: FakeService, client: Client) -> None:
-    service.behaviour = refusing(grpc.StatusCode.UNAVAILABLE, "no worker", retry_info(60))
-    with pytest.raises(errors.Unavailable, match=r"^no worker$") as caught:
-        list(client.generate("hi", timeout=1))
-    assert type(caught.value) is errors.Unavailable

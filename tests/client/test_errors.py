@@ -106,6 +106,7 @@ AFTER_A_TOKEN = fake.sending(fake.delta(0, [5], "R"), fake.fails(NOT_READY, "no"
         pytest.param(0, None, NOT_READY, fake.refusing(NOT_READY, "no", SOON), 1, id="retries are switched off"),
         pytest.param(9, None, NOT_READY, fake.refusing(NOT_READY, "no"), 1, id="the service gives no retry time"),
         pytest.param(9, None, FULL, fake.refusing(FULL, "no", SOON), 1, id="the queue is full"),
+        pytest.param(9, None, NOT_READY, fake.sending(fake.fails(NOT_READY, "no", SOON)), 1, id="it was accepted"),
         pytest.param(9, None, NOT_READY, AFTER_A_TOKEN, 1, id="tokens were delivered"),
         pytest.param(
             9, 5.0, NOT_READY, fake.refusing(NOT_READY, "no", fake.retry_info(60)), 1, id="the timeout comes first"

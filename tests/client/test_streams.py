@@ -5,13 +5,12 @@ import gc
 import threading
 from collections.abc import Awaitable, Callable
 
-import grpc
 import pytest
 from tandem.v1 import inference_pb2 as pb
 
 from tandem_client import AsyncClient, Client
 from tandem_client.async_client import AsyncGenerateStream
-from tandem_client.errors import DeadlineExceeded, ProtocolError, Unavailable
+from tandem_client.errors import DeadlineExceeded, ProtocolError
 from tandem_client.sync_client import GenerateStream
 from tandem_client.types import Delta, FinishReason, PromptInfo, TokenLogprob, Waiting, WaitReason
 from tests.client import fake_service as fake
@@ -266,13 +265,6 @@ def test_inconsistent_samples_and_logprobs_raise_protocol_error(
     service.behaviour = fake.sending(*messages)
     with pytest.raises(ProtocolError, match=said):
         list(client.generate("hi", num_samples=2, logprobs=0))
-
-
-def test_an_accepted_stream_is_not_retried(service: FakeService, client: Client) -> None:
-    service.behaviour = fake.sending(fake.fails(grpc.StatusCode.UNAVAILABLE, "draining", fake.retry_info(0)))
-    with pytest.raises(Unavailable):
-        list(client.generate("hi", **TWO))
-    assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize(
