@@ -268,8 +268,9 @@ def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) 
     for options in every:
         with pytest.raises(OSError, match="in use"):
             bind(*options)
-    psutil.Process(frontend).kill()
-    psutil.wait_procs([psutil.Process(frontend)], timeout=TIMEOUT_SECONDS)
+    process = psutil.Process(frontend)
+    process.kill()
+    process.wait(TIMEOUT_SECONDS)
     for options in every:
         with pytest.raises(OSError, match="in use"):
             bind(*options)
