@@ -56,10 +56,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "sampling": ("sampling", "step/test_output.py"),
     "constraints": ("constraints",),
     "graphs": ("cuda",),
-    "takeover": ("shared_pool/test_device_pool.py",),
+    "takeover": ("shared_pool/test_device_pool.py", "shared_pool/test_take_over.py"),
     "shared_pool": (
         *("shared_pool/test_checksum.py", "shared_pool/test_device_checksum.py", "shared_pool/test_first_pages.py"),
-        *("shared_pool/test_take_over.py", "cuda_memory"),
+        "cuda_memory",
     ),
     "runner": (
         "test_bundled_model.py",
