@@ -1,111 +1,15 @@
 """The C++ kernel of decode rows against a plain softmax in float64, for every instruction set of this machine."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-from torch import Tensor
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
-from gpu_worker.attention.paged import InPlaceKernel
-from gpu_worker.cpu.attention import DecodeKernel, KvWriter, NativeDecode
-from gpu_worker.cpu.gathered import GatheredDecode
+from gpu_worker.attention.layers import AttentionKind
+from gpu_worker.cpu.attention import KvWriter, NativeDecode
 from gpu_worker.native.library import NativeLibrary
-from tests.gpu_worker.reference import plain_attention
+from tests.gpu_worker.cpu.attention_rig import TOLERANCE, Rows, assert_close, kind_of
 
-# Largest errors in units of the dtype's precision: sums of some hundred products of numbers near 1.
-TOLERANCE = {torch.float32: 32, torch.bfloat16: 2, torch.float16: 2}
 # One token; the edges of a tile of 16, of pages and of the parts (512) into which a long row is divided.
 LENGTHS = (1, 2, 15, 16, 17, 33, 64, 127, 128, 129, 190, 511, 512, 513, 1100)
-
-
-def kind_of(group: int = 2, kv_heads: int = 2, key_dim: int = 32, value_dim: int = 32, **more: object) -> AttentionKind:
-    softcap = more.pop("softcap", None)
-    return AttentionKind(
-        num_heads=group * kv_heads,
-        num_kv_heads=kv_heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        scale=key_dim**-0.5,
-        softcap=softcap,
-        pattern=AttentionPattern(**more),
-    )
-
-
-class Rows:
-    """Rows of these lengths over a pool in which everything is NaN except the positions that a row's query sees, and
-    the padding of their heads. Lines of the page table that belong to no row name no page."""
-
-    def __init__(self, kind: AttentionKind, lengths: Sequence[int], page_size: int, dtype: torch.dtype) -> None:
-        self.kind, self.page_size, draw = kind, page_size, torch.Generator().manual_seed(0)
-        per_row = -(-max(lengths) // page_size)
-        num_pages = per_row * len(lengths) + 1
-        pages = (torch.randperm(num_pages - 1, generator=draw) + 1).view(len(lengths), per_row)
-        shape = kind.num_kv_heads, (num_pages + kind.pattern.has_learned_sinks) * page_size, kind.head_dim
-        self.keys, self.values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
-        self.lines = torch.randperm(len(lengths) + 3, generator=draw)[: len(lengths)]
-        self.table = torch.full((len(lengths) + 3, per_row + 1), -(1 << 20), dtype=torch.int32)
-        self.positions = torch.tensor(lengths) - 1
-        # Token slots that each row sees.
-        self.slots: list[Tensor] = []
-        for i, last in enumerate(self.positions.tolist()):
-            # Entries after the row's last page are not read.
-            used = last // page_size + 1
-            self.table[self.lines[i], :used] = pages[i, :used].int()
-            seen = torch.arange(last + 1)
-            if kind.pattern.window is not None:
-                seen = seen[(seen > last - kind.pattern.window) | (seen < kind.pattern.sink_tokens)]
-            self.slots.append(pages[i][seen // page_size] * page_size + seen % page_size)
-            for pool, dim in ((self.keys, kind.key_dim), (self.values, kind.value_dim)):
-                pool[:, self.slots[i]] = 0
-                new = torch.randn(kind.num_kv_heads, seen.numel(), dim, generator=draw)
-                pool[:, self.slots[i], :dim] = new.to(dtype)
-        # As the model leaves them: heads before tokens, a part of a larger tensor.
-        queries = torch.randn(kind.num_heads, len(lengths), kind.key_dim + 8, generator=draw).to(dtype)
-        self.query = queries[..., : kind.key_dim].transpose(0, 1)
-        self.sinks = torch.randn(kind.num_heads, generator=draw) if kind.pattern.has_learned_sinks else None
-
-    def computed(self, library: NativeLibrary | None, only: slice = slice(None)) -> Tensor:
-        """What the kernel writes for `only` these rows, [rows, H, value dimension]; without a library that of torch's
-        operators."""
-        query, rows = self.query[only], (self.lines[only].clone(), self.positions[only].clone())
-        kernel: InPlaceKernel
-        if library is None:
-            layers = LayerMap(layers=(AttentionLayer(name="attention", kind=self.kind),))
-            gathered = GatheredDecode(layers, self.table, page_size=self.page_size)
-            gathered.update(*rows)
-            [kernel] = gathered.kernels
-        else:
-            kernel = DecodeKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
-            kernel.set_rows(*rows)
-        whole = torch.full((len(query) + 2, self.kind.num_heads, self.kind.value_dim), 7.0, dtype=self.keys.dtype)
-        kernel(query, self.keys, self.values, self.sinks, whole[1:-1])
-        assert bool((whole[[0, -1]] == 7).all()), "the kernel wrote outside of its outputs"
-        return whole[1:-1]
-
-    def expected(self) -> Tensor:
-        """The same in float64, by a softmax over each row's gathered keys and values."""
-        rows = [
-            plain_attention(
-                query[:, None].double(),
-                self.keys[:, slots, : self.kind.key_dim].double(),
-                self.values[:, slots, : self.kind.value_dim].double(),
-                torch.ones(1, len(slots), dtype=torch.bool),
-                self.kind.scale,
-                softcap=self.kind.softcap,
-                sinks=self.sinks,
-            )[:, 0]
-            for query, slots in zip(self.query, self.slots, strict=True)
-        ]
-        return torch.stack(rows)
-
-
-def assert_close(rows: Rows, library: NativeLibrary | None) -> None:
-    found, expected = rows.computed(library), rows.expected()
-    error = (found.double() - expected).abs().max().item()
-    assert error <= TOLERANCE[found.dtype] * torch.finfo(found.dtype).eps, f"page size {rows.page_size}: {error}"
-
-
 KINDS = [
     *(kind_of(group) for group in (1, 2, 3, 4, 5, 7, 8, 16)),
     kind_of(70, 1, 16, 16),

@@ -15,9 +15,8 @@ from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.checkpoint.linear import kernel_of
 from gpu_worker.cpu.attention import KvWriter
 from gpu_worker.native.library import NativeLibrary
-from tests.gpu_worker.cpu import test_decode as decode
-from tests.gpu_worker.cpu import test_prefill as prefill
-from tests.gpu_worker.native.test_operators import assert_close, call, randn
+from tests.gpu_worker.cpu import attention_rig as attention
+from tests.gpu_worker.native.test_operators import ACTIVATIONS, assert_close, call, randn
 
 DIMS = range(1, 321)
 # Every remainder of every vector, block and panel, and the sizes around larger blocks.
@@ -46,7 +45,7 @@ def test_decode_rows(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[
     for dim in dims:
         for group in GROUPS:
             kind = kinds(dim, group)[(dim + group) % 2]
-            decode.assert_close(decode.Rows(kind, (19,), PAGE_SIZES[dim % 2], dtype), library)
+            attention.assert_close(attention.Rows(kind, (19,), PAGE_SIZES[dim % 2], dtype), library)
 
 
 @TYPES
@@ -54,7 +53,9 @@ def test_decode_rows(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[
 def test_prompt_chunks(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     for dim in dims:
         for kind, page_size in zip(kinds(dim, 1 + dim % 3), PAGE_SIZES, strict=True):
-            prefill.assert_close(prefill.Step(kind, [prefill.Chunk(start=7, count=13)], page_size, dtype), library)
+            attention.assert_close(
+                attention.Step(kind, [attention.Chunk(start=7, count=13)], page_size, dtype), library
+            )
 
 
 @TYPES
@@ -91,36 +92,37 @@ def test_linear_layers(library: NativeLibrary, dtype: torch.dtype, dims: Sequenc
 def test_small_operators(library: NativeLibrary, dtype: torch.dtype, dims: Sequence[int]) -> None:
     is_bfloat16, one = c_int32(dtype is torch.bfloat16), c_int32(1)
     for dim in dims:
-        # Rows of a wider matrix, with NaN in its other elements.
-        wide = torch.full((2, 2, dim + 3), torch.nan, dtype=dtype)
+        # Four rows of a wider matrix, with NaN in its other elements; twice two where an operator has two dimensions.
+        wide = torch.full((2, 4, dim + 3), torch.nan, dtype=dtype)
         x, y = wide[0, :, :dim], wide[1, :, :dim]
-        x.copy_(randn(2, dim, dtype=dtype)), y.copy_(randn(2, dim, dtype=dtype, seed=2))
+        x.copy_(6 * randn(4, dim, dtype=dtype)), y.copy_(randn(4, dim, dtype=dtype, seed=2))
         exact_x, exact_y, stride = x.double(), y.double(), x.stride(0)
-        whole = torch.full((2 * dim + 8,), 7.0, dtype=dtype)
-        out = whole[4:-4].view(2, dim)
+        whole = torch.full((4 * dim + 8,), 7.0, dtype=dtype)
+        out = whole[4:-4].view(4, dim)
 
         weight = randn(dim, dtype=torch.float32, seed=3)
-        call(library, "tandem_rms_norm", x, weight, out, 1, 2, dim, 0, stride, 1e-3, is_bfloat16, one)
+        call(library, "tandem_rms_norm", x, weight, out, 2, 2, dim, 2 * stride, stride, 1e-3, is_bfloat16, one)
         exact = exact_x / (exact_x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
         assert_close(out, exact, exact)
 
-        call(library, "tandem_gated", x, y, out, 2, dim, stride, stride, c_int32(0), is_bfloat16, one)
-        assert_close(out, exact_x * exact_x.sigmoid() * exact_y, exact_x * exact_y)
+        for activation, function in enumerate(ACTIVATIONS):
+            call(library, "tandem_gated", x, y, out, 4, dim, stride, stride, c_int32(activation), is_bfloat16, one)
+            assert_close(out, function(exact_x) * exact_y, exact_x * exact_y)
 
         call(library, "tandem_add", x, y, out, dim, is_bfloat16, one)
         assert_close(out[0], exact_x[0] + exact_y[0], exact_x[0].abs() + exact_y[0].abs())
 
-        half = (dim * 7) % (dim // 2 + 1)
-        cosine, sine = (randn(2, 2 * half, dtype=dtype, seed=seed) for seed in (4, 5))
-        call(
-            library, "tandem_rotary", x, cosine, sine, out, 2, 1, dim, half, stride, stride, 2 * half, is_bfloat16, one
-        )
-        part, cos, sin = exact_x[:, : 2 * half], cosine.double(), sine.double()
-        turned = torch.cat([-part[:, half:], part[:, :half]], -1)
-        assert_close(out[:, : 2 * half], part * cos + turned * sin, (part * cos).abs() + (turned * sin).abs())
-        assert torch.equal(out[:, 2 * half :], x[:, 2 * half :])
+        for half in (dim // 2, (dim * 7) % (dim // 2 + 1)):
+            cosine, sine = (randn(2, 2 * half, dtype=dtype, seed=seed) for seed in (4, 5))
+            sizes = (2, 2, dim, half, 2 * stride, stride, 2 * half)
+            call(library, "tandem_rotary", x, cosine, sine, out, *sizes, is_bfloat16, one)
+            part, cos, sin = (each.double() for each in (x[:, : 2 * half], cosine, sine))
+            cos, sin = cos.repeat_interleave(2, 0), sin.repeat_interleave(2, 0)
+            turned = torch.cat([-part[:, half:], part[:, :half]], -1)
+            assert_close(out[:, : 2 * half], part * cos + turned * sin, (part * cos).abs() + (turned * sin).abs())
+            assert torch.equal(out[:, 2 * half :], x[:, 2 * half :])
 
-        tokens = torch.empty(2, dtype=torch.int64)
-        call(library, "tandem_greedy", x, tokens, 2, dim, stride, is_bfloat16, one)
+        tokens = torch.empty(4, dtype=torch.int64)
+        call(library, "tandem_greedy", x, tokens, 4, dim, stride, is_bfloat16, one)
         assert tokens.tolist() == [row.index(max(row)) for row in x.tolist()]
         assert bool((whole[:4] == 7).all() and (whole[-4:] == 7).all()), dim

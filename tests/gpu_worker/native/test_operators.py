@@ -1,6 +1,5 @@
-"""The small operators of every instruction set, against float64 and torch."""
+"""Extreme values, ties and threads in the small operators of every instruction set; test_dimensions.py has the rest."""
 
-import math
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -14,6 +13,8 @@ _TYPES = [torch.float32, torch.bfloat16]
 # Of a result: a few roundings of float32, half a unit in the last place of bfloat16.
 _ERROR = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 _PADDING = 5
+# By number.
+ACTIVATIONS = (nn.functional.silu, lambda x: nn.functional.gelu(x, approximate="tanh"))
 
 
 def call(library: NativeLibrary, name: str, *arguments: Any) -> None:
@@ -35,49 +36,6 @@ def assert_close(found: Tensor, exact: Tensor, terms: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", _TYPES, ids=str)
-@pytest.mark.parametrize(("outer", "inner", "columns"), [(1, 1, 1), (3, 2, 64), (2, 1, 77), (5, 4, 131)])
-def test_rms_norm(library: NativeLibrary, dtype: torch.dtype, outer: int, inner: int, columns: int) -> None:
-    wide = randn(outer, inner, columns + _PADDING, dtype=dtype)
-    x, weight = wide[..., :columns], randn(columns, dtype=torch.float32, seed=2)
-    out = torch.empty(outer, inner, columns, dtype=dtype)
-    sizes = (outer, inner, columns, x.stride(0), x.stride(1))
-    call(library, "tandem_rms_norm", x, weight, out, *sizes, 1e-3, c_int32(dtype is torch.bfloat16), c_int32(1))
-    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
-    assert_close(out, exact, exact)
-
-
-@pytest.mark.parametrize("dtype", _TYPES, ids=str)
-@pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (64, 32), (24, 12), (2, 2)])
-def test_rotary(library: NativeLibrary, dtype: torch.dtype, dim: int, rotated: int) -> None:
-    tokens, heads, half = 3, 2, rotated // 2
-    x = randn(tokens, heads, dim + _PADDING, dtype=dtype)[..., :dim]
-    cosine, sine = (randn(tokens, rotated, dtype=dtype, seed=seed) for seed in (2, 3))
-    out = torch.empty(tokens, heads, dim, dtype=dtype)
-    sizes = (tokens, heads, dim, half, x.stride(0), x.stride(1), rotated)
-    call(library, "tandem_rotary", x, cosine, sine, out, *sizes, c_int32(dtype is torch.bfloat16), c_int32(1))
-    part, cos, sin = x[..., :rotated].double(), cosine.double()[:, None], sine.double()[:, None]
-    turned = torch.cat([-part[..., half:], part[..., :half]], -1)
-    assert_close(out[..., :rotated], part * cos + turned * sin, (part * cos).abs() + (turned * sin).abs())
-    assert torch.equal(out[..., rotated:], x[..., rotated:])
-
-
-@pytest.mark.parametrize("dtype", _TYPES, ids=str)
-@pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu_tanh"])
-@pytest.mark.parametrize("columns", [1, 64, 77])
-def test_gated(library: NativeLibrary, dtype: torch.dtype, activation: int, columns: int) -> None:
-    both = 6 * randn(3, 2 * columns, dtype=dtype)
-    gate, up = both[:, :columns], both[:, columns:]
-    out = torch.empty(3, columns, dtype=dtype)
-    arguments = (3, columns, 2 * columns, 2 * columns, c_int32(activation), c_int32(dtype is torch.bfloat16))
-    call(library, "tandem_gated", gate, up, out, *arguments, c_int32(1))
-    x = gate.double()
-    y = x if activation == 0 else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    assert_close(out, x * y.sigmoid() * up.double(), x * up.double())
-    functions = [nn.functional.silu, lambda x: nn.functional.gelu(x, approximate="tanh")]
-    assert_close(out, functions[activation](x) * up.double(), x * up.double())
-
-
-@pytest.mark.parametrize("dtype", _TYPES, ids=str)
 @pytest.mark.parametrize("activation", [0, 1], ids=["silu", "gelu_tanh"])
 def test_gates_of_any_size_are_finite(library: NativeLibrary, dtype: torch.dtype, activation: int) -> None:
     """The exponential of a large gate is infinite, or zero. NaN stays NaN."""
@@ -87,8 +45,7 @@ def test_gates_of_any_size_are_finite(library: NativeLibrary, dtype: torch.dtype
     arguments = (1, num, num, num, c_int32(activation), c_int32(dtype is torch.bfloat16))
     call(library, "tandem_gated", gate, up, out, *arguments, c_int32(1))
     x, is_number = gate.double(), ~gate.isnan()
-    y = x if activation == 0 else 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    assert_close(out[is_number], (x * y.sigmoid())[is_number], x[is_number])
+    assert_close(out[is_number], ACTIVATIONS[activation](x)[is_number], x[is_number])
     assert bool(out[~is_number].isnan().all())
 
 
