@@ -43,6 +43,7 @@ def sizes(
     reach: tuple[int, int] = (0, 0),
     shares_pool: bool = False,
     held_pages: int = 0,
+    captures: bool = False,
     **settings: object,
 ) -> Sizes:
     machine = Machine(
@@ -52,13 +53,26 @@ def sizes(
         shares_pool=shares_pool,
         held_pages=held_pages,
     )
-    return choose_sizes(WorkerSettings(**settings), costs, machine, reach)
+    return choose_sizes(WorkerSettings(**settings), costs, machine, reach, captures=captures)
 
 
 def refused(free: int = 64 * GIB, *, costs: Costs = COSTS, **settings: object) -> str:
     with pytest.raises(DoesNotFit) as error:
         sizes(free, costs=costs, **settings)
     return str(error.value)
+
+
+def fitting(message: str, *names: str) -> tuple[str, ...]:
+    """What would fit, by the end of a refusal: a value of the first of these settings, and of the others."""
+    values = r"(?: or | with )".join(rf"{name} (\S+)" for name in names)
+    would = re.search(rf"[;:] {values} would fit$", message)
+    assert would is not None, message
+    return would.groups()
+
+
+def taken(chosen: Sizes) -> int:
+    """The bytes beside the reserve."""
+    return chosen.weights + chosen.step + chosen.graphs + chosen.tables + chosen.pool
 
 
 def test_defaults_depend_on_the_device() -> None:
@@ -80,26 +94,21 @@ def test_the_default_pool_has_no_more_pages_than_rows_can_use() -> None:
     assert GIB - asked.pool < asked.pool / asked.geometry.num_pages
 
 
-@pytest.mark.parametrize("keep", [None, 0, 5 * GIB])
-def test_a_pool_on_a_gpu_uses_free_memory_except_the_reserve(keep: int | None) -> None:
-    chosen = sizes(40 * GIB, on_cpu=False, keep_free_bytes=keep)
+@pytest.mark.parametrize(("on_cpu", "keep"), [(False, None), (False, 0), (False, 5 * GIB), (True, GIB)])
+def test_a_pool_uses_free_memory_except_the_reserve(on_cpu: bool, keep: int | None) -> None:
+    """By default on a GPU, and on a CPU if configured."""
+    chosen = sizes(40 * GIB, on_cpu=on_cpu, max_rows=256, keep_free_bytes=keep)
     reserve = GPU_RESERVE_BYTES if keep is None else keep
-    left = 40 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
     assert chosen.reserve == reserve
     # Less than another page is left, beside tables counted for the longest row.
-    assert reserve <= left < reserve + 5 * MIB
-
-
-def test_a_pool_on_a_cpu_uses_free_memory_if_configured() -> None:
-    chosen = sizes(20 * GIB, keep_free_bytes=GIB)
-    left = 20 * GIB - chosen.weights - chosen.step - chosen.tables - chosen.pool
-    assert GIB <= left < GIB + 3 * MIB
+    page = 2 * MIB if on_cpu else 4 * MIB
+    assert reserve <= 40 * GIB - taken(chosen) < reserve + page + MIB
 
 
 def test_the_default_pool_on_a_cpu_fits_free_memory() -> None:
     chosen = sizes(17 * GIB)
     assert 0 < chosen.pool < GIB
-    assert chosen.weights + chosen.step + chosen.tables + chosen.pool + chosen.reserve <= 17 * GIB
+    assert taken(chosen) + chosen.reserve <= 17 * GIB
 
 
 @pytest.mark.parametrize(
@@ -149,39 +158,36 @@ def test_a_pool_that_does_not_fit_names_the_largest_that_does(asked: dict[str, i
     rest = {"max_rows": 1000, "max_length": 4096}
     message = refused(24 * GIB, **asked, **rest)
     assert "of 24.0 GiB free on cpu, weights take 16.0 GiB, a step" in message
-    would = re.search(r"; pool_bytes (\S+) or num_pages (\d+) would fit$", message)
-    assert would is not None
-    assert sizes(24 * GIB, pool_bytes=would.group(1), **rest).pool <= 24 * GIB - 16 * GIB
-    num_pages = int(would.group(2))
+    pool_bytes, num_pages = fitting(message, "pool_bytes", "num_pages")
+    assert sizes(24 * GIB, pool_bytes=pool_bytes, **rest).pool <= 24 * GIB - 16 * GIB
+    num_pages = int(num_pages)
     assert sizes(24 * GIB, num_pages=num_pages, **rest).geometry.num_pages == num_pages
     assert f"or num_pages {num_pages} would" in refused(24 * GIB, num_pages=num_pages + 1, **rest)
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_a_step_that_does_not_fit_names_the_budget_that_does(on_cpu: bool) -> None:
-    message = refused(20 * GIB, on_cpu=on_cpu, token_budget=65_536)
+@pytest.mark.parametrize(("on_cpu", "captures"), [(True, False), (False, False), (False, True)])
+def test_a_step_that_does_not_fit_names_the_budget_that_does(on_cpu: bool, captures: bool) -> None:
+    how = {"on_cpu": on_cpu, "captures": captures}
+    message = refused(20 * GIB, token_budget=65_536, **how)
     assert "do not fit beside a step of token_budget 65536" in message
-    would = re.search(r"; token_budget (\d+) would fit$", message)
-    assert would is not None
-    budget = int(would.group(1))
-    assert sizes(20 * GIB, on_cpu=on_cpu, token_budget=budget).geometry.token_budget == budget
-    assert f"token_budget {budget} would" in refused(20 * GIB, on_cpu=on_cpu, token_budget=budget + 64)
+    budget = int(*fitting(message, "token_budget"))
+    chosen = sizes(20 * GIB, token_budget=budget, **how)
+    assert chosen.geometry.token_budget == budget
+    assert chosen.graphs == (min(GIB, budget * 100 * KIB + 256 * 16 * 1000) if captures else 0)
+    assert f"token_budget {budget} would" in refused(20 * GIB, token_budget=budget + 64, **how)
 
 
 def test_rows_that_do_not_fit_name_the_number_that_does() -> None:
     costs = replace(COSTS, vocab_size=256_000)
     message = refused(20 * GIB, costs=costs, max_rows=1024)
-    would = re.search(r"; max_rows (\d+) with token_budget (\d+) would fit$", message)
-    assert would is not None
-    rows, budget = map(int, would.groups())
+    rows, budget = map(int, fitting(message, "max_rows", "token_budget"))
     assert sizes(20 * GIB, costs=costs, max_rows=rows, token_budget=budget).geometry.max_rows == rows
     assert f"max_rows {rows} with" in refused(20 * GIB, costs=costs, max_rows=rows + 1, token_budget=budget + 1)
 
 
 def test_a_reserve_that_is_too_large_names_the_largest() -> None:
-    would = re.search(r"; keep_free_bytes (\S+) would fit$", refused(20 * GIB, keep_free_bytes=8 * GIB))
-    assert would is not None
-    assert sizes(20 * GIB, keep_free_bytes=would.group(1)).geometry.num_pages >= 2
+    [most] = fitting(refused(20 * GIB, keep_free_bytes=8 * GIB), "keep_free_bytes")
+    assert sizes(20 * GIB, keep_free_bytes=most).geometry.num_pages >= 2
 
 
 def test_smaller_weights_are_proposed_if_no_step_fits() -> None:
@@ -194,9 +200,7 @@ def test_a_length_beyond_every_pool_names_the_longest() -> None:
     costs = replace(COSTS, length_limit=1 << 20)
     message = refused(20 * GIB, costs=costs, max_length=1 << 20, max_rows=1)
     assert message.startswith("max_length is 1048576, which needs num_pages 16385 or pool_bytes 32.1GiB; the pool has")
-    would = re.search(r"; max_length (\d+) would fit$", message)
-    assert would is not None
-    length = int(would.group(1))
+    length = int(*fitting(message, "max_length"))
     chosen = sizes(20 * GIB, costs=costs, max_length=length, max_rows=1, keep_free_bytes=CPU_RESERVE_BYTES)
     assert chosen.geometry.max_length == length
 
@@ -265,7 +269,7 @@ def test_host_memory_holds_whole_pages_and_is_in_the_ledger(on_cpu: bool) -> Non
 def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
     message = refused(24 * GIB, host_pool_bytes=8 * GIB)
     assert message.startswith("host_pool_bytes 8.0 GiB does not fit: of 24.0 GiB free on cpu, weights take 16.0 GiB")
-    fits = fitting(message)
+    [fits] = fitting(message, "host_pool_bytes")
     assert sizes(24 * GIB, host_pool_bytes=fits).geometry.num_pages >= 2
     # The message lists the memory that reduces the room for the pool.
     assert f"swapped-out pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
@@ -275,9 +279,16 @@ def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
     assert message.startswith(
         "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in host memory, 256.0 MiB are kept"
     )
-    assert sizes(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message)).geometry.host_pages > 400
+    assert (
+        sizes(
+            64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message, "host_pool_bytes")[0]
+        ).geometry.host_pages
+        > 400
+    )
     message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
-    assert sizes(64 * GIB, on_cpu=False, host_pool_bytes=fitting(message)).geometry.host_pages == 0
+    assert (
+        sizes(64 * GIB, on_cpu=False, host_pool_bytes=fitting(message, "host_pool_bytes")[0]).geometry.host_pages == 0
+    )
 
 
 def test_buffers_of_host_pages_that_do_not_fit_the_device_are_refused() -> None:
@@ -288,17 +299,11 @@ def test_buffers_of_host_pages_that_do_not_fit_the_device_are_refused() -> None:
     assert sizes(free, **settings).geometry.num_pages == 10
     message = refused(free, host_pool_bytes=GIB, **settings)
     assert message.startswith("host_pool_bytes 1.0 GiB does not fit: its buffers take 256.0 MiB, and of ")
-    assert sizes(free, **settings, host_pool_bytes=fitting(message)).geometry.host_pages == 0
+    assert sizes(free, **settings, host_pool_bytes=fitting(message, "host_pool_bytes")[0]).geometry.host_pages == 0
     # Four buffers of one page of 4 MiB leave room for six pages.
     with pytest.raises(DoesNotFit, match="num_pages is 10, which does not fit"):
         sizes(free, **settings, host_pool_bytes=4 * MIB)
     assert sizes(free, on_cpu=False, free_host=GIB, num_pages=6, host_pool_bytes=4 * MIB).geometry.host_pages == 1
-
-
-def fitting(message: str) -> str:
-    would = re.search(r"; host_pool_bytes (\S+) would fit$", message)
-    assert would is not None
-    return would.group(1)
 
 
 def test_host_memory_below_a_page_is_refused() -> None:
@@ -335,10 +340,11 @@ OLMO_1B = replace(
 def test_the_default_pool_on_a_gpu_has_fewer_than_2_to_the_31_elements_per_tensor(costs: Costs, num_pages: int) -> None:
     chosen = sizes(H200, costs=costs, on_cpu=False)
     assert (chosen.geometry.num_pages, chosen.is_capped) == (num_pages, True)
+    assert sizes(H200, costs=costs, on_cpu=False, keep_free_bytes=0).geometry.num_pages == num_pages
     elements = costs.pool[0].heads * costs.pool[0].head_dim * 128
     assert num_pages * elements < 1 << 31 <= (num_pages + 1) * elements
     # Memory and rows would allow more.
-    left = H200 - chosen.weights - chosen.step - chosen.tables - chosen.pool - chosen.reserve
+    left = H200 - taken(chosen) - chosen.reserve
     assert left > 128 * costs.kv_per_token
     lines = ledger(chosen, "cuda:0", "bfloat16")
     assert any(f"KV, {num_pages - 1} pages of 128 tokens, capped" in line for line in lines)
@@ -346,10 +352,6 @@ def test_the_default_pool_on_a_gpu_has_fewer_than_2_to_the_31_elements_per_tenso
         "  capped: K (or V) of one layer must have fewer than 2^31 elements, or its decode kernel does not compile for "
         "a GPU"
     )
-
-
-def test_a_pool_by_keep_free_bytes_is_capped_like_the_default() -> None:
-    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, keep_free_bytes=0).geometry.num_pages == 32_767
 
 
 def test_small_pools_are_not_capped() -> None:
@@ -373,25 +375,23 @@ def test_small_pools_are_not_capped() -> None:
 def test_an_explicit_pool_beyond_the_cap_names_the_largest_that_compiles(asked: dict[str, int], start: str) -> None:
     message = refused(H200, costs=LLAMA_1B, on_cpu=False, **asked)
     assert message.startswith(start)
-    would = re.search(r": pool_bytes (\S+) or num_pages 32767 would fit$", message)
-    assert would is not None
+    pool_bytes, num_pages = fitting(message, "pool_bytes", "num_pages")
+    assert num_pages == "32767"
     assert sizes(H200, costs=LLAMA_1B, on_cpu=False, num_pages=32_767).geometry.num_pages == 32_767
-    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, pool_bytes=would.group(1)).geometry.num_pages <= 32_767
+    assert sizes(H200, costs=LLAMA_1B, on_cpu=False, pool_bytes=pool_bytes).geometry.num_pages <= 32_767
 
 
 def test_beyond_the_cap_the_largest_pool_named_also_fits() -> None:
     message = refused(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=40_000)
-    would = re.search(r"or num_pages (\d+) would fit$", message)
-    assert would is not None
-    assert sizes(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=int(would.group(1))).pool < 40 * GIB
+    _, num_pages = fitting(message, "pool_bytes", "num_pages")
+    assert sizes(40 * GIB, costs=LLAMA_1B, on_cpu=False, num_pages=int(num_pages)).pool < 40 * GIB
 
 
 def test_a_length_beyond_the_cap_names_the_longest() -> None:
     costs = replace(LLAMA_1B, length_limit=1 << 23)
     message = refused(H200, costs=costs, on_cpu=False, max_length=1 << 22, max_rows=1)
     assert "K (or V) of one layer must have fewer than 2^31 elements" in message
-    would = re.search(r"; max_length (\d+) would fit$", message)
-    assert would is not None and int(would.group(1)) == 32_766 * 128
+    assert int(*fitting(message, "max_length")) == 32_766 * 128
     assert sizes(H200, costs=costs, on_cpu=False, max_length=32_766 * 128, max_rows=1).geometry.num_pages == 32_767
 
 
@@ -426,35 +426,14 @@ def test_the_ledger_is_printed_as_an_aligned_table() -> None:
 def test_captured_graphs_reduce_the_pool_and_not_what_is_kept_free(vocab_size: int, graphs: int) -> None:
     """They take a step of the whole token budget and all rows, but at most the limit."""
     costs = replace(COSTS, vocab_size=vocab_size)
-    machine = Machine(place="cuda:0", free=30 * GIB, free_host=0)
-    without, chosen = (choose_sizes(WorkerSettings(), costs, machine, captures=captures) for captures in (False, True))
+    without, chosen = (sizes(30 * GIB, costs=costs, on_cpu=False, captures=captures) for captures in (False, True))
     assert (without.graphs, chosen.graphs) == (0, graphs)
     assert without.reserve == chosen.reserve == GPU_RESERVE_BYTES
     page = 4 * MIB
     assert without.pool - chosen.pool == pytest.approx(graphs, abs=page)
-    taken = chosen.weights + chosen.step + chosen.graphs + chosen.tables + chosen.pool + chosen.reserve
-    assert taken <= machine.free
-    assert f", captured graphs {readable(graphs)}, tables" in refused_with_graphs(costs)
-
-
-def refused_with_graphs(costs: Costs) -> str:
-    machine = Machine(place="cuda:0", free=30 * GIB, free_host=0)
-    with pytest.raises(DoesNotFit) as error:
-        choose_sizes(WorkerSettings(pool_bytes=29 * GIB), costs, machine, captures=True)
-    return str(error.value)
-
-
-def test_a_budget_that_fits_beside_graphs_is_named() -> None:
-    machine = Machine(place="cuda:0", free=20 * GIB, free_host=0)
-    with pytest.raises(DoesNotFit) as error:
-        choose_sizes(WorkerSettings(token_budget=65_536), COSTS, machine, captures=True)
-    would = re.search(r"; token_budget (\d+) would fit$", str(error.value))
-    assert would is not None
-    budget = int(would.group(1))
-    chosen = choose_sizes(WorkerSettings(token_budget=budget), COSTS, machine, captures=True)
-    assert chosen.graphs == min(GIB, budget * 100 * KIB + 256 * 16 * 1000)
-    with pytest.raises(DoesNotFit):
-        choose_sizes(WorkerSettings(token_budget=budget + 64), COSTS, machine, captures=True)
+    assert taken(chosen) + chosen.reserve <= 30 * GIB
+    message = refused(30 * GIB, costs=costs, on_cpu=False, captures=True, pool_bytes=29 * GIB)
+    assert f", captured graphs {readable(graphs)}, tables" in message
 
 
 def test_the_ledger_has_the_number_and_the_bytes_of_captured_graphs() -> None:
@@ -484,19 +463,12 @@ def test_standby_workers_get_room_for_all_but_their_pool_on_a_cpu() -> None:
     assert readable(each) in line
 
 
-def test_standby_workers_on_a_gpu_get_a_pool_of_the_same_size() -> None:
-    free = 80 * GIB
-    first = sizes(free, on_cpu=False, standbys=1)
-    left = free - first.weights - first.step - first.tables - first.pool
-    second = sizes(left, on_cpu=False, standby=True, standby_pages=first.geometry.num_pages)
-    assert second.geometry == first.geometry
-
-
-def test_a_standby_worker_on_a_cpu_takes_the_pages_of_the_serving_one() -> None:
-    """Its pool takes memory when it is written, after the serving worker's end."""
-    first = sizes(keep_free_bytes=0, standbys=1)
-    left = 64 * GIB - first.weights - first.step - first.tables - first.pool
-    second = sizes(left, standby=True, standby_pages=first.geometry.num_pages)
+@pytest.mark.parametrize(("on_cpu", "keep"), [(False, None), (True, 0)])
+def test_a_standby_worker_gets_the_pages_of_the_serving_one(on_cpu: bool, keep: int | None) -> None:
+    """On a CPU its pool takes memory when it is written, after the serving worker's end."""
+    first = sizes(80 * GIB, on_cpu=on_cpu, keep_free_bytes=keep, standbys=1)
+    left = 80 * GIB - taken(first)
+    second = sizes(left, on_cpu=on_cpu, standby=True, standby_pages=first.geometry.num_pages)
     assert second.geometry == first.geometry
 
 
@@ -513,52 +485,31 @@ def test_too_many_standby_workers_are_refused_with_the_number_that_fits() -> Non
 
 def test_a_standby_worker_on_a_gpu_takes_little_beside_a_shared_pool() -> None:
     """The card has one pool: the standby worker gets it when the other one is dead."""
-    alone = sizes(80 * GIB, on_cpu=False, max_length=2048, shares_pool=True, max_rows=4096, token_budget=8192)
-    first = sizes(
-        80 * GIB, on_cpu=False, max_length=2048, shares_pool=True, max_rows=4096, token_budget=8192, standbys=1
-    )
-    private = sizes(80 * GIB, on_cpu=False, max_length=2048, max_rows=4096, token_budget=8192, standbys=1)
+    how = {"on_cpu": False, "max_length": 2048, "max_rows": 4096, "token_budget": 8192}
+    shared = how | {"shares_pool": True}
+    alone, first = sizes(80 * GIB, **shared), sizes(80 * GIB, **shared, standbys=1)
     each = first.weights + first.step + first.tables + first.beside_pool
     assert 0 < alone.beside_pool == first.beside_pool < 3 * GIB
     assert abs(alone.pool - first.pool - each) < GIB
-    assert first.pool > 1.5 * private.pool
+    assert first.pool > 1.5 * sizes(80 * GIB, **how, standbys=1).pool
     # What the first one leaves, its context included.
-    left = 80 * GIB - each - first.pool - 400 * MIB
-    second = sizes(
-        left,
-        on_cpu=False,
-        max_length=2048,
-        shares_pool=True,
-        max_rows=4096,
-        token_budget=8192,
-        standby=True,
-        standby_pages=first.geometry.num_pages,
-    )
+    left, pages = 80 * GIB - each - first.pool - 400 * MIB, first.geometry.num_pages
+    second = sizes(left, **shared, standby=True, standby_pages=pages)
     assert second.geometry == first.geometry
     with pytest.raises(DoesNotFit):
-        sizes(
-            second.weights + second.step,
-            on_cpu=False,
-            max_length=2048,
-            shares_pool=True,
-            max_rows=4096,
-            token_budget=8192,
-            standby=True,
-            standby_pages=first.geometry.num_pages,
-        )
+        sizes(second.weights + second.step, **shared, standby=True, standby_pages=pages)
 
 
 def test_a_worker_that_starts_again_gets_the_pages_of_the_pool_that_is_kept() -> None:
     """Free memory differs a little from start to start, and a pool of another size could not be taken over."""
-    first = sizes(40 * GIB, on_cpu=False, shares_pool=True)
-    pages = first.geometry.num_pages
+    shared = {"on_cpu": False, "shares_pool": True}
+    pages = sizes(40 * GIB, **shared).geometry.num_pages
     for free in (40 * GIB - 90 * MIB, 40 * GIB + 90 * MIB):
-        assert sizes(free, on_cpu=False, shares_pool=True).geometry.num_pages != pages
-        assert sizes(free, on_cpu=False, shares_pool=True, held_pages=pages).geometry.num_pages == pages
+        assert sizes(free, **shared).geometry.num_pages != pages
+        assert sizes(free, **shared, held_pages=pages).geometry.num_pages == pages
     # A pool of another size is of another service; sizes that are set decide.
-    assert sizes(30 * GIB, on_cpu=False, shares_pool=True, held_pages=pages).geometry.num_pages < pages
-    asked = sizes(40 * GIB, on_cpu=False, shares_pool=True, held_pages=pages, num_pages=pages - 1)
-    assert asked.geometry.num_pages == pages - 1
+    assert sizes(30 * GIB, **shared, held_pages=pages).geometry.num_pages < pages
+    assert sizes(40 * GIB, **shared, held_pages=pages, num_pages=pages - 1).geometry.num_pages == pages - 1
 
 
 def test_the_ledger_says_what_a_shared_pool_takes() -> None:
