@@ -1,4 +1,4 @@
-"""Shared by all worker tests: the device, one thread, the C++ kernels, and the rigs, which compile once per session."""
+"""Shared by all worker tests: device, one thread, C++ kernels, a checkpoint, and rigs, which compile once per session."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from gpu_worker.native.library import NativeLibrary
 from tandem_contract.files import cache_dir
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import LONG
+from tests.gpu_worker.saved_model import save_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +56,12 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
         return rigs[spec]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint in one file. Tests do not change it."""
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

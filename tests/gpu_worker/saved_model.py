@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 40
@@ -49,4 +52,12 @@ def changed(saved: Path, folder: Path, **config: object) -> Path:
     shutil.copytree(saved, folder)
     settings = json.loads((folder / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def with_tensors(folder: Path, tensors: Mapping[str, Tensor | None]) -> Path:
+    """The folder, with other tensors in its only file; None removes one."""
+    file = folder / "model.safetensors"
+    found: dict[str, Tensor | None] = {**load_file(file), **tensors}
+    save_file({name: each for name, each in found.items() if each is not None}, file, metadata={"format": "pt"})
     return folder

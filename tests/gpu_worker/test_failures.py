@@ -14,18 +14,13 @@ from gpu_worker import __main__ as program
 from gpu_worker import startup
 from gpu_worker.failures import explain, is_expected
 from tandem_contract.version import how_to_install
-from tests.gpu_worker.saved_model import changed, save_model
+from tests.gpu_worker.saved_model import changed
 from tests.rigs.small_disk import run_on_small_disk
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 
 class DeviceLost(RuntimeError):
     pass
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)

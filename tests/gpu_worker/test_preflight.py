@@ -11,14 +11,12 @@ import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.__main__ import check_before_imports, check_threads
-from gpu_worker.checkpoint.folder import ModelRefused
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from scheduler_svc.wire.worker import event_of
 from tandem_contract.bounds import WireError
 from tandem_contract.files import KEY_NAME
 from tandem_contract.settings import SettingError
 from tests.architecture.source import ROOT
-from tests.gpu_worker.saved_model import changed, save_model
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
@@ -32,11 +30,6 @@ except SystemExit as exit:
     code = exit.code
 print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, list[str], str, str]:
@@ -162,9 +155,3 @@ def test_preflight_creates_the_runtime_folder_and_its_key(tmp_path: Path) -> Non
     (tmp_path / "run" / KEY_NAME).chmod(0o644)
     with pytest.raises(ValueError, match=r"with mode 0600; it belongs to user .* has mode 0644"):
         check_before_imports(settings)
-
-
-def test_a_quantised_model_is_refused(saved: Path, tmp_path: Path) -> None:
-    folder = changed(saved, tmp_path / "m", quantization_config={"quant_method": "awq"})
-    with pytest.raises(ModelRefused, match=f"{folder} holds weights quantised with awq"):
-        check_before_imports(WorkerSettings(model=str(folder), runtime_dir=tmp_path / "run"))

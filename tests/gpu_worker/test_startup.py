@@ -36,11 +36,6 @@ class Reached(Exception):
     """Loading began."""
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture(autouse=True)
 def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the number of threads, which all tests share."""
@@ -124,7 +119,9 @@ def test_a_model_without_a_tokenizer_is_reported(
     (save_model(tmp_path) / "tokenizer.json").unlink()
     with pytest.raises(Reached):
         start(WorkerSettings(model=str(tmp_path), device="cpu"), tmp_path)
-    assert "has no tokenizer: prompts and outputs are token ids only" in caplog.text
+    assert (
+        "has no tokenizer: prompts and outputs are token ids only; for texts, add the model's tokenizer" in caplog.text
+    )
 
 
 def test_a_tokenizer_too_large_for_a_join_is_refused_before_loading(

@@ -1,4 +1,4 @@
-"""One small checkpoint, in one file and in shards, for every module here. Tests do not change it."""
+"""A small checkpoint in shards. Tests do not change it."""
 
 from pathlib import Path
 
@@ -7,11 +7,6 @@ import pytest
 from tests.gpu_worker.saved_model import save_model
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("sharded"), shard_bytes=8000)

@@ -37,7 +37,7 @@ def exact(linear: nn.Linear, x: Tensor) -> Tensor:
 def test_inputs_of_every_form(layout: str, bias: bool) -> None:
     linear = nn.Linear(48, 80, bias=bias)
     packed = PackedLinear(linear)
-    whole = torch.randn(5, 2, 3 * 48)
+    whole = torch.randn(40, 2, 3 * 48)
     forms = [
         whole[0, 0, :48],
         whole[:, 0, :48],

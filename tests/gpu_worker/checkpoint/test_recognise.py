@@ -225,17 +225,6 @@ def test_a_model_whose_text_alone_is_served_says_so(
     assert "is also for images or sound (image_token_id in config.json): its text alone is served" in caplog.text
 
 
-def test_without_a_tokenizer_the_log_says_what_is_missing(
-    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = changed(saved, tmp_path / "m")
-    (folder / "tokenizer.json").unlink()
-    warn_of(read_files(folder))
-    assert (
-        "has no tokenizer: prompts and outputs are token ids only; for texts, add the model's tokenizer" in caplog.text
-    )
-
-
 def test_the_only_snapshot_of_the_hubs_cache_is_served(saved: Path, tmp_path: Path) -> None:
     cached = tmp_path / "models--a--b"
     (cached / "snapshots").mkdir(parents=True)
