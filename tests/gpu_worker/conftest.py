@@ -1,4 +1,4 @@
-"""Shared by all worker tests: device, one thread, C++ kernels, a checkpoint, and rigs, which compile once per session."""
+"""Shared by worker tests: device, one thread, C++ kernels, a checkpoint; and rigs, which compile once per session."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

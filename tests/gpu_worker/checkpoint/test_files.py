@@ -10,6 +10,7 @@ import pytest
 
 from gpu_worker.checkpoint.files import ModelRefused, identity, read_files
 from gpu_worker.checkpoint.tokenizer import ModelTokenizer
+from tests.gpu_worker.checkpoint.test_generation import GREEDY
 from tests.gpu_worker.saved_model import VOCAB_SIZE, changed, save_model, tokenizer_json
 
 
@@ -17,35 +18,36 @@ def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     files = read_files(saved)
     assert files.eos_token_ids == (3, 5)
     drawn = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert files.generation.defaults == drawn
+    assert (files.generation.defaults, files.generation.unsupported) == (drawn, ())
     written = json.loads((saved / "tokenizer.json").read_bytes())
     assert json.loads(files.tokenizer.backend_json)["model"] == written["model"]
     assert files.tokenizer.template == "{{ messages }}"
 
 
-def test_without_do_sample_the_default_is_greedy(saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "defaults", "unsupported"),
+    [
+        (None, {}, ()),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}, ()),
+        (
+            {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "top_p": 0.5, "max_length": 20},
+            {},
+            ("no_repeat_ngram_size 3", "suppress_tokens [7]"),
+        ),
+    ],
+)
+def test_without_do_sample_the_default_is_greedy(
+    saved: Path, tmp_path: Path, written: dict[str, object] | None, defaults: dict[str, float], unsupported: tuple[str]
+) -> None:
+    """With a repetition penalty all the same; what cannot be served is listed. None: without the file."""
     folder = changed(saved, tmp_path / "m")
     (folder / "generation_config.json").unlink()
+    if written is not None:
+        (folder / "generation_config.json").write_text(json.dumps(written))
     files = read_files(folder)
-    defaults = files.generation.defaults
-    assert (defaults["temperature"], defaults["top_p"], defaults["top_k"]) == (0.0, 1.0, 0)
+    assert files.generation.defaults == GREEDY | defaults
+    assert files.generation.unsupported == unsupported
     assert files.eos_token_ids == (3,)
-
-
-def test_a_repetition_penalty_is_a_default_with_and_without_do_sample(saved: Path, tmp_path: Path) -> None:
-    assert read_files(saved).generation.defaults["repetition_penalty"] == 1.0
-    folder = changed(saved, tmp_path / "m")
-    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
-    files = read_files(folder)
-    assert (files.generation.defaults["repetition_penalty"], files.generation.defaults["temperature"]) == (1.3, 0.0)
-
-
-def test_read_files_lists_unsupported_generation_options(saved: Path, tmp_path: Path) -> None:
-    assert read_files(saved).generation.unsupported == ()
-    folder = changed(saved, tmp_path / "m")
-    asked = {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "top_p": 0.5, "max_length": 20}
-    (folder / "generation_config.json").write_text(json.dumps(asked))
-    assert read_files(folder).generation.unsupported == ("no_repeat_ngram_size 3", "suppress_tokens [7]")
 
 
 def test_read_files_turns_off_outputs_other_than_logits(saved: Path, tmp_path: Path) -> None:
@@ -88,13 +90,14 @@ def test_code_in_the_folder_of_a_known_model_is_ignored(saved: Path, tmp_path: P
     assert type(read_files(folder).config).__module__.startswith("transformers.")
 
 
+@pytest.mark.parametrize("text", ['{"a": ', '{"a": ' + "[" * 200_000], ids=["cut", "nested too deeply"])
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer_config.json", "added_tokens.json", "generation_config.json"]
 )
-def test_a_refusal_of_invalid_json_names_the_file(saved: Path, tmp_path: Path, name: str) -> None:
+def test_a_refusal_of_invalid_json_names_the_file(saved: Path, tmp_path: Path, name: str, text: str) -> None:
     folder = changed(saved, tmp_path / "m")
-    (folder / name).write_text('{"a": ')
-    with pytest.raises(ModelRefused, match=name):
+    (folder / name).write_text(text)
+    with pytest.raises(ModelRefused, match=f"{name} is not JSON"):
         read_files(folder)
 
 

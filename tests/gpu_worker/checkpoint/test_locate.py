@@ -20,20 +20,6 @@ def test_a_local_folder_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert locate("~/m") == tmp_path / "m"
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("/no/such/model", "model folder /no/such/model does not exist; model is a folder or a hub name"),
-        ("./model", r"model folder \./model does not exist"),
-        (__file__, "is a file; give the folder with config.json and safetensors"),
-        ("models/llama/7b", "a hub name has the form name or owner/name; check the spelling, or download it and give"),
-    ],
-)
-def test_paths_that_are_not_folders_are_named(name: str, problem: str) -> None:
-    with pytest.raises(ModelRefused, match=problem):
-        locate(name)
-
-
 def raised_by_the_hub(monkeypatch: pytest.MonkeyPatch, error: Exception, cause: Exception | None = None) -> str:
     def download(*_: object, **__: object) -> str:
         raise error from cause

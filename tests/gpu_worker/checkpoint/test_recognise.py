@@ -242,26 +242,27 @@ def test_the_only_snapshot_of_the_hubs_cache_is_served(saved: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("m.gguf", "model {0}/m.gguf holds GGUF (m.gguf), the format of llama.cpp, which is not read; give the folder"),
-        ("config.json", "model {0}/config.json is a file; give its folder {0}"),
-        ("model.safetensors", "model {0}/model.safetensors is a file; give its folder {0}"),
-        ("none", "model folder {0}/none does not exist; model is a folder or a hub name"),
+        ("{0}/m.gguf", "model {0}/m.gguf holds GGUF (m.gguf), the format of llama.cpp, which is not read; give the"),
+        ("{0}/config.json", "model {0}/config.json is a file; give its folder {0}"),
+        ("{0}/model.safetensors", "model {0}/model.safetensors is a file; give its folder {0}"),
+        (__file__, f"model {__file__} is a file; give the folder with config.json and safetensors"),
+        ("{0}/none", "model folder {0}/none does not exist; model is a folder or a hub name"),
+        ("./model", "model folder ./model does not exist"),
+        *(
+            (address, f"model {address} is an address; give the hub name Qwen/Qwen3-0.6B, or the folder of a download")
+            for address in ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "hf://Qwen/Qwen3-0.6B")
+        ),
+        ("~nobody-of-this-name/m", "model ~nobody-of-this-name/m: Could not"),
+        (
+            "models/llama/7b",
+            "model models/llama/7b is neither a local folder nor reachable on the hub: a hub name has the form name or "
+            "owner/name; check the spelling, or download it and give",
+        ),
     ],
 )
-def test_a_file_is_refused_with_its_folder(name: str, problem: str, tmp_path: Path) -> None:
+def test_what_is_no_folder_is_refused_with_what_would_work(name: str, problem: str, tmp_path: Path) -> None:
     make(tmp_path, {"m.gguf": "GGUF", "config.json": LLAMA, "model.safetensors": ""})
-    assert refusal(lambda: locate(f"{tmp_path}/{name}")).startswith(problem.format(tmp_path))
-
-
-@pytest.mark.parametrize("address", ["https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "hf://Qwen/Qwen3-0.6B"])
-def test_an_address_of_the_hub_is_refused_with_the_hub_name(address: str) -> None:
-    assert refusal(lambda: locate(address)) == (
-        f"model {address} is an address; give the hub name Qwen/Qwen3-0.6B, or the folder of a download"
-    )
-
-
-def test_a_home_folder_that_nobody_has_is_refused() -> None:
-    assert refusal(lambda: locate("~nobody-of-this-name/m")).startswith("model ~nobody-of-this-name/m: Could not")
+    assert refusal(lambda: locate(name.format(tmp_path))).startswith(problem.format(tmp_path))
 
 
 @contextmanager

@@ -83,19 +83,24 @@ def test_a_tensor_in_two_shards_is_refused_with_both(sharded: Path, tmp_path: Pa
         find_weights(folder)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "model.bin", 3])
-def test_an_index_may_name_only_safetensors_in_its_folder(sharded: Path, tmp_path: Path, name: object) -> None:
-    folder = changed(sharded, tmp_path / "m")
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ModelRefused, match=r"must be .*safetensors files beside it"):
-        find_weights(folder)
-
-
-@pytest.mark.parametrize("content", ["[]", '{"weight_map": {}}', '{"weight_map": []}', "{", "{}"])
-def test_a_broken_index_is_refused(sharded: Path, tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        *(
+            (json.dumps({"weight_map": {"a": name}}), "must be .*safetensors files beside it")
+            for name in ("../model.safetensors", "/etc/passwd", "model.bin", 3)
+        ),
+        *(
+            (content, f"{INDEX} (is not an index|names no tensors)")
+            for content in ("[]", '{"weight_map": {}}', '{"weight_map": []}', "{", "{}")
+        ),
+    ],
+)
+def test_a_broken_index_is_refused(sharded: Path, tmp_path: Path, content: str, problem: str) -> None:
+    """It may name only safetensors in its folder."""
     folder = changed(sharded, tmp_path / "m")
     (folder / INDEX).write_text(content)
-    with pytest.raises(ModelRefused, match=f"{INDEX} (is not an index|names no tensors)"):
+    with pytest.raises(ModelRefused, match=problem):
         find_weights(folder)
 
 

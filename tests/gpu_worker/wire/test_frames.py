@@ -166,6 +166,16 @@ def test_a_result_frame_contains_logprobs() -> None:
         ("started.num_sampling_bytes", int32([-1, 9]), "started.num_sampling_bytes contains -1; it must be 0 to 98304"),
         ("started.num_sampling_bytes", int32([98305, 0]), "started.num_sampling_bytes contains 98305"),
         ("started.num_banned", int32([2, 1]), "started.banned has 8 bytes; 3 entries need 12"),
+        ("started.num_prompt_tokens", b"", "started.num_prompt_tokens has 0 bytes; 2 entries need 8"),
+        ("started.num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens contains 0; it must be 1 to 100"),
+        ("started.num_prompt_tokens", int32([4, 1]), "started.num_prompt_tokens must not exceed started.num_tokens"),
+        ("started.num_logprobs", int32([52, 0]), "started.num_logprobs contains 52; it must be 0 to 51"),
+        (
+            "started.prompt_logprobs_from",
+            int32([3, 0]),
+            "started.prompt_logprobs_from must lie below started.num_prompt",
+        ),
+        ("started.prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from contains -1"),
     ],
 )
 def test_a_refusal_names_a_value_out_of_range(field: str, data: bytes, problem: str) -> None:
@@ -173,24 +183,6 @@ def test_a_refusal_names_a_value_out_of_range(field: str, data: bytes, problem: 
     *path, name = field.split(".")
     setattr(getattr(message, path[0]) if path else message, name, data)
     with pytest.raises(PlanError, match=problem.replace(".", r"\.")):
-        read_plan(message, GEOMETRY)
-
-
-@pytest.mark.parametrize(
-    ("field", "data", "problem"),
-    [
-        ("num_prompt_tokens", b"", "started.num_prompt_tokens has 0 bytes; 2 entries need 8"),
-        ("num_prompt_tokens", int32([0, 1]), "started.num_prompt_tokens contains 0; it must be 1 to 100"),
-        ("num_prompt_tokens", int32([4, 1]), "started.num_prompt_tokens must not exceed started.num_tokens"),
-        ("num_logprobs", int32([52, 0]), "started.num_logprobs contains 52; it must be 0 to 51"),
-        ("prompt_logprobs_from", int32([2, 0]), "started.prompt_logprobs_from must lie below started.num_prompt"),
-        ("prompt_logprobs_from", int32([-1, 0]), "started.prompt_logprobs_from contains -1"),
-    ],
-)
-def test_a_refusal_names_any_other_field_out_of_range(field: str, data: bytes, problem: str) -> None:
-    message = featured_plan()
-    setattr(message.started, field, data)
-    with pytest.raises(PlanError, match=problem.replace(".", r"\.").replace("+", r"\+")):
         read_plan(message, GEOMETRY)
 
 
