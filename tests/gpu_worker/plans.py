@@ -73,6 +73,12 @@ class Sequence_:
         return params
 
 
+def geometry_of(**sizes: int) -> Geometry:
+    """A small one, in which `sizes` replace its own."""
+    small = {"page_size": 16, "num_pages": 20, "max_rows": 4, "max_length": 100, "token_budget": 64}
+    return Geometry(**{**small, "chunk_align": 16, "vocab_size": 50, **sizes})
+
+
 def int32(values: Sequence[int]) -> bytes:
     """Packed little-endian int32."""
     return np.asarray(list(values), "<i4").tobytes()

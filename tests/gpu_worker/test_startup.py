@@ -16,7 +16,7 @@ from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker import __main__ as program
 from gpu_worker import startup
-from gpu_worker.geometry import Geometry, align_up
+from gpu_worker.geometry import align_up
 from gpu_worker.link import join_message, link
 from gpu_worker.memory import device_memory as machine
 from gpu_worker.memory.model_facts import examine
@@ -25,6 +25,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import choose_device, start
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan
 from gpu_worker.timings import take_timings
+from tests.gpu_worker.plans import geometry_of
 from tests.gpu_worker.rig import Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.saved_model import save_model
@@ -182,14 +183,8 @@ def test_a_model_larger_than_host_memory_needs_accelerate(saved: Path, monkeypat
 @pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
 @pytest.mark.parametrize("extra", [0, 1, 63])
 def test_the_largest_step_uses_the_budget(max_rows: int, max_length: int, token_budget: int, extra: int) -> None:
-    geometry = Geometry(
-        page_size=16,
-        num_pages=99,
-        max_rows=max_rows,
-        max_length=max_length,
-        token_budget=token_budget + extra,
-        chunk_align=64,
-        vocab_size=9,
+    geometry = geometry_of(
+        num_pages=99, max_rows=max_rows, max_length=max_length, token_budget=token_budget + extra, chunk_align=64
     )
     plan = full_plan(geometry)
     cost = plan.decode_rows.size + int(align_up(plan.chunk_counts, 64).sum())
@@ -313,14 +308,8 @@ def test_page_copies_are_not_timed_without_host_memory(
 
 @pytest.mark.parametrize(("max_rows", "max_length", "token_budget"), [(1, 64, 65), (3, 80, 384), (256, 4096, 4096)])
 def test_the_plan_of_full_prompts_fills_a_step(max_rows: int, max_length: int, token_budget: int) -> None:
-    geometry = Geometry(
-        page_size=16,
-        num_pages=9,
-        max_rows=max_rows,
-        max_length=max_length,
-        token_budget=token_budget,
-        chunk_align=64,
-        vocab_size=9,
+    geometry = geometry_of(
+        num_pages=9, max_rows=max_rows, max_length=max_length, token_budget=token_budget, chunk_align=64
     )
     plan = full_prompts_plan(geometry)
     cost = int(align_up(plan.chunk_counts, 64).sum())

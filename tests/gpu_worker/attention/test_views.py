@@ -7,19 +7,16 @@ from hypothesis import strategies as st
 
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.attention.views import View
-from gpu_worker.geometry import Geometry
+from tests.gpu_worker.plans import geometry_of
 
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    geometry = Geometry(
+    geometry = geometry_of(
         page_size=draw(st.sampled_from([16, 32, 64])),
-        num_pages=20,
-        max_rows=2,
         max_length=draw(st.integers(2, 400)),
         token_budget=512,
         chunk_align=draw(st.sampled_from([16, 32, 64, 128])),
-        vocab_size=9,
     )
     window = draw(st.none() | st.integers(1, 300))
     sink_tokens = 0 if window is None else draw(st.just(0) | st.integers(1, 100))
@@ -94,9 +91,7 @@ def test_a_tile_lists_each_page_once_and_as_full_if_every_query_sees_it_whole(vi
 def test_a_window_bounds_the_blocks_of_a_decode_row(
     window: int | None, sink_tokens: int, pages: int, blocks: int
 ) -> None:
-    geometry = Geometry(
-        page_size=16, num_pages=20, max_rows=2, max_length=100, token_budget=64, chunk_align=32, vocab_size=9
-    )
+    geometry = geometry_of(chunk_align=32)
     pattern = AttentionPattern(window=window, sink_tokens=sink_tokens)
     assert View.of(pattern, geometry).max_decode == pages
     assert View.of(pattern, geometry, decode_block=8).max_decode == blocks

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
-from gpu_worker.geometry import Geometry
 from gpu_worker.sampling.inputs import LogitEdits, SamplingInputs
 from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.sampler import EditedLogits, sample
@@ -25,6 +24,7 @@ from scheduler_svc.frontend.constraints.limits import GrammarError
 from tests.bundled_recipe.evaluate import MODEL_DIR
 from tests.gpu_worker.constraints.rig import hash_of
 from tests.gpu_worker.constraints.schemas import Schema, SchemaMaker, with_null
+from tests.gpu_worker.plans import geometry_of
 
 NUM_ROWS, MOST_TOKENS = 48, 300
 # Python's dates have no year 0, which RFC 3339 allows.
@@ -65,9 +65,7 @@ class Sampler:
         texts = [tokenizer.decode([token], skip_special_tokens=False) for token in range(VOCAB)]
         lean = [-9.0 if not text.strip() else 3.0 if '"' in text or text.strip() in "},]:{[" else 0.0 for text in texts]
         self._lean, self._random = torch.tensor(lean), torch.Generator().manual_seed(seed)
-        geometry = Geometry(
-            page_size=64, num_pages=2, max_rows=1, max_length=64, token_budget=128, chunk_align=64, vocab_size=VOCAB
-        )
+        geometry = geometry_of(max_rows=1, max_length=64, vocab_size=VOCAB)
         self._history, self._num_calls = TokenHistory(geometry, torch.device("cpu")), 0
 
     def tokens(self, masks: np.ndarray) -> list[int]:

@@ -1,22 +1,27 @@
 """Row tables: worker.proto's checksum is updated incrementally; invalid work for a row is refused."""
 
-import random
-
 import pytest
 import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.geometry import Geometry
+from gpu_worker.arrays import Int64Array
 from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker import plans
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.plans import TinyCore, geometry_of
 
-GEOMETRY = Geometry(
-    page_size=16, num_pages=64, max_rows=6, max_length=160, token_budget=256, chunk_align=16, vocab_size=50
-)
+GEOMETRY = geometry_of(num_pages=64, max_rows=6, max_length=160, token_budget=256)
+
+
+def follow(core: TinyCore, tables: RowTables, **running: object) -> Int64Array:
+    """The tables follow the core's next plan."""
+    plan = read_plan(core.plan(**running), GEOMETRY)
+    edits = tables.apply(plan)
+    tables.check(plan)
+    tables.advance(plan)
+    return edits
 
 
 def test_checksum_matches_the_formula_by_hand() -> None:
@@ -24,9 +29,7 @@ def test_checksum_matches_the_formula_by_hand() -> None:
     core = TinyCore(GEOMETRY, page_order=[5, 9])
     core.add(2, [1] * 20)
     tables = RowTables(GEOMETRY)
-    plan = read_plan(core.plan(chunks={2: 20}), GEOMETRY)
-    tables.apply(plan)
-    tables.advance(plan)
+    follow(core, tables, chunks={2: 20})
     weight = plans.mix(2 << 40 ^ 0xFFFFF) | 1
     expected = 20 * weight + plans.mix(2 << 40 ^ 0 << 20 ^ 5) + plans.mix(2 << 40 ^ 1 << 20 ^ 9)
     assert tables.checksum == expected % 2**64
@@ -35,47 +38,10 @@ def test_checksum_matches_the_formula_by_hand() -> None:
     assert tables.checksum == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_incremental_checksum_equals_the_formula_over_whole_tables(seed: int) -> None:
-    """Rows started, grown, ended and started again at random."""
-    draw = random.Random(seed)
-    core, tables = TinyCore(GEOMETRY), RowTables(GEOMETRY)
-    came_with: dict[int, int] = {}
-    for _ in range(80):
-        if draw.random() < 0.25 and len(core.free_pages) > 30:
-            row = draw.randint(1, GEOMETRY.max_rows)
-            if row in core.rows:
-                core.free(core.rows[row])
-            core.add(row, [draw.randrange(50) for _ in range(draw.randint(1, 60))])
-            came_with[row] = len(core.rows[row].tokens)
-        chunks: dict[int, int] = {}
-        decode: list[int] = []
-        for row, sequence in core.rows.items():
-            left = len(sequence.tokens) - sequence.position
-            # A chunk or a decode row may compute the last token, if the row started with it.
-            if left > 1 or (sequence.position < came_with[row] and draw.random() < 0.3):
-                chunks[row] = draw.randint(1, min(left, 30))
-            elif left == 1 and sequence.position < GEOMETRY.max_length and core.free_pages:
-                decode.append(row)
-        if not chunks and not decode:
-            continue
-        plan = read_plan(core.plan(chunks=chunks, decode=decode), GEOMETRY)
-        tables.apply(plan)
-        tables.check(plan)
-        tables.advance(plan)
-        assert tables.checksum == plan.checksum
-    for row, sequence in core.rows.items():
-        if sequence.started:
-            assert tables.page_table[row, : tables.num_pages[row]].tolist() == sequence.pages
-
-
 def started_tables(core: TinyCore) -> RowTables:
     tables = RowTables(GEOMETRY)
     core.add(1, [3] * 20)
-    plan = read_plan(core.plan(chunks={1: 10}), GEOMETRY)
-    tables.apply(plan)
-    tables.check(plan)
-    tables.advance(plan)
+    follow(core, tables, chunks={1: 10})
     return tables
 
 
@@ -116,9 +82,7 @@ def test_a_decode_without_a_page_is_refused() -> None:
     core = TinyCore(GEOMETRY)
     core.add(1, [3] * 16)
     tables = RowTables(GEOMETRY)
-    plan = read_plan(core.plan(chunks={1: 16}), GEOMETRY)
-    tables.apply(plan)
-    tables.advance(plan)
+    follow(core, tables, chunks={1: 16})
     message = core.plan(decode=[1])
     message.ClearField("appends")
     with pytest.raises(PlanError, match="row 1 has too few pages"):
@@ -131,9 +95,7 @@ def test_appends_of_several_pages_to_a_row_are_in_order() -> None:
     core.add(1, [3] * 16)
     core.add(2, [3] * 16)
     tables = RowTables(GEOMETRY)
-    plan = read_plan(core.plan(chunks={1: 16, 2: 16}), GEOMETRY)
-    tables.apply(plan)
-    tables.advance(plan)
+    follow(core, tables, chunks={1: 16, 2: 16})
     before = tables.checksum
     message = pb.StepPlan(generation=1, step=2)
     message.appends.rows, message.appends.pages = plans.int32([1, 2, 1]), plans.int32([9, 3, 4])
@@ -164,9 +126,7 @@ def test_device_tables_follow_the_plans(device: torch.device) -> None:
     on_device = DeviceTables(GEOMETRY, device)
     core.add(5, [1] * 30)
     for kwargs in ({"chunks": {5: 30}}, {"decode": [5]}, {"decode": [5]}, {"decode": [5]}):
-        plan = read_plan(core.plan(**kwargs), GEOMETRY)
-        edits = tables.apply(plan)
-        tables.advance(plan)
+        edits = follow(core, tables, **kwargs)
         on_device.set_pages(torch.from_numpy(edits).to(device))
     assert on_device.pages[5, :3].tolist() == [7, 4, 2]
     assert on_device.logical_of_page[[7, 4, 2]].tolist() == [0, 1, 2]
@@ -199,14 +159,6 @@ def test_features_of_a_row_last_until_restart_or_reset() -> None:
     ("max_rows", "budget", "rows"), [(32, 512, 320), (6, 256, 256), (3, 67, 67), (256, 4096, 512), (100, 4096, 384)]
 )
 def test_logit_rows_cover_every_row_and_a_chunk(max_rows: int, budget: int, rows: int) -> None:
-    geometry = Geometry(
-        page_size=64,
-        num_pages=9,
-        max_rows=max_rows,
-        max_length=99,
-        token_budget=budget,
-        chunk_align=64,
-        vocab_size=50,
-    )
+    geometry = geometry_of(page_size=64, max_rows=max_rows, token_budget=budget, chunk_align=64)
     assert geometry.logit_rows == rows
     assert rows >= max_rows + 64

@@ -1,4 +1,4 @@
-"""Inputs of padded steps equal those of plain loops over the tiny core's rows, with any content in the arrays."""
+"""Inputs of padded steps, and checksums, equal those of plain loops over the tiny core's rows."""
 
 import random
 
@@ -9,16 +9,13 @@ from gpu_worker.arrays import Space
 from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.attention.views import View
 from gpu_worker.cuda.shapes import Shapes
-from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.step_layout import MAX_STATIC_EDITS, StepInputs, StepLayout, StepShape, allocated, lay_out
 from gpu_worker.trees import leaves
 from gpu_worker.wire.frames import read_plan
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.plans import TinyCore, geometry_of
 
-GEOMETRY = Geometry(
-    page_size=32, num_pages=400, max_rows=9, max_length=400, token_budget=256, chunk_align=16, vocab_size=50
-)
+GEOMETRY = geometry_of(page_size=32, num_pages=400, max_rows=9, max_length=400, token_budget=256)
 VIEWS = (View.of(AttentionPattern(), GEOMETRY, decode_block=16),)
 SHAPES = Shapes.of(GEOMETRY)
 GARBAGE = -77
@@ -57,6 +54,9 @@ class Loops:
         layout = lay_out(plan, edits, self.tables, VIEWS, garbage)
         self.tables.advance(plan)
         assert self.tables.checksum == plan.checksum
+        for row in (*chunks, *decode):
+            pages = self.core.rows[row].pages
+            assert self.tables.page_table[row, : self.tables.num_pages[row]].tolist() == pages
         self._compare_tokens(layout, chunks, decode, before)
         self._compare_decode(layout, decode, before)
         self._compare_prefill(layout, chunks)

@@ -293,18 +293,6 @@ def test_a_plan_zeroes_pages(rig: Rig) -> None:
     assert outcome.tokens.tolist() == greedy(rig, prompt, 1)
 
 
-def test_a_page_to_zero_outside_the_pool_is_refused(rig: Rig) -> None:
-    core = rig.core()
-    core.add(1, rig.prompt(3, seed=8))
-    plan = core.plan(chunks={1: 3})
-    plan.zero_pages = int32([rig.runner.geometry.num_pages])
-    rig.runner.submit(plan)
-    outcome = rig.runner.collect()
-    assert outcome is not None
-    assert outcome.status == pb.STEP_STATUS_FAILED
-    assert "zero_pages" in outcome.detail
-
-
 def test_joining_zeroes_the_pool(rig: Rig) -> None:
     """A new scheduler knows nothing of the pages of earlier generations."""
     core = rig.core()

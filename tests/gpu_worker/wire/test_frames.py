@@ -9,15 +9,12 @@ import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 from tandem.v1.inference_pb2 import SamplingParams, TokenIds
 
-from gpu_worker.geometry import Geometry
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import FrameError, Outcome, TokenLogprobs, parse_frame, read_plan, result_frame
 from gpu_worker.wire.started import SETTINGS, read_sampling
-from tests.gpu_worker.plans import OFF, RARE, Moves, TinyCore, int32
+from tests.gpu_worker.plans import OFF, RARE, Moves, TinyCore, geometry_of, int32
 
-GEOMETRY = Geometry(
-    page_size=16, num_pages=20, max_rows=4, max_length=100, token_budget=64, chunk_align=16, vocab_size=50, host_pages=8
-)
+GEOMETRY = geometry_of(host_pages=8)
 
 
 def good_plan() -> pb.StepPlan:

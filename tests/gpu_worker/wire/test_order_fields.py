@@ -38,6 +38,7 @@ def test_parsed_page_orders_equal_the_sent_ones() -> None:
         ("loads.pages", [12, 9], "page 9 is in copies.sources and in loads.pages"),
         ("loads.slots", [0], "loads.slots has 4 bytes; 2 entries need 8"),
         ("loads.slots", [0, 8], "loads.slots contains 8; it must be 0 to 7"),
+        ("zero_pages", [20], "zero_pages contains 20; it must be 1 to 19"),
         ("zero_pages", [9], "page 9 is in copies.sources and in zero_pages"),
         ("copies.sources", [9, 0], "copies.sources contains 0; it must be 1 to 19"),
         ("copies.sources", [9, 10], "page 10 is in copies.sources and in copies.targets"),
