@@ -170,6 +170,26 @@ class Rig:
     def _record_hidden(self, module: object, args: object, output: Tensor) -> None:
         self._packed_hidden = output[0]
 
+    @property
+    def pools(self) -> tuple[Tensor, ...]:
+        """K and V of all layers."""
+        return self.runner.on_device.cache.pools
+
+    def content(self, page: int) -> list[Tensor]:
+        """Views of a page in each pool."""
+        start = page * self.geometry.page_size
+        return [pool[:, start : start + self.geometry.page_size] for pool in self.pools]
+
+    def spoil(self, *pages: int) -> None:
+        """Fills pages with NaN, which a plan zeroes or `forget`."""
+        for page in pages:
+            for part in self.content(page):
+                part.fill_(torch.nan)
+
+    def forget(self) -> None:
+        """Zeroes the pool, because tests share the rig."""
+        self.runner.join(pb.Joined(generation=self.core().generation))
+
     def core(self, **options: object) -> TinyCore:
         """A core with a new generation."""
         self._generation += 1

@@ -234,8 +234,7 @@ def test_join_contains_settings_and_measurements(tmp_path: Path, device: torch.d
     assert len(set(others)) == len(others)
     assert join.identity == others[0]
     # Measuring left the runner unchanged.
-    cache = runner.on_device.cache
-    assert not any(pool.any() for pool in (*cache.keys, *cache.values))
+    assert not any(pool.any() for pool in runner.on_device.cache.pools)
 
 
 @pytest.mark.parametrize(
@@ -323,10 +322,11 @@ def test_the_plan_of_full_prompts_fills_a_step(max_rows: int, max_length: int, t
 
 
 def test_the_largest_step_runs_and_leaves_the_runner_unchanged(rig_of: Callable[[RigSpec], Rig]) -> None:
-    runner = rig_of(RigSpec(page_size=64, group=2, head_dim=64)).runner
+    rig = rig_of(RigSpec(page_size=64, group=2, head_dim=64))
+    runner = rig.runner
     # Other tests have used the rig.
     runner.on_device.cache.zero()
     runner.rehearse(full_plan(runner.geometry))
     assert runner.num_in_flight == 0
     assert not np.any(runner.tables.num_tokens)
-    assert not any(tensor.any() for tensor in (*runner.on_device.cache.keys, *runner.on_device.cache.values))
+    assert not any(pool.any() for pool in rig.pools)

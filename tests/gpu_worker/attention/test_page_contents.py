@@ -34,13 +34,9 @@ def cache(request: pytest.FixtureRequest, device: torch.device) -> KvCache:
     """Fills the pool with different numbers, as far as the dtype distinguishes them."""
     made = KvCache(LAYERS, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=request.param, device=device)
     draw = torch.Generator().manual_seed(1)
-    for pool in pools(made):
+    for pool in made.pools:
         pool.copy_(torch.randn(pool.shape, generator=draw))
     return made
-
-
-def pools(cache: KvCache) -> list[Tensor]:
-    return [*cache.keys, *cache.values]
 
 
 def page(pool: Tensor, number: int, count: int = PAGE_SIZE) -> Tensor:
@@ -53,14 +49,14 @@ def on(cache: KvCache, values: list[int]) -> Tensor:
 
 def test_copies_take_the_first_tokens_and_clear_the_rest(cache: KvCache) -> None:
     """One source may have several targets; other pages stay; a target's former contents, NaN included, are gone."""
-    before = [pool.clone() for pool in pools(cache)]
+    before = [pool.clone() for pool in cache.pools]
     copies = [(3, 5, 1), (3, 11, PAGE_SIZE - 1), (2, 1, PAGE_SIZE), (4, 8, 7)]
     targets = [target for _, target, _ in copies]
-    for pool in pools(cache):
+    for pool in cache.pools:
         for target in targets:
             page(pool, target).fill_(torch.nan)
     cache.copy_pages(*(on(cache, list(column)) for column in zip(*copies, strict=True)))
-    for pool, old in zip(pools(cache), before, strict=True):
+    for pool, old in zip(cache.pools, before, strict=True):
         for source, target, count in copies:
             assert torch.equal(page(pool, target, count), page(old, source, count))
             assert not page(pool, target)[:, count:].any()
@@ -74,17 +70,17 @@ def test_saved_pages_are_loaded_into_other_pages_bit_by_bit(cache: KvCache, at_o
     """Pages survive in any number at once, in runs of slots or scattered, NaN included."""
     host = HostPages(cache, 9, passing=Passing(num_buffers=num_buffers, pages_at_once=at_once))
     cache.keys[1][:, 2 * PAGE_SIZE] = torch.nan
-    before = [pool.clone() for pool in pools(cache)]
+    before = [pool.clone() for pool in cache.pools]
     saved, slots = [7, 2, 11, 1, 4], np.array([3, 4, 5, 8, 0], np.int32)
     host.save(on(cache, saved), slots)
-    for pool in pools(cache):
+    for pool in cache.pools:
         pool.zero_()
     # Each page returns to a different page, with the slots in another order.
     order, loaded = [3, 0, 4, 2, 1], [9, 10, 2, 1, 7]
     num_fetched = host.fetch(slots[order], NOTHING)
     assert num_fetched == min(num_buffers, -(-len(loaded) // at_once))
     host.load(on(cache, loaded), slots[order], num_fetched)
-    for pool, old in zip(pools(cache), before, strict=True):
+    for pool, old in zip(cache.pools, before, strict=True):
         for target, source in zip(loaded, (saved[i] for i in order), strict=True):
             assert torch.equal(page(pool, target).view(torch.uint8), page(old, source).view(torch.uint8))
         others = [number for number in range(pool.shape[1] // PAGE_SIZE) if number not in loaded]
@@ -96,7 +92,7 @@ def test_a_save_replaces_the_contents_of_a_host_page(cache: KvCache) -> None:
     for number in (3, 4):
         host.save(on(cache, [number]), np.array([1], np.int32))
     host.load(on(cache, [5, 6]), np.array([1, 0], np.int32))
-    for pool in pools(cache):
+    for pool in cache.pools:
         assert torch.equal(page(pool, 5), page(pool, 4))
         assert not page(pool, 6).any()
 
@@ -110,7 +106,7 @@ def test_a_fetch_takes_no_host_page_that_its_plan_saves(cache: KvCache) -> None:
     assert num_fetched == 1
     host.save(on(cache, [7]), saved)
     host.load(on(cache, [11, 10, 9, 8, 2, 1]), slots, num_fetched)
-    for pool in pools(cache):
+    for pool in cache.pools:
         assert torch.equal(page(pool, 8), page(pool, 7))
         assert torch.equal(page(pool, 11), page(pool, 6))
 

@@ -92,7 +92,7 @@ def test_a_correct_runner_passes_and_is_unchanged(device: torch.device) -> None:
     model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
     assert check_runner(model, runner, torch.float32) < 1e-4
     assert model.config._attn_implementation == ATTENTION_NAME
-    assert not any(pool.any() for pool in (*runner.on_device.cache.keys, *runner.on_device.cache.values))
+    assert not any(pool.any() for pool in runner.on_device.cache.pools)
     assert not model._forward_hooks
 
 

@@ -21,7 +21,7 @@ ROOT = b"r" * 16
 def rig(rig_of: Callable[[RigSpec], Rig]) -> Iterator[Rig]:
     rig = rig_of(next(spec for spec in SPECS if spec.dtype == torch.float32 and spec.page_size < 128))
     yield rig
-    rig.runner.join(pb.Joined(generation=rig.core().generation))
+    rig.forget()
 
 
 def labels_of(geometry: Geometry, pages: list[int], *, forget: bool = False) -> pb.PageLabels:
@@ -55,11 +55,10 @@ def labelled(rig: Rig, pages: list[int], **flags: bool) -> None:
 def test_a_session_that_keeps_pages_leaves_the_pool_as_it_is(rig: Rig) -> None:
     begun(rig)
     labelled(rig, [7, 9])
-    cache = rig.runner.on_device.cache
-    before = [pool.clone() for pool in (*cache.keys, *cache.values)]
+    before = [pool.clone() for pool in rig.pools]
     assert any(pool.any() for pool in before)
     begun(rig, keeps_pages=True)
-    assert all(map(torch.equal, before, (*cache.keys, *cache.values)))
+    assert all(map(torch.equal, before, rig.pools))
     assert reported(rig) == [7, 9]
 
 
@@ -67,8 +66,7 @@ def test_a_session_that_keeps_no_page_zeroes_the_pool_and_forgets(rig: Rig) -> N
     begun(rig)
     labelled(rig, [7, 9])
     begun(rig)
-    cache = rig.runner.on_device.cache
-    assert not any(pool.any() for pool in (*cache.keys, *cache.values))
+    assert not any(pool.any() for pool in rig.pools)
     assert reported(rig) == []
 
 
@@ -91,7 +89,7 @@ def test_forget_drops_earlier_labels_only(rig: Rig) -> None:
 
 
 def test_a_worker_reports_nothing_without_a_root(rig: Rig) -> None:
-    rig.runner.join(pb.Joined(generation=rig.core().generation))
+    rig.forget()
     labelled(rig, [7, 9])
     assert reported(rig) == []
 
@@ -124,7 +122,6 @@ def test_labels_of_a_wrong_length_fail_the_step(rig: Rig, field: str) -> None:
     plan = core.plan(chunks={1: 20})
     plan.labels.CopyFrom(labels_of(rig.runner.geometry, [7]))
     setattr(plan.labels, field, b"123")
-    rig.runner.submit(plan)
-    outcome = rig.runner.collect()
-    assert outcome is not None and outcome.status == pb.STEP_STATUS_FAILED
+    outcome = rig.submit(plan)
+    assert outcome.status == pb.STEP_STATUS_FAILED
     assert f"labels.{field} has 3 bytes; 1 page needs" in outcome.detail

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
@@ -17,8 +16,7 @@ CHOSEN = [spec for spec in SPECS if spec.dtype == torch.float32 and spec.page_si
 def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Iterator[Rig]:
     rig = rig_of(request.param)
     yield rig
-    # A page that a test filled with NaN is zeroed, because other tests share the rig.
-    rig.runner.join(pb.Joined(generation=rig.core().generation))
+    rig.forget()
 
 
 def add_hit(core: TinyCore, rig: Rig, row: int, shared: list[int], tokens: list[int], num_own: int, seed: int) -> None:
@@ -81,8 +79,7 @@ def test_pages_of_an_ended_sequence_are_hit(rig: Rig) -> None:
     core, recording = rig.core(), Recording()
     ended = core.add(1, tokens)
     rig.step(core, chunks={1: len(tokens)})
-    for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
-        pool[:, ended.pages[2] * page_size : (ended.pages[2] + 1) * page_size] = torch.nan
+    rig.spoil(ended.pages[2])
     add_hit(core, rig, 1, ended.pages[:2], tokens, 3, seed=10)
     add_hit(core, rig, 3, ended.pages[:1], tokens, page_size, seed=11)
     rig.step(core, recording, chunks={3: page_size, 1: 3})

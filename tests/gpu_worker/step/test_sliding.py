@@ -1,11 +1,10 @@
 """Pages behind a row's window are given to other rows while it continues, because nothing reads them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
 import pytest
-import torch
 from tandem.internal.v1 import worker_pb2 as pb
 
 from tests.gpu_worker.plans import Moves, Sequence_, TinyCore
@@ -17,8 +16,10 @@ SLIDING = [spec for spec in SPECS if spec.family == "mistral" or spec.bound]
 
 
 @pytest.fixture(params=SLIDING, ids=str)
-def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig:
-    return rig_of(request.param)
+def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Iterator[Rig]:
+    rig = rig_of(request.param)
+    yield rig
+    rig.forget()
 
 
 def reach(rig: Rig) -> tuple[int, int]:
@@ -37,18 +38,6 @@ def behind(rig: Rig, position: int) -> list[int]:
 def middling(rig: Rig) -> int:
     """Tokens of a text that exceeds the window and still fits the pool."""
     return min(rig.geometry.max_length, (rig.geometry.num_pages - 3) * rig.geometry.page_size)
-
-
-def spoil(rig: Rig, pages: list[int]) -> None:
-    for page in pages:
-        start = page * rig.geometry.page_size
-        for pool in (*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values):
-            pool[:, start : start + rig.geometry.page_size] = torch.nan
-
-
-def forget(rig: Rig) -> None:
-    """Zeroes pages that tests filled with NaN, because other tests share the rig."""
-    rig.runner.join(pb.Joined(generation=rig.core().generation))
 
 
 def test_the_window_is_the_widest_of_all_layers(rig: Rig) -> None:
@@ -79,7 +68,7 @@ def test_a_row_continues_while_others_use_its_first_pages(rig: Rig) -> None:
         nonlocal given
         free = [first.pages[col] for col in behind(rig, first.position) if col < len(first.pages)][given:]
         given += len(free)
-        spoil(rig, free)
+        rig.spoil(*free)
         started = []
         for page in free:
             core.free_pages.insert(0, page)
@@ -88,7 +77,7 @@ def test_a_row_continues_while_others_use_its_first_pages(rig: Rig) -> None:
                 continue
             if row in core.rows:
                 core.free(core.rows[row])
-                spoil(rig, core.rows[row].pages)
+                rig.spoil(*core.rows[row].pages)
             core.add(row, rig.prompt(page_size, seed=given))
             assert core.rows[row].pages == [page]
             started.append(row)
@@ -104,7 +93,6 @@ def test_a_row_continues_while_others_use_its_first_pages(rig: Rig) -> None:
     assert given == len(behind(rig, length - 1)) > 1
     assert (len(first.pages) > rig.geometry.num_pages) == (rig.spec.max_length is not None)
     rig.check(core, Recording(hidden={at: state for at, state in recording.hidden.items() if at[0] == 1}))
-    forget(rig)
 
 
 @pytest.mark.parametrize("as_decode_row", [True, False], ids=["decode", "chunk"])
@@ -117,7 +105,7 @@ def test_a_row_starts_without_the_pages_before_its_window(rig: Rig, as_decode_ro
     rig.step(core, chunks={1: length})
     again = resumed(rig, core, first, length if as_decode_row else length - page_size - 3)
     assert again.pages.count(0) == len(behind(rig, again.position)) > 0
-    spoil(rig, [0, *(first.pages[col] for col in behind(rig, again.position))])
+    rig.spoil(0, *(first.pages[col] for col in behind(rig, again.position)))
     if as_decode_row:
         rig.step(core, recording, decode=[3])
     else:
@@ -126,7 +114,6 @@ def test_a_row_starts_without_the_pages_before_its_window(rig: Rig, as_decode_ro
     for _ in range(3):
         rig.step(core, recording, decode=[3])
     rig.check(core, recording)
-    forget(rig)
 
 
 def resumed(rig: Rig, core: TinyCore, first: Sequence_, position: int) -> Sequence_:
@@ -169,9 +156,8 @@ def test_pages_inside_and_outside_the_window_can_be_shared(rig: Rig) -> None:
     known = (len(tokens) - 1) // page_size * page_size
     shared = [0 if col in behind(rig, known) else page for col, page in enumerate(first.pages[: known // page_size])]
     assert 0 in shared
-    spoil(rig, [0, *(first.pages[col] for col in behind(rig, known))])
+    rig.spoil(0, *(first.pages[col] for col in behind(rig, known)))
     core.add(2, [*tokens[:known], *rig.prompt(2, seed=5)], shared=shared, position=known)
     rig.step(core, recording, chunks={2: 2})
     rig.step(core, recording, decode=[2, 1])
     rig.check(core, recording)
-    forget(rig)

@@ -30,20 +30,8 @@ def plain_rig(rig_of: Callable[[RigSpec], Rig]) -> Rig:
     return rig_of(SPECS[0])
 
 
-def pools(rig: Rig) -> list[Tensor]:
-    return [*rig.runner.on_device.cache.keys, *rig.runner.on_device.cache.values]
-
-
 def content(rig: Rig, page: int) -> list[Tensor]:
-    start = page * rig.geometry.page_size
-    return [pool[:, start : start + rig.geometry.page_size].clone() for pool in pools(rig)]
-
-
-def spoil(rig: Rig, page: int) -> None:
-    """NaN in a page, in all layers."""
-    start = page * rig.geometry.page_size
-    for pool in pools(rig):
-        pool[:, start : start + rig.geometry.page_size] = torch.nan
+    return [part.clone() for part in rig.content(page)]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -61,7 +49,7 @@ def test_a_fork_in_the_middle_of_a_page_matches_eager_attention(rig: Rig) -> Non
         known = page_size + count
         fork = core.add(2, [*tokens[:known], (tokens[known] + 1) % 131], shared=first.pages[:1], position=known)
         target = fork.pages[1]
-        spoil(rig, target)
+        rig.spoil(target)
         moves = Moves(copies=[(first.pages[1], target, count)])
         rig.step(core, recording, decode=[2, 1], moves=moves)
         for _ in range(3):
@@ -81,7 +69,7 @@ def test_several_forks_of_an_unfinished_prompt_match(rig: Rig) -> None:
     for row, extra in ((2, 5), (3, 9)):
         fork = core.add(row, [*tokens, extra], shared=first.pages[:1], position=length)
         copies.append((first.pages[1], fork.pages[1], length - page_size))
-        spoil(rig, fork.pages[1])
+        rig.spoil(fork.pages[1])
     core.sampled = [1]
     core.learn(rig.runner.collect().tokens)
     rig.step(core, recording, decode=[3, 1, 2], moves=Moves(copies=copies))
@@ -108,8 +96,7 @@ def test_a_swapped_out_sequence_resumes_on_other_pages(rig: Rig) -> None:
     rig.step(core, recording, chunks={2: length + 9}, moves=moves)
     rig.check(core, recording)
     resumed = core.add(3, first.tokens, position=len(first.tokens) - 1)
-    for page in resumed.pages:
-        spoil(rig, page)
+    rig.spoil(*resumed.pages)
     recording = Recording()
     loads = list(zip(resumed.pages, slots, strict=True))
     rig.step(core, recording, decode=[2, 3], moves=Moves(loads=loads))
@@ -130,8 +117,7 @@ def test_a_partly_swapped_in_sequence_computes_the_rest(rig: Rig) -> None:
     recording = Recording()
     again = core.add(2, first.tokens, position=2 * page_size)
     loads = [(again.pages[0], 6), (again.pages[1], 5)]
-    for page in again.pages:
-        spoil(rig, page)
+    rig.spoil(*again.pages)
     # All are zeroed, since their last owner was not finite; loads come after.
     moves = Moves(loads=loads, zero=again.pages)
     rig.step(core, recording, chunks={2: len(first.tokens) - 2 * page_size}, moves=moves)
@@ -148,7 +134,7 @@ def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) ->
     copied to."""
     rig, core = plain_rig, plain_rig.core()
     draw = torch.Generator().manual_seed(2)
-    for pool in pools(rig):
+    for pool in rig.pools:
         pool[:] = torch.randn(pool.shape, generator=draw)
     four, five, six = (content(rig, page) for page in (4, 5, 6))
     order_all(rig, core, Moves(saves=[(5, 3)]))
@@ -164,7 +150,7 @@ def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) ->
     # Saved in this plan, loaded in this plan.
     order_all(rig, core, Moves(saves=[(6, 0)], loads=[(3, 0)]))
     assert same(content(rig, 3), six)
-    for pool in pools(rig):
+    for pool in rig.pools:
         pool.zero_()
 
 
@@ -192,7 +178,7 @@ def test_copies_from_host_memory_start_before_the_saves_of_their_plan(
     calls.clear()
     order_all(rig, core, Moves(saves=[(5, 0)], loads=[(4, 0)]))
     assert calls == [("fetch", 0), ("save", None), ("load", None)]
-    for pool in pools(rig):
+    for pool in rig.pools:
         pool.zero_()
 
 
@@ -200,7 +186,7 @@ def test_random_page_orders_match_a_sequential_model(plain_rig: Rig) -> None:
     """Random plans against a model that carries out one operation at a time, in worker.proto's order."""
     rig, core, draw = plain_rig, plain_rig.core(), random.Random(5)
     noise = torch.Generator().manual_seed(5)
-    for pool in pools(rig):
+    for pool in rig.pools:
         pool[:] = torch.randn(pool.shape, generator=noise)
     num_pages, num_slots = rig.geometry.num_pages, rig.geometry.host_pages
     pages = {page: content(rig, page) for page in range(1, num_pages)}
@@ -233,7 +219,7 @@ def test_random_page_orders_match_a_sequential_model(plain_rig: Rig) -> None:
             pages[page] = host[slot]
         assert [page for page in pages if not same(content(rig, page), pages[page])] == []
     assert len(host) == num_slots
-    for pool in pools(rig):
+    for pool in rig.pools:
         pool.zero_()
 
 
@@ -258,7 +244,7 @@ def test_page_orders_wait_for_the_step_in_flight(plain_rig: Rig) -> None:
 
 def test_loading_an_unsaved_page_is_refused(plain_rig: Rig) -> None:
     rig = plain_rig
-    rig.runner.join(pb.Joined(generation=rig.core().generation))
+    rig.forget()
     core = rig.core()
     order_all(rig, core, Moves(saves=[(1, 0)], loads=[(2, 0)]))
     # After a lane reset the saved pages are still valid.
