@@ -100,8 +100,20 @@ def mask_of(matcher: llguidance.LLMatcher) -> NDArray[np.int32]:
 
 
 def allowed(mask: NDArray[np.int32]) -> list[int]:
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
-    return np.flatnonzero(bits).tolist()
+    return [token for token in bits(mask) if token < VOCAB_SIZE]
+
+
+def bits(words: NDArray[np.int32]) -> list[int]:
+    """The numbers of the bits that are set."""
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def masks_of(constraints: Constraints, *rows: int | ConstrainedRow) -> list[list[int]]:
+    """The tokens that each row allows now; none for one that has failed."""
+    own = [constraints.row(row) if isinstance(row, int) else row for row in rows]
+    masks = np.zeros((len(own), SIZES.mask_words), np.int32)
+    constraints.masks(own, masks)
+    return [allowed(mask) for mask in masks]
 
 
 @contextmanager
@@ -166,6 +178,10 @@ class Walk:
             self.constraints.start(row, hash_of(source), np.zeros(0, np.int32))
 
     @property
+    def failed(self) -> list[ConstrainedRow]:
+        return [own for own in map(self.constraints.row, self.outputs) if own.fate is Fate.FAILED]
+
+    @property
     def open_rows(self) -> list[ConstrainedRow]:
         rows = [self.constraints.row(row) for row in self.outputs]
         return [own for own in rows if own.fate is Fate.OPEN]
@@ -173,14 +189,12 @@ class Walk:
     def step(self) -> None:
         """Every open row gets a token. Its mask must be the truth, and so must its end."""
         rows = self.open_rows
-        masks = np.zeros((len(rows), SIZES.mask_words), np.int32)
-        self.constraints.masks(rows, masks)
         tokens: list[int] = []
-        for own, mask in zip(rows, masks, strict=True):
+        for own, found in zip(rows, masks_of(self.constraints, *rows), strict=True):
             truth = self._truth[own.row]
             assert own.fate is Fate.OPEN, own.detail
-            assert allowed(mask) == allowed(mask_of(truth)), text_of(self.outputs[own.row])
-            tokens.append(int(self._rng.choice(allowed(mask))))
+            assert found == allowed(mask_of(truth)), text_of(self.outputs[own.row])
+            tokens.append(int(self._rng.choice(found)))
             self.outputs[own.row].append(tokens[-1])
             assert truth.consume_token(tokens[-1])
         self.constraints.learn(zip(rows, tokens, strict=True))

@@ -14,12 +14,12 @@ from tests.gpu_worker.constraints.rig import (
     ALL,
     CHOICE,
     OBJECT,
-    SIZES,
     SLOW_AT_ONCE,
     SLOW_LATER,
     WORD,
     Walk,
     hash_of,
+    masks_of,
     prepare,
     serving,
     serving_process,
@@ -31,10 +31,6 @@ EXCESS = r"took \d+ ms of CPU time; the limit is \d+ ms of CPU time \({} x [1-4]
 # Compiles in a millisecond; its first mask takes minutes.
 ENDLESS = "start:" + " a" * 20 + "\na: /x{30000}/"
 NO_TOKENS = np.zeros(0, np.int32)
-
-
-def masks(constraints: Constraints, rows: list[ConstrainedRow]) -> None:
-    constraints.masks(rows, np.zeros((len(rows), SIZES.mask_words), np.int32))
 
 
 def is_computed(constraints: Constraints, own: ConstrainedRow) -> bool:
@@ -52,16 +48,16 @@ def test_a_mask_over_the_limit_fails_its_row_alone(place: int) -> None:
         walk.run(2)
         constraints.start(7, hash_of(SLOW_LATER), NO_TOKENS)
         slow = constraints.row(7)
-        masks(constraints, [slow])
+        masks_of(constraints, slow)
         assert slow.fate is Fate.OPEN
         rows = walk.open_rows
         rows.insert(place, slow)
         constraints.learn([(slow, _A)])
-        masks(constraints, rows)
+        masks_of(constraints, *rows)
         assert slow.fate is Fate.FAILED
         assert re.fullmatch(f"the constraint {EXCESS.format('30 ms')}, at output token 2", slow.detail)
         walk.run(100)
-        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+        assert not walk.failed
 
 
 def test_a_constraint_over_the_limit_is_refused_and_others_go_on() -> None:
@@ -79,7 +75,7 @@ def test_a_constraint_over_the_limit_is_refused_and_others_go_on() -> None:
         [refusal] = found.values()
         assert re.fullmatch(f"preparing the constraint {EXCESS.format('100 ms')}", refusal)
         walk.run(100)
-        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+        assert not walk.failed
 
 
 def test_masks_are_computed_while_a_constraint_is_prepared() -> None:
@@ -139,7 +135,7 @@ def test_a_server_that_is_stopped_is_replaced_without_blame() -> None:
             clock.stopped = serving_process(constraints)
             os.kill(clock.stopped, signal.SIGSTOP)
         walk.run(100)
-        assert not [own for own in map(constraints.row, walk.outputs) if own.fate is Fate.FAILED]
+        assert not walk.failed
         assert serving_process(constraints) != clock.stopped
 
 

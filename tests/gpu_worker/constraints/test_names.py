@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tandem.v1.constraint_pb2 import Constraint
 
-from gpu_worker.constraints.matchers import Matchers
+from gpu_worker.constraints.matchers import FollowedRow, Matchers
 from scheduler_svc.frontend.constraints.grammar import grammar_of, json_grammar
-from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, own_tokenizer, text_of
+from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, bits, own_tokenizer, text_of
 
 # Beside the rig's: tokens that hold the end of a name and the begin of the next, and a whole name.
 EXTRA = [b'a"', b'": 1', b', "a"', b', "', b'a": 1, "a"', b'"a"', b'1, "']
@@ -36,20 +36,33 @@ def matchers() -> Matchers:
     return Matchers(tokenizer, eos_token_ids=[EOS])
 
 
+def ids_of(text: str) -> list[int]:
+    """In tokens of one byte."""
+    return [TOKENS.index(bytes([byte])) for byte in text.encode()]
+
+
+def row_of(found: Matchers, grammar: str, start: int) -> FollowedRow:
+    found.define(1, found.compiled(grammar.encode()))
+    return found.row(1, start, 1)
+
+
+def allowed(found: Matchers, row: FollowedRow) -> list[int]:
+    words = np.zeros(-(-len(ALL) // 32), np.int32)
+    found.fill(row, words.ctypes.data)
+    return bits(words)
+
+
 def output(found: Matchers, schema: object, choose: Callable[[list[bytes]], int], most: int = 400) -> bytes | None:
     """The output of a row: `choose` takes each token from the allowed ones. None if it has not ended by itself."""
-    found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
     output.start += 1  # type: ignore[attr-defined]
-    row = found.row(1, output.start, 1)  # type: ignore[attr-defined]
-    words = np.zeros(-(-len(ALL) // 32), np.int32)
+    row = row_of(found, json_grammar("schema", json.dumps(schema)), output.start)  # type: ignore[attr-defined]
     text = b""
     for _ in range(most):
         if found.is_complete(row):
             return text
-        found.fill(row, words.ctypes.data)
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        assert allowed, f"no token after {text!r} of {schema}"
-        token = allowed[choose([ALL[one] for one in allowed])]
+        tokens = allowed(found, row)
+        assert tokens, f"no token after {text!r} of {schema}"
+        token = tokens[choose([ALL[one] for one in tokens])]
         if token == EOS:
             return text
         text += ALL[token]
@@ -108,14 +121,10 @@ def test_a_name_never_begins_where_all_that_follow_are_taken() -> None:
     """Also if all letters before lead to names that are taken, and if a name is a listed one."""
     found = matchers()
     for more in ({}, {"required": ["aaaa"]}):
-        found.define(1, found.compiled(json_grammar("schema", json.dumps({**FEW, **more})).encode()))
-        row = found.row(1, len(more), 1)
+        row = row_of(found, json_grammar("schema", json.dumps({**FEW, **more})), len(more))
         text = "{" + "".join(f'"{name}": 1, ' for name in ("aaaa", "aaab", "aaac", "aaba", "aaca")) + '"aa'
-        found.take(row, [TOKENS.index(bytes([byte])) for byte in text.encode()])
-        words = np.zeros(-(-len(ALL) // 32), np.int32)
-        found.fill(row, words.ctypes.data)
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        assert {ALL[one] for one in allowed} == {b"b", b"c"}
+        found.take(row, ids_of(text))
+        assert {ALL[one] for one in allowed(found, row)} == {b"b", b"c"}
 
 
 L = "abc"
@@ -130,15 +139,11 @@ def test_an_object_that_has_all_names_of_a_pattern_ends() -> None:
         ({**FEW, **beside, "properties": {}}, every),
     ):
         found = matchers()
-        found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
-        row = found.row(1, 1000 + len(listed), 1)
+        row = row_of(found, json_grammar("schema", json.dumps(schema)), 1000 + len(listed))
         for used, may_go_on in ((listed[:-1], True), (listed[-1:], False)):
             text = ("{" if may_go_on else ", ") + ", ".join(f'"{name}": 1' for name in used)
-            found.take(row, [TOKENS.index(bytes([byte])) for byte in text.encode()])
-            words = np.zeros(-(-len(ALL) // 32), np.int32)
-            found.fill(row, words.ctypes.data)
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-            texts = {ALL[one] for one in allowed}
+            found.take(row, ids_of(text))
+            texts = {ALL[one] for one in allowed(found, row)}
             assert b"}" in texts and (b"," in texts) == (b', "' in texts) == may_go_on, texts
 
 
@@ -147,13 +152,10 @@ LARK = 'start: "call " /[a-z]+/ " " %json {"type": "object", "additionalProperti
 
 def test_names_in_a_grammar_of_a_caller_are_kept_apart() -> None:
     found = matchers()
-    found.define(1, found.compiled(grammar_of(Constraint(lark=LARK)).encode()))
-    row = found.row(1, 2000, 1)
-    found.take(row, [TOKENS.index(bytes([byte])) for byte in b'call f {"a":"{","b": 1, "a'])
-    words = np.zeros(-(-len(ALL) // 32), np.int32)
-    found.fill(row, words.ctypes.data)
-    allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-    assert b'"' not in {ALL[one] for one in allowed} and b"a" in {ALL[one] for one in allowed}
+    row = row_of(found, grammar_of(Constraint(lark=LARK)), 2000)
+    found.take(row, ids_of('call f {"a":"{","b": 1, "a'))
+    texts = {ALL[one] for one in allowed(found, row)}
+    assert b'"' not in texts and b"a" in texts
 
 
 @pytest.mark.long
@@ -197,6 +199,6 @@ def test_the_same_name_in_another_object_is_no_repetition() -> None:
 def test_rows_without_free_names_are_not_followed() -> None:
     found = Matchers(own_tokenizer(), eos_token_ids=[EOS])
     for schema, is_followed in (({"type": "object", "additionalProperties": False}, False), ({}, True)):
-        found.define(1, found.compiled(json_grammar("schema", json.dumps(schema)).encode()))
-        assert (found.row(1, id(schema), 1).names is not None) == is_followed
+        row = row_of(found, json_grammar("schema", json.dumps(schema)), id(schema))
+        assert (row.names is not None) == is_followed
     assert len(TOKENS) < VOCAB_SIZE and text_of([EOS]) == ""

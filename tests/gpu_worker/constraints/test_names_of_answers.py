@@ -20,6 +20,7 @@ from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.door import AnswerGrammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
+from tests.gpu_worker.constraints.rig import bits
 from tests.gpu_worker.constraints.test_names import objects
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES
 from tests.scheduler_svc.frontend.chat.test_answer import calls_of, parsed, parser
@@ -95,7 +96,14 @@ def row_of(
 def allowed(row: FollowedRow) -> list[int]:
     words = np.zeros(-(-tokens()[1].vocab_size // 32), np.int32)
     matchers().fill(row, words.ctypes.data)
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+    return bits(words)
+
+
+def take(row: FollowedRow, text: str, *more: str) -> None:
+    """The tokens of a text, and then these tokens."""
+    tokenizer = tokens()[0]
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    matchers().take(row, [*ids, *map(tokenizer.token_to_id, more)])
 
 
 def walked(row: FollowedRow, seed: int, most: int = 250) -> str | None:
@@ -164,15 +172,14 @@ CONTENTS = (
 @pytest.mark.parametrize("name", REASONING)
 def test_an_answer_behind_reasoning_has_no_name_twice(name: str, content: Constraint) -> None:
     """Reasoning is text, even if it looks like an object."""
-    family, (tokenizer, _, _) = FAMILIES[name], tokens()
+    family, quote = FAMILIES[name], tokens()[0].token_to_id('"')
     assert family.reasoning is not None
     before, _, after = family.reasoning(LURE).partition(LURE)
     for seed in range(2):
         row = row_of(name, content=grammar_of(content))
-        matchers().take(row, tokenizer.encode(before + LURE, add_special_tokens=False).ids)
-        assert tokenizer.token_to_id('"') in allowed(row)
-        begun = after.strip("\n") + family.content("{").partition("{")[0]
-        matchers().take(row, tokenizer.encode(begun, add_special_tokens=False).ids)
+        take(row, before + LURE)
+        assert quote in allowed(row)
+        take(row, after.strip("\n") + family.content("{").partition("{")[0])
         text = walked(row, seed)
         assert text is not None
         assert_no_name_twice(text)
@@ -182,7 +189,7 @@ def test_an_answer_behind_reasoning_has_no_name_twice(name: str, content: Constr
 @pytest.mark.parametrize("name", ["hermes", "deepseek-v3", "kimi-k2", "qwen-xml", "glm", "llama3", "mistral-list"])
 def test_the_name_is_taken_out_of_the_mask(name: str) -> None:
     """In the second call too, and again after text with braces."""
-    family, (tokenizer, _, _) = FAMILIES[name], tokens()
+    family, quote = FAMILIES[name], tokens()[0].token_to_id('"')
     assert family.calls is not None
     args = {"a": 1, "b": 1, "c": 1}
     call = ("free", args)
@@ -190,12 +197,9 @@ def test_the_name_is_taken_out_of_the_mask(name: str) -> None:
         call = ("inside", {"text": 'x {"a": 1, "a": 1, "', "free": args, "scalar": 1, "last": args})
     text = family.calls([call, call])
     row = row_of(name, tool_choice=REQUIRED)
-    place = text.rindex('"b"')
-    matchers().take(row, tokenizer.encode(text[:place], add_special_tokens=False).ids)
-    quote, letter = tokenizer.token_to_id('"'), tokenizer.token_to_id("a")
-    matchers().take(row, [quote, letter])
+    take(row, text[: text.rindex('"b"')], '"', "a")
     assert quote not in allowed(row)
-    matchers().take(row, [letter])
+    take(row, "", "a")
     assert quote in allowed(row)
 
 
@@ -205,21 +209,16 @@ TEXT_HERE = {"type": "object", "properties": {"free": {"type": "string"}}, "requ
 @pytest.mark.parametrize("name", [name for name in JSON_FAMILIES if FAMILIES[name].is_tagged])
 @pytest.mark.parametrize("other", [TEXT_HERE, {"type": "object"}], ids=["text", "any name"])
 def test_an_argument_may_be_text_in_one_tool_and_json_in_another(name: str, other: object) -> None:
-    family, (tokenizer, _, _) = FAMILIES[name], tokens()
+    family, quote = FAMILIES[name], tokens()[0].token_to_id('"')
     assert family.calls is not None
     lure, args = 'x {"a": 1, "a": 1, "', {"a": 1, "b": 1, "c": 1}
     calls = [("text", {"free": lure}), ("inside", {"text": "b", "free": args, "scalar": 1, "last": args})]
     for order in (calls, [calls[1], calls[0], calls[1]]):
         text = family.calls(order)
         row = row_of(name, tagged=SHORT, more={"text": other}, tool_choice=REQUIRED)
-        place = text.rindex('"b"') + 1
-        matchers().take(row, tokenizer.encode(text[:place], add_special_tokens=False).ids)
-        matchers().take(row, [tokenizer.token_to_id("a")])
-        assert tokenizer.token_to_id('"') not in allowed(row)
+        take(row, text[: text.rindex('"b"') + 1], "a")
+        assert quote not in allowed(row)
         # The braces of a text are none of JSON.
         row = row_of(name, tagged=SHORT, more={"text": other}, tool_choice=REQUIRED)
-        place = text.index(lure) + len(lure)
-        matchers().take(
-            row, [*tokenizer.encode(text[:place], add_special_tokens=False).ids, tokenizer.token_to_id("a")]
-        )
-        assert tokenizer.token_to_id('"') in allowed(row)
+        take(row, text[: text.index(lure) + len(lure)], "a")
+        assert quote in allowed(row)

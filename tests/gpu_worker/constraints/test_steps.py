@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import jsonschema
@@ -44,9 +45,9 @@ def rig(rig_of: Callable[[RigSpec], Rig]) -> Rig:
     return rig_of(SPECS[0])
 
 
-@pytest.fixture
-def constrain(rig: Rig) -> Iterator[Callable[[Limits], Constraints]]:
-    """Lets the rig's worker take constraints, until the test ends."""
+@contextmanager
+def constraining(rig: Rig) -> Iterator[Callable[[Limits], Constraints]]:
+    """Lets the rig's worker take constraints."""
     made: list[Constraints] = []
 
     def make(limits: Limits = DEFAULT_LIMITS) -> Constraints:
@@ -60,6 +61,12 @@ def constrain(rig: Rig) -> Iterator[Callable[[Limits], Constraints]]:
     rig.runner.execution.constrained = None
     for constraints in made:
         constraints.close()
+
+
+@pytest.fixture
+def constrain(rig: Rig) -> Iterator[Callable[[Limits], Constraints]]:
+    with constraining(rig) as make:
+        yield make
 
 
 @dataclass(kw_only=True)
@@ -118,6 +125,16 @@ def run_of(rig: Rig, sources: Mapping[int, str], *, rows: Sequence[int] = (1, 2,
     return run
 
 
+@pytest.fixture(scope="module")
+def expected(rig: Rig) -> Run:
+    """Rows with their constraints, undisturbed."""
+    with constraining(rig) as constrain:
+        prepare(constrain(), *SOURCES.values())
+        run = run_of(rig, SOURCES)
+        run.go([1, 2, 3], 100)
+    return run
+
+
 def check(source: str, tokens: Sequence[int]) -> None:
     """By other means than llguidance."""
     text = text_of(tokens)
@@ -156,19 +173,16 @@ def test_rows_without_constraints_get_the_tokens_that_they_get_alone(
 
 
 def test_a_row_has_the_same_output_with_other_rows_and_after_a_restart(
-    rig: Rig, constrain: Callable[..., Constraints]
+    rig: Rig, constrain: Callable[..., Constraints], expected: Run
 ) -> None:
     """Started again elsewhere with its first tokens, as after the worker's death."""
-    prepare(constrain(), *SOURCES.values())
-    whole = run_of(rig, SOURCES)
-    whole.go([1, 2, 3], 100)
     prepare(constrain(), OBJECT)
     again = Run(rig=rig, sources={2: OBJECT}, core=rig.core())
-    known = whole.outputs[1][:4]
+    known = expected.outputs[1][:4]
     prompt = rig.prompt(5, seed=1)
     again.core.add(2, [*prompt, *known], num_prompt=5, seed=71, **DRAWN)
     again.go([2], 100)
-    assert [*known, *again.outputs[2]] == whole.outputs[1]
+    assert [*known, *again.outputs[2]] == expected.outputs[1]
 
 
 def test_prompts_in_chunks_sample_under_their_constraint(rig: Rig, constrain: Callable[..., Constraints]) -> None:
@@ -185,11 +199,8 @@ def test_prompts_in_chunks_sample_under_their_constraint(rig: Rig, constrain: Ca
 
 @pytest.mark.parametrize("whole", [False, True], ids=["server", "both processes"])
 def test_a_mask_server_that_is_killed_changes_no_token(
-    rig: Rig, constrain: Callable[..., Constraints], whole: bool
+    rig: Rig, constrain: Callable[..., Constraints], expected: Run, whole: bool
 ) -> None:
-    prepare(constrain(), *SOURCES.values())
-    expected = run_of(rig, SOURCES)
-    expected.go([1, 2, 3], 100)
     constraints = constrain()
     prepare(constraints, *SOURCES.values())
     run = run_of(rig, SOURCES)
@@ -200,10 +211,9 @@ def test_a_mask_server_that_is_killed_changes_no_token(
     assert (run.outputs, run.ends) == (expected.outputs, expected.ends)
 
 
-def test_a_slow_mask_fails_its_row_and_not_the_step(rig: Rig, constrain: Callable[..., Constraints]) -> None:
-    prepare(constrain(), *SOURCES.values())
-    expected = run_of(rig, SOURCES)
-    expected.go([1, 2, 3], 100)
+def test_a_slow_mask_fails_its_row_and_not_the_step(
+    rig: Rig, constrain: Callable[..., Constraints], expected: Run
+) -> None:
     prepare(constrain(Limits(mask=0.03)), OBJECT, WORD, SLOW_LATER)
     run = run_of(rig, {**SOURCES, 3: SLOW_LATER})
     run.go([1, 2, 3], 100)
@@ -214,8 +224,7 @@ def test_a_slow_mask_fails_its_row_and_not_the_step(rig: Rig, constrain: Callabl
 
 def test_unknown_constraints_fail_their_rows_or_the_plan(rig: Rig, constrain: Callable[..., Constraints]) -> None:
     run = run_of(rig, {1: WORD})
-    plan = run.plan([1])
-    outcome = rig.submit(plan)
+    outcome = rig.submit(run.plan([1]))
     assert outcome.status == pb.STEP_STATUS_FAILED and "takes none" in outcome.detail
     constrain()
     run = run_of(rig, {1: WORD})
@@ -252,12 +261,10 @@ class Ring:
 
 
 def test_two_plans_in_flight_as_on_a_gpu(
-    rig: Rig, constrain: Callable[..., Constraints], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, constrain: Callable[..., Constraints], expected: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that ends is in one more plan, which may give it any token."""
     prepare(constrain(), *SOURCES.values())
-    expected = run_of(rig, SOURCES)
-    expected.go([1, 2, 3], 100)
     if rig.device.type == "cpu":
         as_on_gpu(rig.runner, monkeypatch)
     run = run_of(rig, SOURCES)
