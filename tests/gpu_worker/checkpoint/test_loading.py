@@ -14,6 +14,7 @@ from gpu_worker.attention.paged import ATTENTION_NAME
 from gpu_worker.checkpoint import loading
 from gpu_worker.checkpoint.files import ModelRefused, read_files
 from gpu_worker.checkpoint.loading import Progress, load_weights, weight_bytes
+from tests.census.shrink import tiny_config
 from tests.gpu_worker.saved_model import changed, save_model, with_tensors
 
 CPU = torch.device("cpu")
@@ -21,15 +22,7 @@ HEAD, NORM = "lm_head.weight", "model.norm.weight"
 
 
 def save_mixtral(folder: Path, *, num_experts: int) -> None:
-    config = MixtralConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=40,
-        num_local_experts=num_experts,
-    )
+    config = tiny_config(MixtralConfig, {"num_hidden_layers": 1, "num_local_experts": num_experts})
     MixtralForCausalLM(config).save_pretrained(folder)
 
 

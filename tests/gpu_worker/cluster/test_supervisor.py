@@ -1,9 +1,8 @@
-"""A worker on its node: small real processes in place of the worker, no Ray."""
+"""A worker on its node: small real processes in place of the worker, no Ray. `tests/contract` has their deaths."""
 
 import os
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,10 +12,8 @@ import pytest
 
 from gpu_worker.cluster.fleet import Fleet, Report, Worker, policy, why_not_placed
 from tandem_contract.processes import GiveUp, Restart, State
-from tests.architecture.source import ROOT
-from tests.rigs.waiting import TIMEOUT_SECONDS, until
+from tests.rigs.waiting import until
 
-FLEET = Fleet(name="test", connect="tcp://127.0.0.1:1", keys="/nowhere")
 JOINED = "2026-11-23 worker INFO joined the scheduler; generation 1"
 SERVES = f'print("{JOINED}", flush=True); signal.pause()'
 
@@ -108,45 +105,6 @@ def test_failures_in_a_row_are_bounded_and_the_cause_is_kept(supervise: Callable
     assert report.cause == (
         "ended with exit code 1, 3 times in a row; it is not started again: gpu_worker: the GPU is gone"
     )
-
-
-def test_a_worker_that_ignores_its_order_is_killed_with_what_it_started(
-    supervise: Callable[..., Worker],
-) -> None:
-    supervisor = supervise(
-        """
-        import subprocess
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        other = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        print("its child is", other.pid, flush=True)
-        print("joined the scheduler", flush=True)
-        while True:
-            signal.pause()
-        """
-    )
-    report = wait(supervisor, lambda report: report.state == State.SERVING)
-    [child] = psutil.Process(report.pid).children()
-    supervisor.stop(0.2)
-    child.wait(TIMEOUT_SECONDS)
-    assert not psutil.pid_exists(report.pid)
-
-
-def test_a_worker_ends_with_the_process_that_holds_its_supervisor() -> None:
-    code = (
-        "import time; from tests.gpu_worker.cluster.test_supervisor import SERVES, State, program, wait\n"
-        "from gpu_worker.cluster.fleet import Worker\n"
-        "supervisor = Worker(program(SERVES), 0)\n"
-        "print(wait(supervisor, lambda report: report.state == State.SERVING).pid, flush=True)\n"
-        "time.sleep(600)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert holder.stdout is not None
-    with holder.stdout as lines:
-        worker = psutil.Process(int(lines.readline()))
-    holder.kill()
-    holder.wait()
-    psutil.wait_procs([worker], timeout=TIMEOUT_SECONDS)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
 def test_pauses_double_within_bounds_and_a_steady_worker_starts_afresh() -> None:

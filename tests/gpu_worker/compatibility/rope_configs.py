@@ -2,7 +2,7 @@
 
 from transformers import LlamaConfig, Phi3Config
 
-from tests.census.shrink import HEAD_DIM, HIDDEN_SIZE, MAX_LENGTH, NUM_HEADS, NUM_KV_HEADS, VOCAB_SIZE, tiny_config
+from tests.census.shrink import HEAD_DIM, MAX_LENGTH, tiny_config
 
 
 def phi3(*, threshold: int) -> Phi3Config:
@@ -21,14 +21,5 @@ def phi3(*, threshold: int) -> Phi3Config:
 
 
 def dynamic(*, length: int) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_KV_HEADS,
-        head_dim=HEAD_DIM,
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=length,
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-    )
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    return tiny_config(LlamaConfig, {"max_position_embeddings": length, "rope_parameters": rope})

@@ -43,25 +43,23 @@ def test_every_family_matches_eager_attention(family: str, device: torch.device)
 
 
 @pytest.mark.parametrize(
-    ("threshold", "max_length"),
+    ("config", "max_length"),
     [
-        pytest.param(128, 128, id="short table"),
-        pytest.param(64, MAX_LENGTH, id="long table, texts on both sides"),
-        pytest.param(32, MAX_LENGTH, id="long table, texts beyond"),
+        pytest.param(phi3(threshold=128), 128, id="short table"),
+        pytest.param(phi3(threshold=64), MAX_LENGTH, id="long table, texts on both sides"),
+        pytest.param(phi3(threshold=32), MAX_LENGTH, id="long table, texts beyond"),
+        pytest.param(dynamic(length=128), 128, id="as made"),
+        pytest.param(dynamic(length=60), 200, id="stretched, texts on both sides"),
     ],
 )
-def test_longrope_matches_eager_attention_when_pinned(threshold: int, max_length: int, device: torch.device) -> None:
-    serve(phi3(threshold=threshold), device, torch.float32, max_length)
+def test_pinned_tables_match_eager_attention(config: Any, max_length: int, device: torch.device) -> None:
+    serve(config, device, torch.float32, max_length)
 
 
-@pytest.mark.parametrize(
-    ("length", "max_length"),
-    [pytest.param(128, 128, id="as made"), pytest.param(60, 200, id="stretched, texts on both sides")],
-)
-def test_dynamic_rope_matches_eager_attention_when_pinned(length: int, max_length: int, device: torch.device) -> None:
+@pytest.mark.parametrize("length", [60, 128])
+def test_a_dynamic_table_may_be_stretched(length: int) -> None:
     config = dynamic(length=length)
     assert (default_length(config), length_limit(config)) == (length, 4 * length)
-    serve(config, device, torch.float32, max_length)
 
 
 @pytest.mark.parametrize(

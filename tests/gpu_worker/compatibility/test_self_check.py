@@ -55,6 +55,11 @@ def runner_of(
     return model, runner
 
 
+def mistral(device: torch.device, *, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Runner]:
+    config = tiny_config(MistralConfig, {})
+    return runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=dtype)
+
+
 def mapped(config: object) -> LayerMap:
     return check_model(meta_model_of(config, dtype=torch.float32))
 
@@ -88,8 +93,7 @@ def test_the_plans_suit_every_geometry(changes: dict[str, int]) -> None:
 
 
 def test_a_correct_runner_passes_and_is_unchanged(device: torch.device) -> None:
-    config = tiny_config(MistralConfig, {})
-    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    model, runner = mistral(device)
     assert check_runner(model, runner, torch.float32) < 1e-4
     assert model.config._attn_implementation == ATTENTION_NAME
     assert not any(pool.any() for pool in runner.on_device.cache.pools)
@@ -147,13 +151,10 @@ def with_layer(kernels: Any, change: Callable[[Attention], object]) -> Any:
 
 def test_wrong_chunks_in_the_last_layer_fail_the_check(device: torch.device) -> None:
     """Only the last position of a prompt is read from the last layer."""
-    config = tiny_config(MistralConfig, {})
-    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    model, runner = mistral(device)
     kernels, num_layers = runner.steps.kernels, len(runner.on_device.layers.layers)
-    kernels.prefill, kernels.decode = (
-        with_layer(kernels.prefill, wrong),
-        with_layer(kernels.decode, lambda right: right),
-    )
+    kernels.prefill = with_layer(kernels.prefill, wrong)
+    kernels.decode = with_layer(kernels.decode, lambda right: right)
     last = model.model.layers[-1].self_attn
     last.paged_layer = replace(last.paged_layer, kernel_idx=num_layers)
     with pytest.raises(ModelRefused, match="the self-check failed"):
@@ -183,15 +184,13 @@ def test_weights_that_are_not_finite_are_named(name: str, device: torch.device) 
 
 
 def test_values_beyond_the_dtype_are_reported(device: torch.device) -> None:
-    config = tiny_config(MistralConfig, {})
-    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device, dtype=torch.float16)
+    model, runner = mistral(device, dtype=torch.float16)
     model.model.norm.weight.fill_(60000.0)
     with pytest.raises(ModelRefused, match=r"do not fit float16, try another dtype"):
         check_runner(model, runner, torch.float16)
 
 
 def test_constant_logits_pass(device: torch.device) -> None:
-    config = tiny_config(MistralConfig, {})
-    model, runner = runner_of(config, mapped(config), geometry_for(LENGTH), device)
+    model, runner = mistral(device)
     model.model.norm.weight.zero_()
     assert check_runner(model, runner, torch.float32) == 0

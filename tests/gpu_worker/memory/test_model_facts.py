@@ -10,15 +10,9 @@ from transformers import LlamaConfig
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.memory import model_facts as module
 from gpu_worker.memory.model_facts import ModelFacts, examine, model_facts
+from tests.census.shrink import tiny_config
 
-CONFIG = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-)
+CONFIG = tiny_config(LlamaConfig, {})
 
 
 def facts(folder: Path, config: LlamaConfig = CONFIG, dtype: torch.dtype = torch.float32) -> ModelFacts:

@@ -52,14 +52,3 @@ def test_pools_at_equal_distances_are_read_together() -> None:
     assert [group.shape[0] for group in words_of(one, PAGE)] == [6]
     truth = checksums_of(words_of(listed, PAGE))
     assert TorchChecksums(words_of(listed, PAGE)).of([4]) == truth.of([4])
-
-
-@pytest.mark.parametrize("place", [(0, 0, 0), (1, 5, 63), (1, 143, 7)])
-def test_each_value_counts(place: tuple[int, int, int]) -> None:
-    pools = pools_of(CASES["equal"], torch.float32, in_one=True)
-    ours = TorchChecksums(words_of(pools, PAGE))
-    page = place[1] // PAGE
-    before = ours.of(range(9))
-    pools[2].view(torch.int32)[place].bitwise_xor_(1)
-    after = ours.of(range(9))
-    assert [number for number in range(9) if before[number] != after[number]] == [page]

@@ -68,20 +68,6 @@ def test_pages_and_rows_are_reused_while_their_last_step_is_in_flight(rig: Rig) 
         assert outcome.tokens.tolist() == greedy(rig, prompt, 1)
 
 
-def test_a_row_may_start_as_a_decode_row(rig: Rig) -> None:
-    """The row starts with full pages, and only the last known token is computed."""
-    core = rig.core()
-    prompt = rig.prompt(19, seed=5)
-    full = core.add(1, prompt)
-    rig.step(core, chunks={1: 19})
-    expected = greedy(rig, prompt, 2)
-    resumed = core.add(3, full.tokens)
-    core.free_pages = [*resumed.pages, *core.free_pages]
-    resumed.pages, resumed.position = list(full.pages), 19
-    outcome = rig.step(core, decode=[3])
-    assert [full.tokens[-1], *outcome.tokens.tolist()] == expected
-
-
 def test_drawn_tokens_do_not_depend_on_row_or_batch(rig: Rig) -> None:
     prompt = rig.prompt(17, seed=6)
     how = {"temperature": 1.2, "top_k": 40, "seed": 99, "sample_idx": 1}

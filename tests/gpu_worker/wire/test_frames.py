@@ -251,7 +251,7 @@ def test_mutated_frames_raise_only_typed_errors() -> None:
     every = (good_plan, featured_plan, moving_plan)
     frames = [pb.CoreToWorker(plan=plan()).SerializeToString() for plan in every]
     counts = {"frame": 0, "plan": 0, "valid": 0}
-    for _ in range(6000):
+    for _ in range(3000):
         if draw.random() < 0.5:
             data = mutated(draw.choice(frames), draw)
         else:
@@ -271,13 +271,3 @@ def test_mutated_frames_raise_only_typed_errors() -> None:
         except PlanError:
             counts["plan"] += 1
     assert min(counts.values()) > 100, counts
-
-
-def test_random_bytes_are_not_a_frame() -> None:
-    draw = random.Random(5)
-    for _ in range(2000):
-        data = draw.randbytes(draw.randint(0, 60))
-        try:
-            parse_frame(data)
-        except FrameError:
-            continue

@@ -129,31 +129,6 @@ def order_all(rig: Rig, core: TinyCore, moves: Moves) -> None:
     assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
 
 
-def test_one_plan_saves_zeroes_copies_and_loads_in_this_order(plain_rig: Rig) -> None:
-    """A plan may contain only page orders. Page 4 is saved, zeroed, and gets page 5's contents; page 5 is saved and
-    copied to."""
-    rig, core = plain_rig, plain_rig.core()
-    draw = torch.Generator().manual_seed(2)
-    for pool in rig.pools:
-        pool[:] = torch.randn(pool.shape, generator=draw)
-    four, five, six = (content(rig, page) for page in (4, 5, 6))
-    order_all(rig, core, Moves(saves=[(5, 3)]))
-    moves = Moves(saves=[(4, 0), (5, 2)], zero=[4, 5, 7], copies=[(6, 5, 16), (6, 7, 2)], loads=[(4, 3), (8, 0)])
-    order_all(rig, core, moves)
-    assert same(content(rig, 4), five)
-    assert same(content(rig, 8), four)
-    assert same(content(rig, 5), six)
-    assert all(not part[:, 2:].any() for part in content(rig, 7))
-    order_all(rig, core, Moves(loads=[(9, 2), (10, 0)]))
-    assert same(content(rig, 9), five)
-    assert same(content(rig, 10), four)
-    # Saved in this plan, loaded in this plan.
-    order_all(rig, core, Moves(saves=[(6, 0)], loads=[(3, 0)]))
-    assert same(content(rig, 3), six)
-    for pool in rig.pools:
-        pool.zero_()
-
-
 def test_copies_from_host_memory_start_before_the_saves_of_their_plan(
     plain_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +158,8 @@ def test_copies_from_host_memory_start_before_the_saves_of_their_plan(
 
 
 def test_random_page_orders_match_a_sequential_model(plain_rig: Rig) -> None:
-    """Random plans against a model that carries out one operation at a time, in worker.proto's order."""
+    """Random plans of page orders alone, against a model that carries out one operation at a time, in worker.proto's
+    order: pages that are saved, zeroed, copied to and loaded in one plan, and slots that are saved and loaded."""
     rig, core, draw = plain_rig, plain_rig.core(), random.Random(5)
     noise = torch.Generator().manual_seed(5)
     for pool in rig.pools:
