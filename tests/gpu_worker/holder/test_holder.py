@@ -30,14 +30,26 @@ class Holding:
     process: Child
     client: HolderClient
 
-    def memories(self) -> int:
-        """Pools that the holder has open."""
-        links = [str(each) for each in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+    def create(self, num_bytes: int = NUM_BYTES) -> bytes:
+        """A new pool of this process, whose memory it does not keep."""
+        pool, memory = self.client.create(num_bytes)
+        os.close(memory)
+        return pool
+
+    def files(self) -> list[str]:
+        """What the holder has open."""
         names: list[str] = []
-        for link in links:
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with suppress(OSError):
                 names.append(os.readlink(link))
-        return sum("tandem-kv-pool" in name for name in names)
+        return names
+
+    def memories(self) -> int:
+        """Pools that the holder has open."""
+        return sum("tandem-kv-pool" in name for name in self.files())
+
+    def has_open(self, path: Path) -> bool:
+        return str(path) in self.files()
 
 
 class User(Child):
@@ -78,22 +90,18 @@ def start(holding: Holding) -> Iterator[Start]:
         each.reap()
 
 
-def test_a_dead_process_s_pool_is_granted_with_its_content(holding: Holding, start: Start) -> None:
-    user = start()
-    user.kill()
-    [memory] = holding.client.take(user.pool_id, NUM_BYTES)
-    assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.pid
-    os.close(memory)
-
-
-def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead(holding: Holding, start: Start) -> None:
+def test_a_process_that_hangs_keeps_its_pool_until_it_is_dead_and_its_content_is_granted(
+    holding: Holding, start: Start
+) -> None:
     user = start()
     user.signal(signal.SIGSTOP)
     with pytest.raises(HolderError, match=f"process {user.pid} still uses the pool") as refused:
         holding.client.take(user.pool_id, NUM_BYTES)
     assert refused.value.is_busy
     user.kill()
-    os.close(*holding.client.take(user.pool_id, NUM_BYTES))
+    [memory] = holding.client.take(user.pool_id, NUM_BYTES)
+    assert int.from_bytes(os.pread(memory, 8, 0), "little") == user.pid
+    os.close(memory)
 
 
 def test_a_pool_is_granted_to_one_process(holding: Holding, start: Start) -> None:
@@ -109,8 +117,7 @@ def test_only_its_user_gives_a_pool_back(holding: Holding, start: Start) -> None
     user = start()
     with pytest.raises(HolderError, match="only its user"):
         holding.client.give_back(user.pool_id)
-    own, memory = holding.client.create(NUM_BYTES)
-    os.close(memory)
+    own = holding.create()
     assert holding.memories() == 2
     holding.client.give_back(own)
     assert holding.memories() == 1
@@ -118,16 +125,14 @@ def test_only_its_user_gives_a_pool_back(holding: Holding, start: Start) -> None
 
 def test_the_limit_counts_all_pools_and_unused_ones_make_room(holding: Holding, start: Start) -> None:
     user = start()
-    pool, memory = holding.client.create(LIMIT - NUM_BYTES)
-    os.close(memory)
+    holding.create(LIMIT - NUM_BYTES)
     with pytest.raises(HolderError, match=rf"pools in use have {LIMIT} bytes, and the limit is {LIMIT} \(max_bytes\)"):
         holding.client.create(NUM_BYTES)
     user.kill()
-    _, memory = holding.client.create(NUM_BYTES)
-    os.close(memory)
+    holding.create()
     with pytest.raises(HolderError, match="no such pool"):
         holding.client.take(user.pool_id, NUM_BYTES)
-    assert holding.memories() == 2 and pool
+    assert holding.memories() == 2
 
 
 def test_memory_has_its_size_and_is_not_for_others(holding: Holding) -> None:
@@ -149,19 +154,13 @@ def test_unused_memory_is_counted_as_far_as_it_was_touched(holding: Holding, sta
     assert 0 < holding.client.unused_on("")[0] <= 64 << 10
 
 
-def is_open(holding: Holding, path: Path) -> bool:
-    """Whether the holder has the file open."""
-    links = Path(f"/proc/{holding.process.pid}/fd").iterdir()
-    return any(os.readlink(link) == str(path) for link in links)
-
-
 def test_a_dead_process_s_device_memory_is_granted_with_its_header(
     holding: Holding, start: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "device memory"
     path.write_bytes(b"pages")
     user = start(path)
-    assert is_open(holding, path) and holding.client.unused_on(DEVICE) == (0, 0)
+    assert holding.has_open(path) and holding.client.unused_on(DEVICE) == (0, 0)
     user.kill()
     # The limit of the holder is one of host memory.
     assert holding.client.unused_on(DEVICE) == (DEVICE_BYTES, NUM_PAGES)
@@ -177,7 +176,7 @@ def test_a_dead_process_s_device_memory_is_granted_with_its_header(
     os.close(memory)
     assert set(os.listdir("/proc/self/fd")) == before
     holding.client.give_back(user.pool_id)
-    assert not is_open(holding, path) and holding.memories() == 0
+    assert not holding.has_open(path) and holding.memories() == 0
 
 
 def test_unused_device_memory_is_freed_when_a_worker_needs_it(holding: Holding, start: Start, tmp_path: Path) -> None:
@@ -187,9 +186,9 @@ def test_unused_device_memory_is_freed_when_a_worker_needs_it(holding: Holding, 
     dead, alive = (start(path) for path in paths)
     dead.kill()
     holding.client.free_unused("another")
-    assert is_open(holding, paths[0])
+    assert holding.has_open(paths[0])
     holding.client.free_unused(DEVICE)
-    assert not is_open(holding, paths[0]) and is_open(holding, paths[1])
+    assert not holding.has_open(paths[0]) and holding.has_open(paths[1])
     with pytest.raises(HolderError, match="no such pool"):
         holding.client.take(dead.pool_id, NUM_BYTES, DEVICE_BYTES)
     with pytest.raises(HolderError, match="still uses the pool"):
@@ -206,16 +205,16 @@ def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: 
         holding.client.attach(in_host, memory, 1)
     with pytest.raises(HolderError, match="its worker died before it served"):
         holding.client.take(own, NUM_BYTES, 1)
-    count = len(os.listdir(f"/proc/{holding.process.pid}/fd"))
+    count = len(holding.files())
     for _ in range(3):
         holding.client.attach(own, memory, 1)
-    assert len(os.listdir(f"/proc/{holding.process.pid}/fd")) == count + 1
+    assert len(holding.files()) == count + 1
     for each in (header, memory):
         os.close(each)
 
 
 def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -> None:
-    count, holding_fds = 0, f"/proc/{holding.process.pid}/fd"
+    count = 0
     with open("/dev/null") as file, new_socket() as garbage:
         garbage.connect(str(holder_socket(holding.folder)))
         for packet in (
@@ -225,8 +224,8 @@ def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -
         ):
             socket.send_fds(garbage, [packet], [file.fileno()] * 2)
             assert garbage.recv(8192)
-            count = count or len(os.listdir(holding_fds))
-            assert len(os.listdir(holding_fds)) == count
+            count = count or len(holding.files())
+            assert len(holding.files()) == count
 
 
 @pytest.mark.parametrize(
@@ -273,15 +272,13 @@ def test_a_second_holder_is_refused_and_a_dead_one_replaced(holding: Holding) ->
     third = Child("third", arguments)
     third.wait_line("holds pools")
     # The same client finds the new holder.
-    _, memory = holding.client.create(NUM_BYTES)
-    os.close(memory)
+    holding.create()
     assert third.terminate() == 0
     assert not holder_socket(holding.folder).exists()
 
 
 def test_a_clean_exit_frees_the_memory(holding: Holding) -> None:
-    _, memory = holding.client.create(NUM_BYTES)
-    os.close(memory)
+    holding.create()
     assert holding.process.terminate() == 0
     assert not holder_socket(holding.folder).exists()
     with pytest.raises(HolderError, match="no answer from the holder"):
@@ -297,7 +294,7 @@ def test_another_user_is_refused(holding: Holding, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_removed_socket_is_made_again_and_connections_stay(holding: Holding) -> None:
-    early, _ = holding.client.create(NUM_BYTES)
+    early = holding.create()
     shutil.rmtree(holding.folder)
     holding.process.wait_line(r"holder\.sock was removed or replaced, and was made again")
     late = HolderClient(holding.folder)

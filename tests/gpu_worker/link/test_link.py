@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -112,36 +112,41 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/worker.sock"
 
 
+def serve(link: Link, script: Callable[[], None], *, stop: bool = True) -> None:
+    """Serves on the main thread; `script` plays the core on another and then, to `stop` the link, sends a signal."""
+    failures: list[BaseException] = []
+
+    def play() -> None:
+        try:
+            script()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            if stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        link.serve()
+    finally:
+        player.join()
+    for failure in failures:
+        raise failure
+
+
 class Served:
-    """A link served on the main thread; `script` plays the core on another and then, to `stop` it, sends a signal."""
+    """A link that is served while a script plays the core."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         self.endpoint = endpoint
         self.key = KeyFile(folder)
         self.runner = EchoRunner()
-        self.failure: BaseException | None = None
         self.standby = False
 
-    def run(self, script: object, *, stop: bool = True) -> None:
-        def play() -> None:
-            try:
-                script()  # type: ignore[operator]
-            except BaseException as error:
-                self.failure = error
-            finally:
-                if stop:
-                    os.kill(os.getpid(), signal.SIGTERM)
-
-        player = threading.Thread(target=play)
+    def run(self, script: Callable[[], None], *, stop: bool = True) -> None:
         join = pb.Join(protocol=1, model="echo", standby=self.standby)
-        link = Link(self.endpoint, join, self.runner, key=self.key, max_in_flight=2)
-        player.start()
-        try:
-            link.serve()
-        finally:
-            player.join()
-        if self.failure is not None:
-            raise self.failure
+        serve(Link(self.endpoint, join, self.runner, key=self.key, max_in_flight=2), script, stop=stop)
 
 
 @pytest.fixture
@@ -158,30 +163,25 @@ def core(endpoint: str) -> Iterator[Core]:
     core.socket.close()
 
 
-def test_a_session_has_join_plans_results_and_leave(served: Served, core: Core) -> None:
+def test_a_session_has_join_plans_results_heartbeats_and_leave(served: Served, core: Core) -> None:
     def script() -> None:
         join = core.expect("join").join
         assert (join.model, join.max_frame_bytes) == ("echo", 64 << 20)
         assert core.worker.startswith(f"w-{os.getpid()}-".encode())
+        # A plan before Joined is not run.
+        core.say(plan=pb.StepPlan(generation=1, step=1))
         core.say(joined=pb.Joined(generation=4))
         for step in range(1, 6):
             core.say(plan=pb.StepPlan(generation=4, step=step))
         for step in range(1, 6):
             result = core.expect("result").result
             assert (result.generation, result.step) == (4, step)
-
-    served.run(script)
-    assert served.runner.joined == [4]
-    core.expect("leave")
-
-
-def test_idle_workers_send_heartbeats(served: Served, core: Core) -> None:
-    def script() -> None:
-        core.admit(1)
         for _ in range(2):
             assert core.expect("heartbeat").heartbeat.phase == "ready"
 
     served.run(script)
+    assert served.runner.joined == [4]
+    core.expect("leave")
 
 
 def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(served: Served, endpoint: str) -> None:
@@ -201,11 +201,19 @@ def test_a_worker_joins_a_scheduler_that_starts_later_and_every_restarted_one(se
     assert served.runner.joined == [1, 7]
 
 
-def test_the_worker_answers_rejoin_with_a_join_on_the_same_connection(served: Served, core: Core) -> None:
+def test_the_worker_answers_rejoin_with_a_join_on_the_same_connection(
+    served: Served, core: Core, tmp_path: Path
+) -> None:
+    """Every Join carries the present key."""
+    key_file = tmp_path / KEY_NAME
+
     def script() -> None:
-        core.admit(1)
+        first = core.admit(1).key
+        assert first == key_file.read_bytes()
+        assert (len(first), key_file.stat().st_mode & 0o777) == (32, 0o600)
+        key_file.write_bytes(b"n" * 32)
         core.say(rejoin=pb.Rejoin())
-        core.admit(2)
+        assert core.admit(2).key == b"n" * 32
         core.compute(2, 1)
 
     served.run(script)
@@ -305,36 +313,20 @@ def test_plans_of_a_broken_connection_are_not_answered_on_the_next(
     assert runner.outcomes == []
 
 
-def test_every_join_carries_the_present_key(served: Served, core: Core, tmp_path: Path) -> None:
-    key_file = tmp_path / KEY_NAME
-
-    def script() -> None:
-        first = core.expect("join").join.key
-        assert first == key_file.read_bytes()
-        assert (len(first), key_file.stat().st_mode & 0o777) == (32, 0o600)
-        key_file.write_bytes(b"n" * 32)
-        core.say(rejoin=pb.Rejoin())
-        assert core.expect("join").join.key == b"n" * 32
-
-    served.run(script)
-
-
 def test_the_worker_joins_again_if_a_refused_key_was_replaced(served: Served, core: Core, tmp_path: Path) -> None:
+    """And if it is refused for now; else the refusal ends it."""
+
     def script() -> None:
+        core.expect("join")
+        core.say(refused=pb.Refused(reason="another worker serves", retry=True))
         core.expect("join")
         (tmp_path / KEY_NAME).write_bytes(b"n" * 32)
         core.say(refused=pb.Refused(reason="another key", retry=False))
         assert core.expect("join").join.key == b"n" * 32
+        core.say(refused=pb.Refused(reason="identity differs", retry=False))
 
-    served.run(script)
-
-
-def test_a_refused_key_ends_the_worker(served: Served, core: Core, tmp_path: Path) -> None:
-    def script() -> None:
-        core.expect("join")
-        core.say(refused=pb.Refused(reason=f"the key is not that of {tmp_path}/{KEY_NAME}", retry=False))
-
-    with pytest.raises(JoinRefused, match=f"{tmp_path}/{KEY_NAME}"):
+    with pytest.raises(JoinRefused, match="identity differs"):
+        # A signal could end the link before it reads the refusal.
         served.run(script, stop=False)
 
 
@@ -373,25 +365,6 @@ def test_a_join_that_is_too_large_is_refused_before_sending(
         Link(endpoint, join, EchoRunner(), key=KeyFile(tmp_path), max_in_flight=2)
 
 
-def test_a_worker_refused_for_now_joins_again(served: Served, core: Core) -> None:
-    def script() -> None:
-        core.expect("join")
-        core.say(refused=pb.Refused(reason="another worker serves", retry=True))
-        core.admit(1)
-
-    served.run(script)
-
-
-def test_a_worker_refused_for_good_stops(served: Served, core: Core) -> None:
-    def script() -> None:
-        core.expect("join")
-        core.say(refused=pb.Refused(reason="identity differs", retry=False))
-
-    with pytest.raises(JoinRefused, match="identity differs"):
-        # A signal could end the link before it reads the refusal.
-        served.run(script, stop=False)
-
-
 def test_frames_that_are_not_messages_are_dropped_and_counted(
     served: Served, core: Core, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,16 +378,6 @@ def test_frames_that_are_not_messages_are_dropped_and_counted(
     # One line each time the count has doubled.
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("dropped ")]
     assert [line.split()[1] for line in lines] == ["1", "2", "4", "8"]
-
-
-def test_plans_before_joined_are_not_run(served: Served, core: Core) -> None:
-    def script() -> None:
-        core.expect("join")
-        core.say(plan=pb.StepPlan(generation=1, step=1))
-        core.say(joined=pb.Joined(generation=2))
-        core.compute(2, 1)
-
-    served.run(script)
 
 
 def test_a_standby_worker_says_so_until_it_is_seated(

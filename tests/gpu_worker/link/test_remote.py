@@ -1,8 +1,6 @@
 """A scheduler on another host: keys and addresses that are refused, Join over CURVE, handshakes that fail."""
 
 import logging
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from gpu_worker.link.connection import check_address, read_keys
 from gpu_worker.link.link import Link
 from gpu_worker.settings import BUNDLED_MODEL, WorkerSettings
 from tandem_contract.settings import SettingError
-from tests.gpu_worker.link.test_link import Core, EchoRunner
+from tests.gpu_worker.link.test_link import Core, EchoRunner, serve
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
 ADDRESS = "tcp://127.0.0.1:1"
@@ -133,28 +131,14 @@ class Far:
         return zmq.utils.z85.encode(key).decode()
 
     def run(self, script: Callable[[], None]) -> None:
-        failures: list[BaseException] = []
-
-        def play() -> None:
-            try:
-                script()
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        player = threading.Thread(target=play)
         curve = read_keys(self.keys, self.endpoint)
         link = Link(self.endpoint, pb.Join(model="echo"), EchoRunner(), key=None, max_in_flight=2, curve=curve)
-        player.start()
         try:
-            link.serve()
+            serve(link, script)
         finally:
-            player.join()
             self.core.socket.close()
             self.zap.close(0)
             self.context.term()
-        assert failures == []
 
 
 def test_a_worker_joins_over_curve_without_a_key_and_reports_what_it_answered(tmp_path: Path) -> None:

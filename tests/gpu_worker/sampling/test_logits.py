@@ -9,7 +9,6 @@ from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -122,14 +121,6 @@ def test_logits_equal_those_of_transformers(name: str, dtype: torch.dtype, devic
         assert torch.equal(drawn.cpu().isfinite(), left.isfinite())
         kept = left.isfinite()
         torch.testing.assert_close(drawn.cpu()[kept], left[kept], rtol=1e-6, atol=1e-6)
-
-
-def test_banned_tokens_give_the_same_logits_as_bad_words_of_transformers(device: torch.device) -> None:
-    """Transformers' bad words are biases of minus infinity here."""
-    scores = random_logits(1, seed=2)
-    expected = NoBadWordsLogitsProcessor([[4], [9], [33]])(torch.tensor([PROMPT]), scores)
-    ours, _ = changed([Wish(biases=dict.fromkeys((4, 9, 33), -np.inf))], scores.to(device), device)
-    assert torch.equal(ours.cpu(), expected)
 
 
 def test_frequency_and_presence_penalties_count_only_output_tokens(device: torch.device) -> None:
