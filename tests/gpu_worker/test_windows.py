@@ -6,24 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionPattern, LayerMap
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.compatibility.self_check import BOUNDED_NAME, check_runner, eager_name
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import with_window
+from tests.gpu_worker.attention.small_layers import KIND, layers_of
 from tests.gpu_worker.rig import Rig, RigSpec, config_of
 from tests.gpu_worker.rig_specs import SPECS
 
-KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 
-
-def layers_of(*patterns: AttentionPattern) -> LayerMap:
-    return LayerMap(
-        layers=tuple(
-            AttentionLayer(name=str(i), kind=replace(KIND, pattern=pattern)) for i, pattern in enumerate(patterns)
-        )
-    )
+def layers_with(*patterns: AttentionPattern) -> LayerMap:
+    return layers_of(*(replace(KIND, pattern=pattern) for pattern in patterns))
 
 
 def seen(layers: LayerMap) -> list[AttentionPattern]:
@@ -34,7 +29,7 @@ EVERYTHING, SINKS = AttentionPattern(), AttentionPattern(has_learned_sinks=True)
 
 
 def test_window_bounds_full_attention_layers_and_keeps_others() -> None:
-    layers = layers_of(
+    layers = layers_with(
         EVERYTHING, AttentionPattern(window=8), SINKS, AttentionPattern(window=90, has_learned_sinks=True)
     )
     assert with_window(WorkerSettings(), layers, 128) is layers
@@ -65,7 +60,7 @@ def test_window_bounds_full_attention_layers_and_keeps_others() -> None:
 def test_the_reach_is_the_widest_window_of_all_layers(
     own: list[AttentionPattern], max_length: int, expected: tuple[int, int]
 ) -> None:
-    assert layers_of(*own).within(max_length).reach == expected
+    assert layers_with(*own).within(max_length).reach == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +86,7 @@ def test_the_reach_is_the_widest_window_of_all_layers(
 )
 def test_windows_without_effect_are_refused(settings: dict[str, int], own: AttentionPattern, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        with_window(WorkerSettings(**settings), layers_of(own), 128)
+        with_window(WorkerSettings(**settings), layers_with(own), 128)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.bound], ids=str)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionPattern
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.cuda.flex import FlexKernels
 from gpu_worker.cuda.shapes import Shapes
@@ -19,6 +19,7 @@ from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.attention.conversion import logical_to_physical
+from tests.gpu_worker.attention.small_layers import KIND, layers_of
 from tests.gpu_worker.plans import TinyCore
 from tests.rigs.padded_shapes import placed_in
 
@@ -107,7 +108,7 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> 
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")
     shapes, on_device = Shapes.of(geometry), DeviceTables(geometry, cpu, width=40)
-    layers = layers_of(PATTERNS)
+    layers = layers_of(*(replace(KIND, num_heads=1, pattern=pattern) for pattern in PATTERNS))
     kernels = FlexKernels(layers, geometry, shapes, on_device, torch.float32)
     place = placed_in(shapes, geometry, kernels.views)
     lengths = {1: page_size, 2: 2 * page_size + 1, 3: page_size - 1, 4: 3 * page_size - 2, 5: 5 * page_size + 5}
@@ -142,13 +143,6 @@ def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> 
             if context.prefill is not None:
                 check_prefill(context, index, chunks, geometry, pattern)
         tables.advance(plan)
-
-
-def layers_of(patterns: list[AttentionPattern]) -> LayerMap:
-    """A layer of one small head for each."""
-    kind = AttentionKind(num_heads=1, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
-    kinds = [replace(kind, pattern=pattern) for pattern in patterns]
-    return LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=kind) for i, kind in enumerate(kinds)))
 
 
 def check_decode(

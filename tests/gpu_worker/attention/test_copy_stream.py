@@ -1,6 +1,5 @@
 """Page copies run beside computation, and an event orders every two accesses to the same memory."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,12 +10,11 @@ import torch
 from gpu_worker.attention import host_pages
 from gpu_worker.attention.host_pages import HostPages, Passing, streams_of
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
+from tests.gpu_worker.attention.small_layers import KIND, layers_of
 from tests.gpu_worker.attention.stream_checker import COMPUTE, COPY, CheckedStreams
 
 NUM_PAGES, NUM_SLOTS, NUM_STEPS = 16, 9, 12
-KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
-LAYERS = LayerMap(layers=tuple(AttentionLayer(name=str(i), kind=KIND) for i in range(2)))
+LAYERS = layers_of(KIND, KIND)
 # For saves and loads, two buffers each; a buffer has two events.
 PASSING = Passing(num_buffers=2, pages_at_once=2)
 NUM_EVENTS = 8
@@ -75,22 +73,18 @@ def test_memory_of_one_stream_may_not_be_used_on_the_other() -> None:
     assert "uses memory that another stream allocated" in streams.disordered[0]
 
 
-class FakeEvent:
-    """Takes the calls that `torch.cuda.Event` takes, and remembers on which stream."""
-
-    def __init__(self, log: list[str], current: Callable[[], str]) -> None:
-        self._log, self._current = log, current
-
-    def record(self) -> None:
-        self._log.append(f"record on {self._current()}")
-
-    def wait(self) -> None:
-        self._log.append(f"wait on {self._current()}")
-
-
 def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     current = [COMPUTE]
+
+    class Event:
+        """Notes the calls of `torch.cuda.Event`, and on which stream."""
+
+        def record(self) -> None:
+            log.append(f"record on {current[-1]}")
+
+        def wait(self) -> None:
+            log.append(f"wait on {current[-1]}")
 
     class Entered(nullcontext[None]):
         def __enter__(self) -> None:
@@ -111,7 +105,7 @@ def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(host_pages.torch.cuda, "Stream", stream_on)
     monkeypatch.setattr(host_pages.torch.cuda, "stream", entered)
-    monkeypatch.setattr(host_pages.torch.cuda, "Event", lambda: FakeEvent(log, lambda: current[-1]))
+    monkeypatch.setattr(host_pages.torch.cuda, "Event", Event)
     streams = streams_of(torch.device("cuda", 0))
     event = streams.event()
     event.record()

@@ -9,23 +9,16 @@ from torch import Tensor
 
 from gpu_worker.attention.host_pages import HostPages, Passing
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionPattern
+from tests.gpu_worker.attention.small_layers import KIND, layers_of
 
 NUM_PAGES, PAGE_SIZE = 12, 16
 NOTHING = np.zeros(0, np.int64)
-KIND = AttentionKind(num_heads=2, num_kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
 # Different head sizes, padding, and a pool with the additional page of learned sinks.
-LAYERS = LayerMap(
-    layers=tuple(
-        AttentionLayer(name=str(i), kind=kind)
-        for i, kind in enumerate(
-            [
-                KIND,
-                replace(KIND, num_heads=6, num_kv_heads=3, key_dim=24, value_dim=8),
-                replace(KIND, pattern=AttentionPattern(window=5, has_learned_sinks=True)),
-            ]
-        )
-    )
+LAYERS = layers_of(
+    KIND,
+    replace(KIND, num_heads=6, num_kv_heads=3, key_dim=24, value_dim=8),
+    replace(KIND, pattern=AttentionPattern(window=5, has_learned_sinks=True)),
 )
 
 

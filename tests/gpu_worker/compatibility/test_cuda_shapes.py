@@ -8,20 +8,15 @@ import pytest
 import torch
 
 from gpu_worker import startup
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, LayerMap
+from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.checkpoint.files import ModelRefused
 from gpu_worker.compatibility.check_model import check_cuda_shapes
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup import start
+from tests.gpu_worker.attention.small_layers import layers_of
 from tests.gpu_worker.saved_model import save_model
 
 PLAIN = AttentionKind(num_heads=32, num_kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
-
-
-def layers_of(*kinds: AttentionKind) -> LayerMap:
-    return LayerMap(
-        layers=tuple(AttentionLayer(name=f"layers.{i}.self_attn", kind=kind) for i, kind in enumerate(kinds))
-    )
 
 
 @pytest.mark.parametrize(

@@ -61,21 +61,38 @@ class FakeRow:
     num_tokens = 0
 
 
-class Bench:
-    """A server and a watch over the same memory. The watch's clock goes on at a word of the test."""
+class Looks:
+    """A watch over memory that the test writes, with a clock and a CPU clock that go on at a word of the test."""
 
-    def __init__(self, limits: Limits, num_constraints: int = 1_000) -> None:
+    def __init__(self, limits: Limits, slowness: float = 1.0) -> None:
         memory = new_memory(SIZES)
         self.area = SharedArea(memory, SIZES)
         os.close(memory)
-        # No row is refused because no token may come.
-        self.area.masks[:] = -1
-        self.worker, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.server = MaskServer(other, self.area, FakeMatchers(num_constraints))  # type: ignore[arg-type]
-        self._other = other
         self.now = self.cpu = 0.0
         self.watch = Watch(self.area, limits, lambda: self.now, lambda process, thread: self.cpu)
-        self.watch.begin(os.getpid(), 1, 1.0)
+        self.watch.begin(os.getpid(), 1, slowness)
+
+    def until(self, what: str, *, wall: float, cpu: float, most: int = 10_000) -> tuple[int, Excess] | None:
+        """Looks until `work` or `preparation` is overdue. Returns (number of looks, excess)."""
+        self.area.progress[WORK], self.area.progress[PREPARED] = work_word(Stage.MASK, 3, 1, 9), 4
+        for num in range(most):
+            found = self.watch.overdue_work() if what == "work" else self.watch.overdue_preparation()
+            if found is not None:
+                assert found[0] == (Work(Stage.MASK, 3, 1, 9) if what == "work" else 4)
+                return num, found[1]
+            self.now, self.cpu = self.now + wall, self.cpu + cpu
+        return None
+
+
+class Bench(Looks):
+    """A server that writes the same memory."""
+
+    def __init__(self, limits: Limits, num_constraints: int = 1_000) -> None:
+        super().__init__(limits)
+        # No row is refused because no token may come.
+        self.area.masks[:] = -1
+        self.worker, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.server = MaskServer(self._other, self.area, FakeMatchers(num_constraints))  # type: ignore[arg-type]
         self.seen = Counter[object]()
 
     def close(self) -> None:
@@ -158,29 +175,6 @@ def test_a_word_holds_every_number_of_its_parts(stage: Stage, number: int, entry
     assert len(struct.pack("<Q", word)) == 8
 
 
-class Looks:
-    """A watch over memory that the test writes, with a clock and a CPU clock that go on with each look."""
-
-    def __init__(self, limits: Limits, slowness: float) -> None:
-        memory = new_memory(SIZES)
-        self.area = SharedArea(memory, SIZES)
-        os.close(memory)
-        self.now = self.cpu = 0.0
-        self.watch = Watch(self.area, limits, lambda: self.now, lambda process, thread: self.cpu)
-        self.watch.begin(1, 2, slowness)
-
-    def until(self, what: str, *, wall: float, cpu: float, most: int = 10_000) -> tuple[int, Excess] | None:
-        """Looks until `work` or `preparation` is overdue. Returns (number of looks, excess)."""
-        self.area.progress[WORK], self.area.progress[PREPARED] = work_word(Stage.MASK, 3, 1, 9), 4
-        for num in range(most):
-            found = self.watch.overdue_work() if what == "work" else self.watch.overdue_preparation()
-            if found is not None:
-                assert found[0] == (Work(Stage.MASK, 3, 1, 9) if what == "work" else 4)
-                return num, found[1]
-            self.now, self.cpu = self.now + wall, self.cpu + cpu
-        return None
-
-
 @pytest.mark.parametrize("what", ["work", "preparation"])
 @pytest.mark.parametrize("slowness", [1.0, 2.5])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
@@ -196,7 +190,7 @@ def test_a_limit_counts_the_cpu_time_of_its_thread(what: str, slowness: float, s
 
 @pytest.mark.parametrize("what", ["work", "preparation"])
 def test_a_thread_that_sleeps_exceeds_a_limit_of_wall_time_only_while_somebody_waits(what: str) -> None:
-    looks = Looks(Limits(mask=0.25, prepare=0.25, patience=10.0), 1.0)
+    looks = Looks(Limits(mask=0.25, prepare=0.25, patience=10.0))
     # A pause of the worker counts as one look.
     assert looks.until(what, wall=100.0, cpu=0.001, most=49) is None
     found = looks.until(what, wall=0.02, cpu=0.001)

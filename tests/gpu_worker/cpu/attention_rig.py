@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionKind, AttentionPattern
 from gpu_worker.attention.paged import InPlaceKernel
 from gpu_worker.cpu.attention import DecodeKernel, PrefillKernel, Tiles
 from gpu_worker.cpu.gathered import GatheredDecode, GatheredPrefill
 from gpu_worker.native.library import NativeLibrary
+from tests.gpu_worker.attention.small_layers import layers_of
 from tests.gpu_worker.reference import plain_attention
 
 TILE = 64
@@ -106,16 +107,12 @@ class Step:
         idle = torch.full((2 * TILE,), -1)
         tiles = torch.cat([*of_tile, torch.zeros(2, dtype=torch.int64)]), torch.cat([*positions, idle])
         if library is None:
-            gathered = GatheredPrefill(self.layers, self.table, page_size=self.page_size)
+            gathered = GatheredPrefill(layers_of(self.kind), self.table, page_size=self.page_size)
             gathered.update(*tiles)
             return gathered.kernels[0]
         kernel = PrefillKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)
         kernel.set_tiles(Tiles.of(*tiles))
         return kernel
-
-    @property
-    def layers(self) -> LayerMap:
-        return LayerMap(layers=(AttentionLayer(name="attention", kind=self.kind),))
 
     def expected(self) -> Tensor:
         """The same in float64, by a softmax over each chunk's gathered keys and values."""
@@ -147,7 +144,7 @@ class Rows(Step):
     def kernel(self, library: NativeLibrary | None, chunks: Sequence[Chunk], lines: Tensor) -> InPlaceKernel:
         rows = lines.clone(), torch.tensor([chunk.start for chunk in chunks])
         if library is None:
-            gathered = GatheredDecode(self.layers, self.table, page_size=self.page_size)
+            gathered = GatheredDecode(layers_of(self.kind), self.table, page_size=self.page_size)
             gathered.update(*rows)
             return gathered.kernels[0]
         kernel = DecodeKernel(library, self.kind, self.table, page_size=self.page_size, dtype=self.keys.dtype)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +64,8 @@ class User(Child):
 Start = Callable[..., User]
 
 
-@pytest.fixture
-def holding() -> Iterator[Holding]:
+@contextmanager
+def holder() -> Iterator[Holding]:
     with Rig() as rig:
         arguments = [PROGRAM, "--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT)]
         child = Child("holder", [*arguments, "--exit-with-parent"])
@@ -74,6 +74,19 @@ def holding() -> Iterator[Holding]:
         client = HolderClient(rig.runtime_dir)
         yield Holding(folder=rig.runtime_dir, process=child, client=client)
         client.close()
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    with holder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def unharmed() -> Iterator[Holding]:
+    """A holder that several tests send garbage to."""
+    with holder() as made:
+        yield made
 
 
 @pytest.fixture
@@ -213,10 +226,10 @@ def test_only_its_user_attaches_memory_and_new_memory_replaces_the_old(holding: 
         os.close(each)
 
 
-def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -> None:
+def test_descriptors_of_messages_that_are_refused_are_closed(unharmed: Holding) -> None:
     count = 0
     with open("/dev/null") as file, new_socket() as garbage:
-        garbage.connect(str(holder_socket(holding.folder)))
+        garbage.connect(str(holder_socket(unharmed.folder)))
         for packet in (
             b"garbage",
             b'{"want": "unused"}',
@@ -224,8 +237,8 @@ def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -
         ):
             socket.send_fds(garbage, [packet], [file.fileno()] * 2)
             assert garbage.recv(8192)
-            count = count or len(holding.files())
-            assert len(holding.files()) == count
+            count = count or len(unharmed.files())
+            assert len(unharmed.files()) == count
 
 
 @pytest.mark.parametrize(
@@ -247,12 +260,12 @@ def test_descriptors_of_messages_that_are_refused_are_closed(holding: Holding) -
         (b" " * 5000, "a packet has more than 4096 bytes"),
     ],
 )
-def test_garbage_is_answered_with_a_sentence(holding: Holding, packet: bytes, answer: str) -> None:
+def test_garbage_is_answered_with_a_sentence(unharmed: Holding, packet: bytes, answer: str) -> None:
     with new_socket() as garbage:
-        garbage.connect(str(holder_socket(holding.folder)))
+        garbage.connect(str(holder_socket(unharmed.folder)))
         garbage.send(packet)
         assert answer in garbage.recv(8192).decode()
-    assert holding.client.unused_on("") == (0, 0)
+    assert unharmed.client.unused_on("") == (0, 0)
 
 
 @pytest.mark.parametrize("flags", [("--runtime-dir", "/etc/passwd"), ("--max-bytes", "lots"), ("--nope",)])
@@ -285,7 +298,7 @@ def test_a_clean_exit_frees_the_memory(holding: Holding) -> None:
         holding.client.create(NUM_BYTES)
 
 
-def test_another_user_is_refused(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert server._user_of(ours) is not None

@@ -58,15 +58,23 @@ def heads(facts: ModelFacts) -> set[tuple[int, int]]:
     return {(layer.kind.num_heads, layer.kind.num_kv_heads) for layer in facts.layers.layers}
 
 
-@pytest.mark.parametrize("config_class", [LlamaConfig, Qwen3Config, GemmaConfig, MixtralConfig])
-def test_heads_and_the_pool_are_split(config_class: type[PreTrainedConfig]) -> None:
-    whole, parts = whole_and_parts(config_class(**SIZES))
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(each(**SIZES) for each in (LlamaConfig, Qwen3Config, GemmaConfig, MixtralConfig)),
+        tiny_config(GptOssConfig, {}),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_heads_experts_and_the_pool_are_split(config: PreTrainedConfig) -> None:
+    whole, parts = whole_and_parts(config)
     assert heads(whole) == {(4, 2)}
     for part in parts:
         assert heads(part) == {(2, 1)}
         assert 2 * part.costs.kv_per_token == whole.costs.kv_per_token
         assert [layer.name for layer in part.layers.layers] == [layer.name for layer in whole.layers.layers]
         assert part.merged == whole.merged
+        assert part.costs.weights < 0.6 * whole.costs.weights
     # Norms are whole on each rank, so the parts are together a little more than the model.
     total = sum(part.costs.weights for part in parts)
     assert whole.costs.weights <= total < 1.1 * whole.costs.weights
@@ -96,12 +104,6 @@ def test_the_given_config_stays_as_it_is() -> None:
     assert config.to_dict() == before
 
 
-def test_four_ranks_share_four_kv_heads() -> None:
-    whole, parts = whole_and_parts(with_kv_heads(4), 4)
-    assert [heads(part) for part in parts] == [{(1, 1)}] * 4
-    assert all(4 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
-
-
 def first_heads(facts: ModelFacts) -> set[int | None]:
     return {layer.first_kv_head for layer in facts.layers.layers}
 
@@ -114,8 +116,10 @@ def test_each_of_more_ranks_than_kv_heads_keeps_the_one_that_its_query_heads_rea
     assert [heads(part) for part in parts] == [{(4 // size, 1)}] * size
     assert [first_heads(part) for part in parts] == [{head} for head in kept]
     assert all(part.costs.kv_per_token * kv_heads == whole.costs.kv_per_token for part in parts)
-    _, split = whole_and_parts(with_kv_heads(4), size)
+    whole, split = whole_and_parts(with_kv_heads(4), size)
+    assert [heads(part) for part in split] == [{(4 // size, 4 // size)}] * size
     assert [first_heads(part) for part in split] == [{None}] * size
+    assert all(size * part.costs.kv_per_token == whole.costs.kv_per_token for part in split)
 
 
 @pytest.mark.parametrize(("kv_heads", "size"), [(4, 3), (1, 3)])
@@ -123,13 +127,6 @@ def test_heads_that_ranks_cannot_share_evenly_are_refused(kv_heads: int, size: i
     config = with_kv_heads(kv_heads)
     with pytest.raises(ModelRefused, match=r"LlamaForCausalLM .*; set ranks to "):
         whole_and_parts(config, size)
-
-
-def test_ranks_share_the_experts_and_the_attention_of_gpt_oss() -> None:
-    whole, parts = whole_and_parts(tiny_config(GptOssConfig, {}))
-    assert [heads(part) for part in parts] == [{(2, 1)}] * 2
-    assert all(2 * part.costs.kv_per_token == whole.costs.kv_per_token for part in parts)
-    assert all(part.costs.weights < 0.6 * whole.costs.weights for part in parts)
 
 
 def test_a_class_without_a_plan_is_refused() -> None:
