@@ -1,21 +1,18 @@
 """Measures model coverage: `python -m tests.census [NAME …]`. Exit code 1 if a class is neither served nor refused."""
 
 import argparse
-import logging
 import os
 import sys
 import time
-import warnings
 from pathlib import Path
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parents[2] / ".inductor_cache"))
 
 import torch
-import transformers
 
 from gpu_worker.native import library
 from gpu_worker.native.build import INSTRUCTION_SETS
-from tests.census.case import Outcome, Result, run_case
+from tests.census.case import Outcome, Result, quiet, run_case
 from tests.census.groups import run_groups
 from tests.census.population import population
 from tests.census.table import counts, table, write_table
@@ -41,10 +38,7 @@ def main() -> int:
         parser.error(f"--part is {arguments.part}; it must be K/N with K from 1 to N")
     if arguments.write and (arguments.names or arguments.part != "1/1"):
         parser.error("--write takes the whole census, not some of it")
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     torch.set_num_threads(1)
     if arguments.instructions:
         [chosen_set] = [each for each in INSTRUCTION_SETS if each.name == arguments.instructions]

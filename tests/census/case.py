@@ -3,15 +3,17 @@
 Owns the order, which is that of gpu_worker/startup.py. Only the worker's ModelRefused counts as a refusal.
 """
 
-import copy
+import logging
 import tempfile
 import traceback
+import warnings
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.backends import runner_of
@@ -29,7 +31,7 @@ from tests.census.population import Member
 from tests.census.reference import Reference
 from tests.census.shrink import MAX_LENGTH, tiny_config
 from tests.census.trial import Verdict, geometry_for, run_trial
-from tests.census.weights import randomize
+from tests.census.weights import random_eager
 
 
 class Result(StrEnum):
@@ -63,11 +65,7 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
         result = Result.FAILED if suspicious and not expected else Result.REFUSED
         return Outcome(member=member, result=result, kind=kind, detail=detail)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}:{frame.lineno}"
-        first = (str(error).strip().splitlines() or [""])[0]
-        kind = type(error).__name__
-        return Outcome(member=member, result=Result.FAILED, kind=kind, detail=f"{where}: {first}")
+        return Outcome(member=member, result=Result.FAILED, kind=type(error).__name__, detail=place_and_line(error))
     detail = f"errors are {verdict.ratio:.2f} of what is allowed"
     if verdict.near_ties:
         detail += f"; at {verdict.near_ties} positions rounding alone decides, of eager attention too"
@@ -76,18 +74,28 @@ def run_case(member: Member, device: torch.device, dtype: torch.dtype = torch.fl
     return Outcome(member=member, result=Result.SERVED, kind=describe(layers), detail=detail)
 
 
+def place_and_line(error: Exception) -> str:
+    """Where an error was raised, and the first line of its text."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{Path(frame.filename).name}:{frame.lineno}: {first}"
+
+
+def quiet() -> None:
+    """Leaves out what Transformers and torch say of tiny models."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def serve(
     config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, max_length: int = MAX_LENGTH
 ) -> tuple[LayerMap, Verdict]:
     """The layers of a model that matches eager attention, and how well it does."""
     meta_model = meta_model_of(config, dtype=dtype)
     layers, merged = check_model(meta_model), shared_inputs(meta_model)
-    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
-    if "Experts" in str(eager):
-        # Computes experts one by one, as the model's own code does.
-        eager.set_experts_implementation("eager")
-    randomize(eager, seed=5)
-    eager = eager.to(device).eval()
+    eager = random_eager(config, dtype).to(device)
     model = _saved_and_loaded(eager, config, device, dtype, merged)
     geometry = geometry_for(max_length)
     pin(model, geometry.max_length)

@@ -6,20 +6,15 @@ If KV_HEADS is not 0, it is the number of the models' KV heads.
 Owns the order of one class and its process groups, which meet through files in FOLDER.
 """
 
-import copy
 import json
-import logging
 import sys
-import traceback
-import warnings
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from gpu_worker.backends import runner_of
 from gpu_worker.checkpoint.files import ModelRefused, read_files
@@ -30,12 +25,13 @@ from gpu_worker.compatibility.self_check import check_runner
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import part_of, plan_hash
+from tests.census.case import place_and_line, quiet
 from tests.census.hints import HINTS
 from tests.census.population import Member, population
 from tests.census.reference import Reference
 from tests.census.shrink import MAX_LENGTH, tiny_config
 from tests.census.trial import geometry_for, run_trial
-from tests.census.weights import randomize
+from tests.census.weights import random_eager
 
 # A rank that failed alone leaves the other in a collective call.
 _CALL_SECONDS = 30.0
@@ -73,11 +69,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Sha
     except ModelRefused as error:
         return Shared(model_type=name, result="refused", detail=str(error))
     own, plan = part.facts, part.plan
-    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=torch.float32)
-    if "Experts" in str(eager):
-        eager.set_experts_implementation("eager")
-    randomize(eager, seed=5)
-    eager = eager.eval()
+    eager = random_eager(config, torch.float32)
     saved = folder / name
     if ranks.is_leader:
         eager.save_pretrained(saved)
@@ -97,9 +89,7 @@ def run_shared(member: Member, ranks: Ranks, folder: Path, kv_heads: int) -> Sha
         check_runner(model, runner, torch.float32, unbounded=own.layers)
         verdict = run_trial(model, runner, Reference(eager, max_length=MAX_LENGTH))
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        first = (str(error).strip().splitlines() or [""])[0]
-        detail = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}"
+        detail = f"{type(error).__name__} at {place_and_line(error)}"
         return Shared(model_type=name, result="wrong", detail=detail, plan=plan_hash(eager, plan))
     finally:
         dist.destroy_process_group()
@@ -122,10 +112,7 @@ def main() -> None:
     """See the module's docstring."""
     rank, size, kv_heads, folder, *names = sys.argv[1:]
     ranks = Ranks(rank=int(rank), size=int(size), local_rank=int(rank), local_size=int(size))
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     torch.set_num_threads(1)
     for member in population(*names):
         shared = run_shared(member, ranks, Path(folder), int(kv_heads))

@@ -17,7 +17,7 @@ from gpu_worker.geometry import Geometry
 from gpu_worker.step.runner import Runner
 from tests.census.reference import Reference, decoder_of, errors_by_position, relative_error
 from tests.census.shrink import LAST_SPECIAL_TOKEN, PAD_TOKEN
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.plans import TinyCore, geometry_of
 from tests.gpu_worker.rig import num_decode_tokens
 
 # Our relative error may be this many times eager's, both against float64, plus what rounding alone may do.
@@ -75,15 +75,9 @@ class Computed:
 
 def geometry_for(max_length: int) -> Geometry:
     """Small enough for any machine; windows of the tiny configs begin and end inside pages."""
-    return Geometry(
-        page_size=16,
-        num_pages=26,
-        max_rows=3,
-        max_length=max_length,
-        token_budget=128,
-        chunk_align=32,
-        vocab_size=LAST_SPECIAL_TOKEN + 1,
-    )
+    vocab_size = LAST_SPECIAL_TOKEN + 1
+    sizes = {"max_length": max_length, "token_budget": 128, "chunk_align": 32, "vocab_size": vocab_size}
+    return geometry_of(num_pages=26, max_rows=3, **sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,10 @@
 """Random weights that expose faults: larger than Transformers' own, norms all different, biases and sinks not 0."""
 
+import copy
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 
 @torch.no_grad()
@@ -13,6 +15,15 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
         if tensor.is_floating_point():
             tensor.copy_(_draw(name, tensor, generator))
     model.tie_weights()
+
+
+def random_eager(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A random model with eager attention, which computes experts one by one, as the model's own code does."""
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager", dtype=dtype)
+    if "Experts" in str(model):
+        model.set_experts_implementation("eager")
+    randomize(model, seed=5)
+    return model.eval()
 
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -58,18 +58,13 @@ def test_every_linear_layer_is_plain_with_a_call_where_ranks_must_meet(ranks: Ra
     assert tuple(head.weight.shape) == (20, 16) and head.out_features == 40
 
 
-def test_the_last_rank_has_less_of_a_vocabulary_that_is_odd(ranks: Ranks) -> None:
-    model = shared(config_with(vocab_size=41), ranks)
+def test_the_last_rank_has_less_of_an_odd_vocabulary_and_a_single_kv_head_is_whole(ranks: Ranks) -> None:
+    model = shared(config_with(vocab_size=41, num_key_value_heads=1), ranks)
     assert plain_layers(model) == 9
     head, embedding = model.get_submodule("lm_head"), model.get_submodule("model.embed_tokens")
     assert isinstance(head, GatheredLinear) and head.out_features == 41
     for layer in (head, embedding):
         assert tuple(layer.weight.shape) == (21 if ranks.is_leader else 20, 16)
-
-
-def test_keys_and_values_are_whole_where_there_are_fewer_kv_heads_than_ranks(ranks: Ranks) -> None:
-    model = shared(config_with(num_key_value_heads=1), ranks)
-    assert plain_layers(model) == 9
     attention = model.get_submodule(f"{LAYER}.self_attn")
     assert tuple(attention.q_proj.weight.shape) == (8, 16)
     assert is_plain_linear(attention.k_proj) and tuple(attention.k_proj.weight.shape) == (4, 16)

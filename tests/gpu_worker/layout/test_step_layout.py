@@ -147,7 +147,7 @@ def test_inputs_equal_those_of_plain_loops(seed: int) -> None:
     for _ in range(80):
         rows = loops.core.rows
         row = draw.randint(1, GEOMETRY.max_rows)
-        if draw.random() < 0.4 and (row not in rows or len(rows[row].tokens) > 150):
+        if draw.random() < 0.4 and (row not in rows or len(rows[row].tokens) > 60):
             if row in rows:
                 loops.core.free(rows[row])
             loops.add(row, draw.choice((1, 16, 31, 32, 33, draw.randint(1, 120))), draw)

@@ -105,14 +105,6 @@ def test_typical_p_may_remove_the_most_probable_token(device: torch.device) -> N
     assert not kept[0, 7] and kept.sum() == 64
 
 
-def test_a_row_without_typical_p_is_not_changed_by_one_with_it(device: torch.device) -> None:
-    logits = 3 * torch.randn(3, 300, generator=torch.Generator().manual_seed(9)).to(device)
-    rows = [{}, {"typical_p": 0.3, "temperature": 0.7}, {"min_p": 0.02}]
-    together = filtered(logits, inputs_of(rows, device))
-    for i, row in enumerate(rows):
-        assert torch.equal(together[i], filtered(logits[i : i + 1], inputs_of([row], device))[0])
-
-
 def test_typical_p_in_parts_is_that_of_all_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = 3 * torch.randn(40, 300, generator=torch.Generator().manual_seed(9)).to(device)
     inputs = inputs_of([{"typical_p": 0.02 * (i + 1)} for i in range(40)], device)

@@ -1,17 +1,19 @@
 """The first pages of a pool: every plan of the worker's own names only these, and their pieces cover them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gpu_worker.compatibility.self_check import make_plans, make_prompts
 from gpu_worker.geometry import PAGES_AT_ONCE, Geometry, num_first_pages
-from gpu_worker.memory.costs import Costs, PoolTensors
+from gpu_worker.memory.costs import PoolTensors
 from gpu_worker.memory.sizing import bytes_beside_pool
 from gpu_worker.shared_pool.device_pool import piece_offsets
 from gpu_worker.step.warm_up import full_plan, full_prompts_plan, warm_up_plan
 from gpu_worker.wire.frames import Plan
+from tests.gpu_worker.memory.test_sizing import COSTS
 
 GRANULE = 2 << 20
 
@@ -77,19 +79,6 @@ def test_pieces_cover_the_first_pages_of_every_head_and_fit_their_estimate(geome
         # Torch asks for the owner of the address where a tensor begins.
         assert covered[start // GRANULE]
     tensors = PoolTensors(count=2, heads=heads, head_dim=dimension, itemsize=itemsize, extra_pages=extra)
-    beside = bytes_beside_pool(costs_of(tensors), geometry)
+    beside = bytes_beside_pool(replace(COSTS, pool=(tensors,)), geometry)
     sums = 2 * (PAGES_AT_ONCE + 1) * page_bytes
     assert len(offsets) * GRANULE + sums <= beside
-
-
-def costs_of(tensors: PoolTensors) -> Costs:
-    return Costs(
-        weights=1,
-        dtype="bfloat16",
-        smaller_weights=None,
-        activations_per_token=1,
-        pool=(tensors,),
-        vocab_size=1,
-        default_length=1,
-        length_limit=1,
-    )

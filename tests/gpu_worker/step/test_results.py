@@ -10,10 +10,10 @@ from gpu_worker.cuda.staging import ResultRing
 from gpu_worker.sampling.inputs import TokenLogprobs as LogprobTensors
 from gpu_worker.step.in_flight import DeviceLost
 from gpu_worker.step.output import StepOutput
-from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.step.fake_gpu import Allocations, as_on_gpu
+from tests.gpu_worker.step.test_runner import running
 
 NUM_BUFFERS = 3
 
@@ -118,13 +118,6 @@ def test_outcomes_keep_their_values_while_buffers_are_reused(rig: Rig, monkeypat
     before = len(allocations.sizes)
     assert tokens_of(rig) == wanted
     assert len(allocations.sizes) == before
-
-
-def running(rig: Rig) -> TinyCore:
-    core = rig.core()
-    core.add(1, rig.prompt(20, seed=1))
-    rig.step(core, chunks={1: 20})
-    return core
 
 
 @pytest.mark.parametrize("wait", [False, True])
