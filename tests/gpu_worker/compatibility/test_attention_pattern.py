@@ -24,36 +24,22 @@ def test_a_window_as_long_as_every_text_is_dropped() -> None:
     assert read_pattern(mask, num_heads=4, length=1000) == AttentionPattern()
 
 
-def by_head(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (k <= q) & ((h == 0) | (k > q - 8))
-
-
-def first_tokens_stay(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (k <= q) & ((k > q - 8) | (k < 4))
-
-
-def prefix_sees_itself(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (k <= q) | ((k < 10) & (q < 10))
-
-
-def chunks(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (k <= q) & (k // 300 == q // 300)
-
-
-def strict(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return k < q
-
-
 @pytest.mark.parametrize(
     ("mask", "problem"),
     [
         (masks.bidirectional_mask_function, "see later tokens"),
         (masks.sliding_window_bidirectional_mask_function(30), "see later tokens"),
-        (prefix_sees_itself, "see later tokens"),
-        (by_head, "position 8 does not see position 0 in head 1, which differs from causal attention"),
-        (first_tokens_stay, "have gaps"),
-        (chunks, "which differs from a window of 100"),
-        (strict, "does not see itself"),
+        # A prefix that sees itself.
+        (lambda b, h, q, k: (k <= q) | ((k < 10) & (q < 10)), "see later tokens"),
+        (
+            lambda b, h, q, k: (k <= q) & ((h == 0) | (k > q - 8)),
+            "position 8 does not see position 0 in head 1, which differs from causal attention",
+        ),
+        # First tokens stay.
+        (lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 4)), "have gaps"),
+        # Chunks.
+        (lambda b, h, q, k: (k <= q) & (k // 300 == q // 300), "which differs from a window of 100"),
+        (lambda b, h, q, k: k < q, "does not see itself"),
         (masks.chunked_causal_mask_function(300, torch.zeros(1, device="meta")), "within chunks"),
         (masks.padding_mask_function(torch.zeros(1, 1000, dtype=torch.bool, device="meta")), "depends on data"),
     ],

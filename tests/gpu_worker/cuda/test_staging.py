@@ -42,19 +42,15 @@ def tree_of() -> Tree:
     return Tree(table=table, leaf=leaves[0], parts=tuple(leaves[1:]), pair=pair)
 
 
-def test_mapped_replaces_arrays_and_keeps_other_values() -> None:
+def test_mapped_replaces_arrays_in_the_order_of_the_fields_and_keeps_other_values() -> None:
     tree = tree_of()
+    assert [field.name for field in fields(Tree)] == ["table", "leaf", "parts", "pair"]
+    assert [array.size for array in leaves(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
     doubled = mapped(tree, lambda array: 2 * array)
     assert type(doubled) is Tree and [type(part) for part in doubled.parts] == [Leaf, Leaf]
     assert (doubled.leaf.name, doubled.leaf.absent) == ("leaf", None)
     for before, after in zip(leaves(tree), leaves(doubled), strict=True):
         np.testing.assert_array_equal(2 * before, after)
-
-
-def test_mapped_visits_arrays_in_the_order_of_the_fields() -> None:
-    tree = tree_of()
-    assert [field.name for field in fields(Tree)] == ["table", "leaf", "parts", "pair"]
-    assert [array.size for array in leaves(tree)] == [6, 3, 3, 0, 0, 5, 5, 2, 4]
 
 
 def test_unpack_returns_what_pack_wrote() -> None:
@@ -130,19 +126,16 @@ def test_extras_without_inputs_arrive(device: torch.device) -> None:
         assert extras.ids.tolist() == list(range(size))
 
 
-def test_inputs_of_another_step_are_refused() -> None:
+def test_inputs_of_another_step_or_outside_the_buffer_are_refused() -> None:
     staging = staging_on(torch.device("cpu"), 2, input_words=8)
     first = staging.inputs(SHAPE, allocate)
     staging.upload(first, None)
     staging.inputs(SHAPE, allocate)
     with pytest.raises(AssertionError, match="not those of this step"):
         staging.upload(first, None)
-
-
-def test_inputs_that_are_not_in_the_buffer_are_refused() -> None:
-    staging = staging_on(torch.device("cpu"), 2, input_words=8)
+    other = replace(SHAPE, samples=2)
     with pytest.raises(AssertionError, match="not in the space"):
-        staging.inputs(SHAPE, lambda space: Leaf(ids=np.arange(3), shares=space.float32(1)))
+        staging.inputs(other, lambda space: Leaf(ids=np.arange(3), shares=space.float32(1)))
 
 
 def test_a_space_hands_out_arrays_that_do_not_overlap() -> None:

@@ -82,27 +82,25 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str
         WorkerSettings.model_validate(settings)
 
 
-def _open_to_all(folder: Path) -> None:
-    (folder / "worker.secret").chmod(0o644)
-
-
-def _without_a_key(folder: Path) -> None:
-    (folder / "worker.secret").write_bytes(b"a secret")
-
-
-def _missing(folder: Path) -> None:
-    (folder / "scheduler.public").unlink()
-
-
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (_open_to_all, r"worker.secret belongs to user \d+ and has mode 0644; .* have mode 0600"),
-        (_without_a_key, r"worker.secret has no key; it must have one key: 40 characters, Z85; `tandem keys DIR NAME`"),
-        (_missing, r"scheduler.public cannot be read: No such file or directory; `tandem keys DIR NAME`"),
+        (
+            lambda folder: (folder / "worker.secret").chmod(0o644),
+            r"worker.secret belongs to user \d+ and has mode 0644; .* have mode 0600",
+        ),
+        (
+            lambda folder: (folder / "worker.secret").write_bytes(b"a secret"),
+            r"worker.secret has no key; it must have one key: 40 characters, Z85; `tandem keys DIR NAME`",
+        ),
+        (
+            lambda folder: (folder / "scheduler.public").unlink(),
+            r"scheduler.public cannot be read: No such file or directory; `tandem keys DIR NAME`",
+        ),
     ],
+    ids=["open to all", "without a key", "missing"],
 )
-def test_files_that_cannot_be_trusted_are_refused(folder: Path, damage: Callable[[Path], None], problem: str) -> None:
+def test_files_that_cannot_be_trusted_are_refused(folder: Path, damage: Callable[[Path], object], problem: str) -> None:
     damage(folder)
     with pytest.raises(ValueError, match=problem) as refused:
         read_keys(folder, ADDRESS)

@@ -55,28 +55,21 @@ def test_another_config_dtype_or_source_is_examined_again(
     assert len(examined) == 4
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def change_a_digit(file: Path) -> None:
-    file.write_bytes(file.read_bytes().replace(b'"num_heads":4', b'"num_heads":8', 1))
-
-
-def let_others_write(file: Path) -> None:
-    file.chmod(0o622)
-
-
 def link(file: Path) -> None:
     file.rename(file.with_suffix(".real"))
     file.symlink_to(file.with_suffix(".real"))
 
 
-def let_others_write_the_folder(file: Path) -> None:
-    file.parent.chmod(0o777)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "another digit": lambda file: file.write_bytes(file.read_bytes().replace(b'"num_heads":4', b'"num_heads":8', 1)),
+    "others may write": lambda file: file.chmod(0o622),
+    "a link": link,
+    "others may write to the folder": lambda file: file.parent.chmod(0o777),
+}
 
 
-@pytest.mark.parametrize("damage", [cut, change_a_digit, let_others_write, link, let_others_write_the_folder])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_file_that_is_not_as_it_was_written_is_ignored(
     damage: Callable[[Path], None], tmp_path: Path, examined: list[object]
 ) -> None:

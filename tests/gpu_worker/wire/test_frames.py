@@ -99,21 +99,20 @@ def test_empty_sampling_bytes_mean_greedy_sampling() -> None:
     assert read_sampling(b"", "sampling", 50).settings == OFF
 
 
-def test_a_result_frame_contains_the_outcome() -> None:
-    outcome = Outcome(
-        generation=3,
-        step=9,
-        status=pb.STEP_STATUS_OK,
-        tokens=np.array([5, 0, 49], np.int32),
-        nonfinite=np.array([1], np.int32),
-        compute_us=17,
-    )
+def result_of(**fields: Any) -> pb.StepResult:
+    """What a result frame has of an outcome."""
     message = pb.WorkerToCore()
-    message.ParseFromString(result_frame(outcome))
-    assert np.frombuffer(message.result.tokens, "<i4").tolist() == [5, 0, 49]
-    assert np.frombuffer(message.result.nonfinite, "<i4").tolist() == [1]
-    assert (message.result.generation, message.result.step, message.result.compute_us) == (3, 9, 17)
-    assert not message.result.HasField("logprobs") and not message.result.HasField("prompt_logprobs")
+    message.ParseFromString(result_frame(Outcome(generation=3, step=9, status=pb.STEP_STATUS_OK, **fields)))
+    return message.result
+
+
+def test_a_result_frame_contains_the_outcome() -> None:
+    tokens, nonfinite = np.array([5, 0, 49], np.int32), np.array([1], np.int32)
+    result = result_of(tokens=tokens, nonfinite=nonfinite, compute_us=17)
+    assert np.frombuffer(result.tokens, "<i4").tolist() == [5, 0, 49]
+    assert np.frombuffer(result.nonfinite, "<i4").tolist() == [1]
+    assert (result.generation, result.step, result.compute_us) == (3, 9, 17)
+    assert not result.HasField("logprobs") and not result.HasField("prompt_logprobs")
 
 
 def test_a_result_frame_contains_logprobs() -> None:
@@ -124,15 +123,13 @@ def test_a_result_frame_contains_logprobs() -> None:
     )
     none = np.zeros((1, 0))
     prompt = TokenLogprobs(logprobs=np.array([-7.0]), top_token_ids=none, top_logprobs=none)
-    outcome = Outcome(generation=1, step=1, status=pb.STEP_STATUS_OK, logprobs=own, prompt_logprobs=prompt)
-    message = pb.WorkerToCore()
-    message.ParseFromString(result_frame(outcome))
-    told = message.result.logprobs
+    result = result_of(logprobs=own, prompt_logprobs=prompt)
+    told = result.logprobs
     assert np.frombuffer(told.logprobs, "<f4").tolist() == [-0.5, -2.0]
     assert told.top_k == 3
     assert np.frombuffer(told.top_token_ids, "<i4").tolist() == [3, 1, 0, 9, 8, 7]
     assert np.frombuffer(told.top_logprobs, "<f4").reshape(2, 3)[1, 2] == -np.inf
-    assert message.result.prompt_logprobs == pb.Logprobs(logprobs=struct.pack("<f", -7.0))
+    assert result.prompt_logprobs == pb.Logprobs(logprobs=struct.pack("<f", -7.0))
 
 
 @pytest.mark.parametrize(
