@@ -1,8 +1,9 @@
-"""A rank of a trial's test: `python -m tests.gpu_worker.sharding.one_trial RANK SIZE FOLDER KV_HEADS FAULT`.
+"""A rank of a trial's test: `python -m tests.gpu_worker.sharding.one_trial RANK SIZE FOLDER CASE …`.
 
-The ranks compare the plan of a Llama model. FAULT: `sum`: a projection is half of what it is in the whole model, as if
-a rank's part of a sum were taken for all; `gemma3n`: that class, with activations that use mean and deviation of a
-dimension that its plan shards. Prints `refused` and why, or what the log says.
+The ranks compare the plan of a Llama model in each case. CASE: the number of its KV heads; `sum`: a projection is half
+of what it is in the whole model, as if a rank's part of a sum were taken for all; `gemma3n`: that class, with
+activations that use mean and deviation of a dimension that its plan shards. Prints a line of dashes before each, then
+`refused` and why, or what the log says. What is kept of a case is in its own folder.
 """
 
 import logging
@@ -24,6 +25,8 @@ from gpu_worker.sharding.plan import part_of
 from tests.census.hints import HINTS
 from tests.census.shrink import tiny_config
 
+CPU = torch.device("cpu")
+
 
 class OverGloo:
     """As `Collectives`."""
@@ -42,40 +45,49 @@ def doubled(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def main() -> None:
-    """See the module's docstring."""
-    rank, size, folder, kv_heads, fault = sys.argv[1:]
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-    ranks = Ranks(rank=int(rank), size=int(size), local_rank=int(rank), local_size=int(size))
-    if fault == "sum":
-        right = trials._whole
-        trials._whole = lambda *args: doubled(right(*args))
+def trial_of(case: str, ranks: Ranks) -> trials.PlanTrial:
+    """Before the ranks meet. Raises ModelRefused."""
     config: PreTrainedConfig = LlamaConfig(
         hidden_size=256,
         intermediate_size=512,
         num_hidden_layers=3,
         num_attention_heads=8,
-        num_key_value_heads=int(kv_heads),
+        num_key_value_heads=int(case) if case.isdecimal() else 4,
         vocab_size=500,
     )
-    if fault == "gemma3n":
+    if case == "gemma3n":
         config = tiny_config(Gemma3nTextConfig, HINTS["gemma3n_text"])
-    # Not the whole cache: it has the kernels.
-    trials.cache_dir = lambda name: Path(folder).parent / name
-    cpu = torch.device("cpu")
     whole = examine(config, dtype=torch.float32, packs=False)
     part = part_of(config, whole, ranks, dtype=torch.float32, packs=False)
-    try:
-        trial = trials.trial_of(config, part.plan_hash, ranks, cpu)
-    except ModelRefused as error:
-        print("refused", error)
-        return
+    return trials.trial_of(config, part.plan_hash, ranks, CPU)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    rank, size, folder, *cases = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    ranks = Ranks(rank=int(rank), size=int(size), local_rank=int(rank), local_size=int(size))
+    found: dict[str, trials.PlanTrial | ModelRefused] = {}
+    for case in dict.fromkeys(cases):
+        try:
+            found[case] = trial_of(case, ranks)
+        except ModelRefused as error:
+            found[case] = error
     store = dist.FileStore(str(Path(folder) / "store"), ranks.size)
     dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size)
-    try:
-        trial.run(ranks, OverGloo().least, cpu)
-    except ModelRefused as error:
-        print("refused", error)
+    right = trials._whole
+    for case in cases:
+        print("---")
+        trials._whole = (lambda *args: doubled(right(*args))) if case == "sum" else right
+        # Not the whole cache: it has the kernels.
+        trials.cache_dir = lambda name, case=case: Path(folder) / case / name
+        try:
+            trial = found[case]
+            if isinstance(trial, ModelRefused):
+                raise trial
+            trial.run(ranks, OverGloo().least, CPU)
+        except ModelRefused as error:
+            print("refused", error)
     sys.stdout.flush()
     # Gloo's threads abort the process now and then if it ends with its group, and this test is of the trial alone.
     os._exit(0)
