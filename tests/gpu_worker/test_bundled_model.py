@@ -52,11 +52,8 @@ def test_every_file_has_its_recorded_checksum() -> None:
     assert file_checksums(MODEL_DIR) == PROVENANCE["sha256"]
 
 
-def test_the_weights_are_at_most_8_mib() -> None:
-    assert (MODEL_DIR / "model.safetensors").stat().st_size <= 8 * 1_024 * 1_024
-
-
-def test_the_model_loads_as_bf16_with_a_context_of_at_least_1024() -> None:
+def test_the_model_loads_as_bf16_of_at_most_8_mib_with_a_context_of_at_least_1024() -> None:
+    assert (MODEL_DIR / "model.safetensors").stat().st_size <= 8 << 20
     loaded = AutoModelForCausalLM.from_pretrained(MODEL_DIR)
     assert isinstance(loaded, Qwen3ForCausalLM)
     assert loaded.dtype == torch.bfloat16
@@ -176,13 +173,11 @@ def test_licences_pragmas_repeats_and_bare_lines_are_left_out(tmp_path: Path) ->
         f'#!/usr/bin/env python3\n# Copyright 2001 by Somebody, who keeps all rights\n"""{paragraph}"""\n#####\nx = 1\n'
     )
     (tmp_path / "b.py").write_text(f'"""{paragraph}\n\nThe second file says more."""\n')
+    # A file with a warning of its syntax is kept.
+    (tmp_path / "c.py").write_text('"""Words with \\d an old escape."""\n')
     documents = (built := build_corpus(tmp_path)).train + built.held_out
-    assert documents == (paragraph, "The second file says more.")
-
-
-def test_a_source_file_with_a_syntax_warning_is_kept_in_the_corpus(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('"""Words with \\d an old escape."""\n')
-    assert build_corpus(tmp_path).train + build_corpus(tmp_path).held_out == ("Words with \\d an old escape.",)
+    assert set(documents) == {paragraph, "The second file says more.", "Words with \\d an old escape."}
+    assert len(documents) == 3
 
 
 def test_the_split_never_divides_a_file() -> None:

@@ -20,7 +20,7 @@ from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.attention.conversion import logical_to_physical
 from tests.gpu_worker.attention.small_layers import KIND, layers_of
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.plans import TinyCore, geometry_of
 from tests.rigs.padded_shapes import placed_in
 
 
@@ -95,15 +95,9 @@ SIZES = [
 @pytest.mark.parametrize(("page_size", "chunk_align"), SIZES)
 def test_direct_masks_equal_the_conversion(page_size: int, chunk_align: int) -> None:
     """Mixed steps of decode rows and chunks at unaligned positions."""
-    geometry = Geometry(
-        page_size=page_size,
-        num_pages=40,
-        max_rows=5,
-        max_length=6 * page_size,
-        token_budget=3 + 2 * align_up(2 * page_size + 6, chunk_align),
-        chunk_align=chunk_align,
-        vocab_size=9,
-    )
+    sizes = {"page_size": page_size, "max_length": 6 * page_size, "chunk_align": chunk_align}
+    budget = 3 + 2 * align_up(2 * page_size + 6, chunk_align)
+    geometry = geometry_of(num_pages=40, max_rows=5, token_budget=budget, **sizes)
     order = np.random.default_rng(page_size).permutation(np.arange(1, 40)).tolist()
     core, tables = TinyCore(geometry, page_order=order), RowTables(geometry)
     cpu = torch.device("cpu")

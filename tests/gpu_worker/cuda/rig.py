@@ -17,9 +17,8 @@ from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.cuda.shapes import Shapes
-from gpu_worker.geometry import Geometry
 from gpu_worker.step.runner import Runner
-from tests.gpu_worker.plans import Sequence_, TinyCore
+from tests.gpu_worker.plans import Sequence_, TinyCore, geometry_of
 from tests.gpu_worker.reference import eager_model
 from tests.gpu_worker.rig import VOCAB_SIZE, RigSpec, config_of
 from tests.rigs.graph_recorder import GraphRecorder
@@ -29,16 +28,8 @@ from tests.rigs.recorded_worker import recorder
 
 CPU = torch.device("cpu")
 SPEC = RigSpec(page_size=16, group=2, head_dim=64, chunk_align=32)
-GEOMETRY = Geometry(
-    page_size=SPEC.page_size,
-    num_pages=40,
-    # Decode buckets 1, 2 and 3.
-    max_rows=3,
-    max_length=128,
-    token_budget=96,
-    chunk_align=SPEC.chunk_align,
-    vocab_size=VOCAB_SIZE,
-)
+# Decode buckets 1, 2 and 3.
+GEOMETRY = geometry_of(num_pages=40, max_rows=3, max_length=128, token_budget=96, chunk_align=32, vocab_size=VOCAB_SIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
