@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_worker import startup
 from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_library, cpu_flags
 from gpu_worker.native.library import NativeLibrary
 from tandem_contract.files import cache_dir
@@ -62,6 +63,13 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint in one file. Tests do not change it."""
     return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start keeps the number of threads, which all tests share."""
+    monkeypatch.setattr(startup, "set_threads", lambda _: None)
+    monkeypatch.setattr(startup, "choose_or_follow", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -18,15 +18,11 @@ from tests.gpu_worker.saved_model import changed
 from tests.rigs.small_disk import run_on_small_disk
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
+pytestmark = pytest.mark.usefixtures("threads_stay")
+
 
 class DeviceLost(RuntimeError):
     pass
-
-
-@pytest.fixture(autouse=True)
-def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the number of threads, which all tests share."""
-    monkeypatch.setattr(startup, "set_threads", lambda _: None)
 
 
 def file_error(number: int) -> OSError:

@@ -31,17 +31,11 @@ from tests.gpu_worker.rig_specs import SPECS
 from tests.gpu_worker.saved_model import save_model
 
 MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("threads_stay")
 
 
 class Reached(Exception):
     """Loading began."""
-
-
-@pytest.fixture(autouse=True)
-def threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the number of threads, which all tests share."""
-    monkeypatch.setattr(startup, "set_threads", lambda _: None)
-    monkeypatch.setattr(startup, "choose_or_follow", lambda *_: None)
 
 
 @pytest.fixture
@@ -55,25 +49,23 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda num_bytes: monkeypatch.setattr(machine, "free_bytes", lambda _: num_bytes)
 
 
-def test_a_device_that_the_machine_lacks_is_named() -> None:
-    with pytest.raises(ValueError, match="device is cuda:99"):
-        choose_device("cuda:99")
-
-
-def test_a_torch_without_cuda_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
+@pytest.mark.parametrize(
+    ("device", "cuda", "problem"),
+    [
+        ("cuda:99", torch.version.cuda, "device is cuda:99"),
+        ("cuda", None, r"device is cuda; this torch \(.*\) is built without CUDA: install a CUDA build"),
+        ("cuda", "13.0", "this machine has 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_device_that_the_machine_or_torch_lacks_is_named(
+    device: str, cuda: str | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", None)
-    with pytest.raises(
-        ValueError, match=r"device is cuda; this torch \(.*\) is built without CUDA: install a CUDA build"
-    ):
-        choose_device("cuda")
-
-
-def test_a_machine_without_gpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match="this machine has 0 CUDA devices: nvidia-smi and CUDA_VISIBLE_DEVICES"):
-        choose_device("cuda")
+    if device == "cuda":
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=problem):
+        choose_device(device)
 
 
 @pytest.mark.parametrize(

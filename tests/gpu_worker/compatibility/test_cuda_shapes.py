@@ -71,6 +71,7 @@ def test_shapes_that_do_not_compile_are_refused_by_name(
     assert str(refused.value) == problem
 
 
+@pytest.mark.usefixtures("threads_stay")
 def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +79,6 @@ def test_a_start_on_cuda_refuses_such_shapes_before_loading_weights(
     card = mock.Mock(spec=torch.device, type="cuda")
     load = mock.Mock()
     monkeypatch.setattr(startup, "choose_device", lambda _: card)
-    monkeypatch.setattr(startup, "set_threads", lambda _: None)
     monkeypatch.setattr(startup, "can_pack", lambda *_: False)
     monkeypatch.setattr(startup, "load_weights", load)
     with pytest.raises(ModelRefused, match=r"model\.layers\.0\.self_attn has 128 query heads per KV head"):
