@@ -88,6 +88,8 @@ def main() -> None:
             trial.run(ranks, OverGloo().least, CPU)
         except ModelRefused as error:
             print("refused", error)
+        # What rank 0 keeps is there before the next case.
+        dist.barrier()
     sys.stdout.flush()
     # Gloo's threads abort the process now and then if it ends with its group, and this test is of the trial alone.
     os._exit(0)
