@@ -32,7 +32,17 @@ OTHERS = tuple(
 
 def run_day(folder: Path, *arguments: str) -> dict[str, Any]:
     """Runs parts on a CPU. Returns their results."""
-    command = [sys.executable, "-m", "tests.measure.gpu_day", *arguments, "--tiny", "--device", "cpu", "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.measure.gpu_day",
+        *arguments,
+        "--tiny",
+        "--device",
+        "cpu",
+        "--out",
+        str(folder),
+    ]
     environment = child_environment() | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
