@@ -68,6 +68,19 @@ def test_a_parked_tenant_gets_no_credit() -> None:
     assert order(world)[0] == capped[0] and set(order(world)[1:15]) <= set(free)
 
 
+def test_a_parked_tenant_is_considered_again_when_its_limits_change() -> None:
+    """At once, not only when one of its requests ends."""
+    world = World(Shape(max_rows=2, num_pages=32))
+    limit(world, row_share=0.5)
+    running, parked = (ask(world, max_new_tokens=40) for _ in range(2))
+    world.steps(3)
+    assert order(world) == [running]
+    limit(world)
+    world.steps(3)
+    assert order(world) == [running, parked] and world.streams[running].end is None
+    world.finish()
+
+
 # Queue ----------------------------------------------------------------------------------------------------------------
 
 
