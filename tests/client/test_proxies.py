@@ -10,7 +10,7 @@ import pytest
 
 from tandem_client import AsyncClient, Client
 from tandem_client.address import dialled
-from tandem_client.connection import Access
+from tandem_client.connection import Access, channel_options
 from tandem_client.gateway.service import Service
 from tandem_client.peer import is_plaintext
 from tandem_client.services.gateway import gateway_flags
@@ -101,7 +101,8 @@ def test_client_and_gateway_call_a_wildcard_at_loopback(wildcard: tuple[FakeServ
 def test_only_callers_of_another_machine_use_the_proxy() -> None:
     def uses(access: object) -> bool:
         assert isinstance(access, Access)
-        return bool(dict(access._options())["grpc.enable_http_proxy"])
+        options = channel_options(access._target, proxy=access.proxy)
+        return bool(dict(options)["grpc.enable_http_proxy"])
 
     service = Service.__new__(Service)
     service.connect = lambda: None

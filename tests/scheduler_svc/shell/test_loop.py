@@ -73,10 +73,12 @@ class Peer:
         self.socket.setsockopt(zmq.ROUTING_ID, name.encode())
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
+        self.endpoint, self.num_sent = endpoint, 0
         self._batch: list[frontend_pb2.CoreToFrontend] = []
 
     def send(self, *messages: worker_pb2.WorkerToCore | frontend_pb2.FrontendToCore | bytes) -> None:
         for message in messages:
+            self.num_sent += 1
             self.socket.send(message if isinstance(message, bytes) else message.SerializeToString())
 
     def receive(self) -> bytes:
@@ -158,13 +160,25 @@ class Bench:
         frontend.send(HELLO)
         return frontend, frontend.next_of_frontend().model_state
 
-    def await_frames(self, num_peers: int) -> None:
-        """Waits until the links have frames to read."""
-        for link in self.links[:num_peers]:
-            assert link.socket.poll(1000 * TIMEOUT_SECONDS)
-
     def start(self) -> None:
+        for link, endpoint in zip(self.links, self.endpoints, strict=True):
+            self._await_frames(link, sum(peer.num_sent for peer in self.peers if peer.endpoint == endpoint))
         self.thread.start()
+
+    @staticmethod
+    def _await_frames(link: RouterLink, count: int) -> None:
+        """Has the first turn wait for so many frames."""
+        received = link.receive
+
+        def receive(limit: int) -> Iterator[tuple[str, bytes | None]]:
+            link.receive = received
+            frames: list[tuple[str, bytes | None]] = []
+            while len(frames) < count:
+                assert link.socket.poll(1000 * TIMEOUT_SECONDS)
+                frames += received(limit)
+            return iter(frames)
+
+        link.receive = receive
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.stops.heard(number)
@@ -232,7 +246,6 @@ def test_messages_of_a_worker_in_one_turn_are_answered_in_their_order(
 ) -> None:
     worker = bench.worker()
     worker.send(*messages)
-    bench.await_frames(1)
     bench.start()
     found = [worker.next_of_worker() for _ in answers]
     assert [answer.WhichOneof("message") for answer in found] == answers
@@ -244,7 +257,6 @@ def test_front_ends_receive_the_served_model(bench: Bench) -> None:
     worker, frontend = bench.worker(), bench.frontend()
     worker.send(joining(), joining(identity="other", model="other"))
     frontend.send(HELLO)
-    bench.await_frames(2)
     bench.start()
     assert frontend.next_of_frontend().model_state.info.model == "m"
     assert worker.next_of_worker().HasField("joined")
@@ -258,7 +270,6 @@ def test_a_front_end_gets_one_frame_per_turn(bench: Bench) -> None:
     queries = [frontend_pb2.FrontendToCore(load_query=frontend_pb2.LoadQuery(query=query)) for query in (5, 6)]
     frontend.send(HELLO, *queries)
     other.send(HELLO)
-    bench.await_frames(2)
     bench.start()
     assert worker.next_of_worker().HasField("joined")
     frames = [frontend_pb2.CoreToFrontend.FromString(peer.receive()) for peer in (frontend, other)]
