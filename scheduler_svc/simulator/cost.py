@@ -17,10 +17,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from scheduler_svc.core.messages.arrays import Int64Array
 from scheduler_svc.simulator.hardware import Machine, Model
 from tandem_contract.plural import counted, numbered
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,9 +31,9 @@ class StepShape:
     compute, padding included. `samples`: positions that need logits.
     """
 
-    chunk_starts: IntArray
-    chunk_counts: IntArray
-    contexts: IntArray
+    chunk_starts: Int64Array
+    chunk_counts: Int64Array
+    contexts: Int64Array
     computed_tokens: int
     samples: int
     pages_copied: int = 0
@@ -167,7 +166,7 @@ class Roofline:
         return moved * self.value_bytes / rate + (all_reduces + 2) * self.rank_link_us * 1e-6
 
 
-def chunk_attention(starts: IntArray, counts: IntArray, window: int) -> tuple[int, int]:
+def chunk_attention(starts: Int64Array, counts: Int64Array, window: int) -> tuple[int, int]:
     """Returns the unmasked pairs of query and key, and the keys read, of chunks at these positions.
 
     Query q attends to q + 1 keys, of which a `window` above 0 leaves the newest.
@@ -180,7 +179,7 @@ def chunk_attention(starts: IntArray, counts: IntArray, window: int) -> tuple[in
     return int(pairs.sum()), int(keys.sum())
 
 
-def _pairs_before(ends: IntArray, window: int) -> IntArray:
+def _pairs_before(ends: Int64Array, window: int) -> Int64Array:
     """Returns the pairs of all queries before each of `ends`."""
     growing = ends if not window else np.minimum(ends, window)
     return growing * (growing + 1) // 2 + (ends - growing) * window

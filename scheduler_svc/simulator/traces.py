@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.simulator.cost import FloatArray, IntArray
+from scheduler_svc.core.messages.arrays import Int32Array, Int64Array
 from scheduler_svc.simulator.workload import BLOCK_SPACE, MAX_TOKENS, OWN_SPACE, Arrival, WorkloadError, tokens_of
 from tandem_contract.plural import counted, numbered
 
@@ -52,11 +52,11 @@ class Trace:
     """
 
     name: str
-    at: FloatArray
-    inputs: IntArray
-    outputs: IntArray
-    block_ends: IntArray
-    blocks: IntArray
+    at: npt.NDArray[np.float64]
+    inputs: Int64Array
+    outputs: Int64Array
+    block_ends: Int64Array
+    blocks: Int64Array
     num_tenants: int = 1
     """Traces record no tenants."""
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, Int64Array
 from scheduler_svc.core.messages.config import CoreConfig
 from scheduler_svc.core.messages.plan import Plan, RowStart
 from scheduler_svc.core.messages.worker_info import WorkerInfo
-from scheduler_svc.simulator.cost import CostModel, IntArray, StepShape
+from scheduler_svc.simulator.cost import CostModel, StepShape
 from scheduler_svc.simulator.workload import Spread, eos_of
 
 # The low bits of a request's stream and seed are its slot, the bits above them its serial number.
@@ -121,7 +121,7 @@ class SimulatedWorker:
         self._last[row] = start.num_prompt_tokens + self._targets[stream & SLOT_MASK] - 1
         self._key[row] = stream >> SLOT_BITS
 
-    def _shape(self, plan: Plan, starts: IntArray, counts: IntArray, samples: int) -> StepShape:
+    def _shape(self, plan: Plan, starts: Int64Array, counts: Int64Array, samples: int) -> StepShape:
         align, multiple = self.info.chunk_align, self._setup.token_multiple
         aligned = int((-(-counts // align) * align).sum()) if len(counts) else 0
         moves = plan.moves
