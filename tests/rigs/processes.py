@@ -263,12 +263,16 @@ class Rig:
 
     @staticmethod
     def kill_serving(caller: Caller, workers: list[Child]) -> None:
-        """Kills the serving one of `workers` with SIGKILL, once one serves, and waits until the service notices."""
-        pid = caller.wait_load(lambda load: load.worker_pid != 0).worker_pid
+        """Kills the serving one of `workers` with SIGKILL, once one serves, and waits until the service notices.
+
+        Of several the one that runs most requests.
+        """
+        load = caller.wait_load(lambda load: load.worker_pid != 0)
+        pid = max(load.per_worker, key=lambda worker: (worker.running, worker.pid == load.worker_pid)).pid
         [serving] = [worker for worker in workers if worker.pid == pid]
         workers.remove(serving)
         serving.kill()
-        caller.wait_load(lambda load: load.worker_pid != pid)
+        caller.wait_load(lambda load: pid not in [worker.pid for worker in load.per_worker])
 
     def __enter__(self) -> "Rig":
         return self
