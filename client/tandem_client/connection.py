@@ -172,23 +172,25 @@ class Access:
 
     def aio_channel(self) -> grpc.aio.Channel:
         """Makes the channel of an asynchronous client. Raises as `channel` does."""
-        global _process_of_loops
-        channel = self._made_by(grpc.aio)
-        _process_of_loops = os.getpid()
-        return channel
+        return self._made_by(grpc.aio)
 
     def _made_by(self, library: Any) -> Any:
+        global _process_of_loops
         if _process_of_loops not in (None, os.getpid()):
             raise ClientForked(
                 f"process {os.getpid()} is a child of {_process_of_loops}, which used an AsyncClient before the fork, "
                 "and gRPC does not work after that; start it with multiprocessing's spawn or forkserver"
             )
         options = [*channel_options(self._target, proxy=self.proxy)]
-        if self.tls is None:
-            return library.insecure_channel(self._target, options=options)
-        if self.tls.server_name is not None:
+        if self.tls is not None and self.tls.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
-        return library.secure_channel(self._target, self.tls.credentials(), options=options)
+        credentials = None if self.tls is None else self.tls.credentials()
+        if library is grpc.aio:
+            # Before gRPC's thread begins.
+            _process_of_loops = os.getpid()
+        if credentials is None:
+            return library.insecure_channel(self._target, options=options)
+        return library.secure_channel(self._target, credentials, options=options)
 
 
 # The process that made a channel for an event loop. A thread of gRPC waits in the library for all of these, so that it
