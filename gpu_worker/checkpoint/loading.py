@@ -283,11 +283,16 @@ def _reporting_to(progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterat
         return factory(*args, **keywords)
 
     transformers_logging.disable_progress_bar()
-    before = transformers_logging.set_tqdm_hook(bar)
+    # Without it a later version loads as well, and shows no progress.
+    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
+    if set_hook is None:
+        yield
+        return
+    before = set_hook(bar)
     try:
         yield
     finally:
-        transformers_logging.set_tqdm_hook(before)
+        set_hook(before)
 
 
 def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str, int]) -> Iterator[Any]:

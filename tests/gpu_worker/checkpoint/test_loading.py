@@ -47,6 +47,11 @@ def test_weights_load_with_paged_attention(saved: Path) -> None:
     assert not model.training
 
 
+def test_a_version_without_the_hook_of_progress_bars_loads_too(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(loading.transformers_logging, "set_tqdm_hook")
+    assert load_weights(read_files(saved), device=CPU, dtype=torch.float32).get_parameter(NORM).isfinite().all()
+
+
 def test_the_ledger_counts_packed_weights(saved: Path) -> None:
     model = load_weights(read_files(saved), device=CPU, dtype=torch.float32)
     # Embedding and head of 40 × 32; q and o of 32 × 32, k and v of 32 × 16; three of 32 × 48; three norms of 32.
