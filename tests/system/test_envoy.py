@@ -263,7 +263,10 @@ def test_other_processes_resume_and_abort_by_the_service_that_a_stream_told(slow
     for number in itertools.count():
         ask = replace(LONG, prompt=(number, 1, 2))
         command = [sys.executable, "-P", "-c", BEGINS, address, json.dumps(ask.prompt), str(ask.max_new_tokens)]
-        begun = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+        begun = subprocess.run(
+            command, env=child_environment(), capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
+        assert begun.returncode == 0, begun.stderr
         found = json.loads(begun.stdout)
         with Client(address) as client:
             resumed = client.resume(found["id"], bytes.fromhex(found["secret"]), service=found["service"])

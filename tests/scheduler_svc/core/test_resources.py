@@ -128,12 +128,14 @@ def test_a_resource_of_one_kind_is_none_of_another() -> None:
     world.run()
     assert orders(world, fx.PrepareResource) == [name_of(CONSTRAINT, GRAMMAR), name_of(ADAPTER, GRAMMAR)]
     assert world.end(stream).reason is not None
-    wrong = replace(world.streams[stream].submit, stream=50, request_id="other")
-    first = world.submit([2], adapter=b"first")
-    wrong = replace(wrong, resources=(Resource(ADAPTER, sha256(b"first").digest(), b"second"),))
-    [rejected] = [one for one in world.core.handle(wrong, world.now) if isinstance(one, fx.Rejected)]
-    assert (rejected.field, rejected.message) == (ADAPTER, "the adapter's hash is that of another adapter")
-    assert refusal(world, first) is None
+    for kind in (ADAPTER, CONSTRAINT):
+        first = world.submit([2], **{kind: b"first"})
+        wrong = replace(world.streams[stream].submit, stream=50, request_id=f"other {kind}")
+        wrong = replace(wrong, resources=(Resource(kind, sha256(b"first").digest(), b"second"),))
+        [rejected] = [one for one in world.core.handle(wrong, world.now) if isinstance(one, fx.Rejected)]
+        found = (rejected.code, rejected.field, rejected.message)
+        assert found == (fx.RejectCode.INVALID, kind, f"the {kind}'s hash is that of another {kind}")
+        assert refusal(world, first) is None
 
 
 @pytest.mark.parametrize(("kind", "other"), [(ADAPTER, CONSTRAINT), (CONSTRAINT, ADAPTER)])

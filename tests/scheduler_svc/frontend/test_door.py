@@ -432,7 +432,9 @@ async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPa
             request=health_pb2.HealthCheckRequest, enter=(lambda _: "") if has_right else enter, admit=full,
             scan=lambda _: None, answer=None, serialize=bytes,
         )  # pyright: ignore[reportArgumentType]  # fmt: skip
-        await calls.handler(method).stream_stream(None, Mock(peer=lambda: "ipv4:127.0.0.1:1"))
+        call = Mock(spec_set=["peer", "set_code", "set_details", "set_trailing_metadata"])
+        call.peer.return_value = "ipv4:127.0.0.1:1"
+        await calls.handler(method).stream_stream(None, call)
         # The caller does not read the answer.
         await asyncio.Event().wait()
 
@@ -465,7 +467,7 @@ async def test_no_method_reads_a_message_before_the_token_is_known(s: Service, m
 
 
 async def test_the_table_of_methods_has_every_method_of_the_server(s: Service) -> None:
-    end, server = s.front_end, Mock()
+    end, server = s.front_end, Mock(spec_set=["add_generic_rpc_handlers", "add_registered_method_handlers"])
     inference: Any = InferenceServicer(end._readiness, end._streams, end._constraints, max_message_bytes=1)
     control = ControlServicer(end._readiness, end._queries, max_message_bytes=1)
     methods.add_to_server(server, end._calls, end._entrance, inference, control, end._health, end._request_log)

@@ -24,7 +24,9 @@ CODES = [code for code in grpc.StatusCode if code not in (NOT_HELD, grpc.StatusC
 
 def call_of(peer: str = "ipv4:10.0.0.1:5000") -> Mock:
     """A call of a peer, as far as a refusal needs it."""
-    return Mock(peer=lambda: peer, read=AsyncMock(return_value=b""))
+    call = Mock(spec_set=["peer", "read", "set_code", "set_details", "set_trailing_metadata"])
+    call.peer.return_value, call.read = peer, AsyncMock(return_value=b"")
+    return call
 
 
 def full() -> Refusal:
