@@ -25,6 +25,7 @@ def test_every_line_of_every_process_parses(rig: Rig) -> None:
         psutil.Process(client.load().worker_pid).kill()
         list(client.generate("Return the", max_new_tokens=5, timeout=TIMEOUT_SECONDS))
     until(lambda: sum("ready: tandem generate" in line for line in serve.lines) == 2)
+    assert len({line for line in serve.lines if "frontend listening on" in line}) == 1
     assert serve.terminate() == 0
     serve.join_output()
     parsed = [json.loads(line) for line in serve.lines]

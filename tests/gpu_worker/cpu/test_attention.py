@@ -87,6 +87,15 @@ def test_every_visibility_equals_a_softmax_in_float64(
         assert_close(make(kind, page_size, dtype), library)
 
 
+@pytest.mark.parametrize("make", [of_rows, of_chunks])
+def test_sinks_of_another_type_than_the_pool(library: NativeLibrary, make: Callable[..., Step]) -> None:
+    step = make(kind_of(has_learned_sinks=True), 16, torch.bfloat16)
+    assert step.sinks is not None
+    step.sinks = step.sinks.float()
+    assert_close(step, library)
+    assert_close(step, None)
+
+
 @EVERY
 @pytest.mark.parametrize("dtype", [*NATIVE, torch.float16], ids=str)
 def test_every_visibility_by_torchs_operators(

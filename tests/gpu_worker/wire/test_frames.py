@@ -74,6 +74,24 @@ def test_parsed_optional_features_equal_the_sent_ones() -> None:
     assert started.prompt_logprobs_from.tolist() == [0, 19]
 
 
+def test_logprobs_of_a_prompt_begin_inside_it_although_the_row_knows_more_tokens() -> None:
+    """Row 1 starts with three tokens, of which two are its prompt."""
+    message = featured_plan()
+    message.started.prompt_logprobs_from = int32([2, 19])
+    with pytest.raises(PlanError, match=r"must lie below started\.num_prompt"):
+        read_plan(message, GEOMETRY)
+
+
+def test_random_bytes_are_a_frame_or_none() -> None:
+    draw, num_refused = random.Random(5), 0
+    for _ in range(1000):
+        try:
+            parse_frame(draw.randbytes(draw.randint(0, 60)))
+        except FrameError:
+            num_refused += 1
+    assert num_refused > 500
+
+
 @pytest.mark.parametrize("field", RARE)
 def test_a_field_that_no_row_uses_may_be_empty(field: str) -> None:
     core = TinyCore(GEOMETRY)

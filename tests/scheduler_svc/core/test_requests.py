@@ -1,5 +1,7 @@
 """Whole requests with their content checked: small pools, page edges, lost workers, failing steps, deadlines."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core.messages import effects as fx
@@ -7,7 +9,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages import names
 from tests.rigs.executor import Shape
 from tests.rigs.faults import Faults
-from tests.scheduler_svc.core.world import FRONTEND, World, greedy, prompt
+from tests.scheduler_svc.core.world import FRONTEND, World, greedy, prompt, received
 
 
 def test_a_request_that_can_never_fit_is_rejected_with_the_numbers() -> None:
@@ -54,6 +56,32 @@ def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself() -> None
         assert [each.outcomes for each in effects if isinstance(each, fx.AbortReply)] == [((given, True),)]
         assert [world.end_of(stream) is None for stream in streams] == [ended > 0, False]
     assert world.end(streams[0]).reason is fx.EndReason.ABORTED
+
+
+def test_two_front_ends_may_use_the_same_number_for_a_stream() -> None:
+    """Each gets its own output alone, and a cancel ends the stream of its front end."""
+    world = World()
+    world.handle(ev.FrontendJoined(frontend="f-2"))
+    mine, cancelled = world.submit(prompt(4), ignore_eos=True), world.submit(prompt(5), ignore_eos=True)
+    for stream in (mine, cancelled):
+        theirs = replace(world.streams[stream].submit, frontend="f-2", request_id=f"theirs-{stream}")
+        assert [type(effect) for effect in world.core.handle(theirs, world.now)] == [fx.Admitted]
+    world.core.handle(ev.Cancel(frontend="f-2", stream=cancelled), world.now)
+    outputs: list[fx.StepOutput] = []
+    for _ in range(40):
+        effects = world.core.handle(ev.Tick(), world.now)
+        world.plans += [effect.plan for effect in effects if isinstance(effect, fx.SendPlan)]
+        if world.apply():
+            results = world.core.handle(received(world.worker, result=world.results.popleft()), world.now)
+            outputs += [effect for effect in results if isinstance(effect, fx.StepOutput)]
+    for frontend, streams in ((FRONTEND, [mine, cancelled]), ("f-2", [mine])):
+        own = [output for output in outputs if output.frontend == frontend]
+        found = {stream: list[int]() for stream in streams}
+        for output in own:
+            for stream, token in zip(output.streams.tolist(), output.tokens.tolist(), strict=True):
+                found[stream].append(token)
+        assert found == {stream: list(world.streams[stream].expected(world.shape).tokens) for stream in streams}
+        assert sum(len(output.ends) for output in own) == len(streams)
 
 
 def test_a_full_queue_rejects_with_the_limit() -> None:

@@ -94,6 +94,20 @@ async def test_a_stop_string_overrides_an_end_at_a_later_position(s: Service, re
     assert await s.core.is_silent()
 
 
+async def test_tokens_of_steps_in_flight_are_dropped_until_the_core_ends_the_stream(s: Service) -> None:
+    call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["stop"]))
+    await s.core.output(submit.stream, spell(b"a stop it"))
+    await s.core.expect("finish")
+    finished = pb.Finished(reason=pb.FINISH_REASON_STOP_STRING, stop_string="stop", output_tokens=6)
+    assert [(await call.read()).WhichOneof("event"), (await call.read()).finished] == ["delta", finished]
+    await s.core.output(submit.stream, spell(b"!!"))
+    usage = pb.Usage(prompt_tokens=1, output_tokens=6, discarded_tokens=5)
+    end = frontend_pb2.End(stream=submit.stream, reason=pb.FINISH_REASON_STOP_STRING, usage=usage)
+    await s.core.output_many([], [], [], end)
+    assert [(kind, message.usage) for kind, message in await rest(call)] == [("summary", usage)]
+    assert await s.core.is_silent()
+
+
 async def test_an_end_that_crosses_a_finish_confirms_it(s: Service) -> None:
     call, submit = await s.start_stream(stop=pb.StopParams(stop_strings=["b"], include_stop=True))
     await s.core.output(submit.stream, spell(b"abc"))
