@@ -48,6 +48,25 @@ def wait(supervisor: Worker, what: Callable[[Report], bool]) -> Report:
     return until(lambda: (report := supervisor.report()) and what(report) and report, "a report of the supervisor")
 
 
+IGNORES = """
+    import subprocess
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    other = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    print("joined the scheduler", flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+def test_a_worker_that_ignores_its_order_is_killed_with_what_it_started(supervise: Callable[..., Worker]) -> None:
+    supervisor = supervise(IGNORES)
+    pid = wait(supervisor, lambda report: report.state == State.SERVING).pid
+    processes = [psutil.Process(pid), *psutil.Process(pid).children()]
+    assert len(processes) == 2
+    supervisor.stop(0.2)
+    assert not psutil.wait_procs(processes, timeout=5.0)[1]
+
+
 def test_a_worker_serves_once_it_has_joined_and_ends_in_order(
     supervise: Callable[..., Worker], capsys: pytest.CaptureFixture[str]
 ) -> None:
