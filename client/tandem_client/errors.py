@@ -4,7 +4,7 @@ Owns the classes and their attributes. `rpc_errors` makes them from gRPC's error
 only, because commands that call nothing import this module too.
 """
 
-from dataclasses import dataclass
+import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NO_GRPC = "speaks HTTP/1.1 and no gRPC: it may be the HTTP gateway; the service itself has another port"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
     """One field that the service refused, and why."""
 
@@ -21,50 +21,42 @@ class FieldViolation:
     description: str
 
 
+def _unknown() -> "grpc.StatusCode":
+    from grpc import StatusCode
+
+    return StatusCode.UNKNOWN
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class TandemError(Exception):
     """The base class, which is also raised for a gRPC status without a class of its own."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: "grpc.StatusCode | None" = None,
-        violations: tuple[FieldViolation, ...] = (),
-        retry_after_seconds: float | None = None,
-        keyword: str | None = None,
-        service_message: str | None = None,
-        stream_began: bool = False,
-        is_refusal: bool = False,
-        request_ended: bool = False,
-    ) -> None:
-        super().__init__(message)
-        # Options are named by their keywords: `max_new_tokens is 0; …`.
-        self.message = message
-        # The service's own text, which names fields by their paths: `stop.max_new_tokens is 0; …`.
-        self.service_message = message if service_message is None else service_message
-        self.code = _unknown() if code is None else code
-        self.violations = violations
-        # The pause that the service asks for before another try; None if it asks for no other try.
-        self.retry_after_seconds = retry_after_seconds
-        # The keyword of the wrong option (`top_p`, `stop[0]`); None if no single option is wrong.
-        self.keyword = keyword
-        # Whether the service had accepted the request, so that some tokens may have arrived.
-        self.stream_began = stream_began
-        # Whether the service itself ended the call with this error, and not a connection that broke.
-        self.is_refusal = is_refusal
-        # Whether the error is the answer to an accepted request, so that resuming it would give the same.
-        self.request_ended = request_ended
+    # Options are named by their keywords: `max_new_tokens is 0; …`.
+    message: str
+    _: dataclasses.KW_ONLY
+    code: "grpc.StatusCode" = dataclasses.field(default_factory=_unknown)
+    violations: tuple[FieldViolation, ...] = ()
+    # The pause that the service asks for before another try; None if it asks for no other try.
+    retry_after_seconds: float | None = None
+    # The keyword of the wrong option (`top_p`, `stop[0]`); None if no single option is wrong.
+    keyword: str | None = None
+    # The service's own text, which names fields by their paths: `stop.max_new_tokens is 0; …`.
+    service_message: str = ""
+    # Whether the service had accepted the request, so that some tokens may have arrived.
+    stream_began: bool = False
+    # Whether the service itself ended the call with this error, and not a connection that broke.
+    is_refusal: bool = False
+    # Whether the error is the answer to an accepted request, so that resuming it would give the same.
+    request_ended: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.service_message = self.service_message or self.message
 
     @property
     def field(self) -> str | None:
         """The path of the wrong field in the protos (`sampling.top_p`); None if no single field is wrong."""
         return self.violations[0].field if self.violations else None
-
-
-def _unknown() -> "grpc.StatusCode":
-    from grpc import StatusCode
-
-    return StatusCode.UNKNOWN
 
 
 class InvalidArgument(TandemError):
