@@ -42,9 +42,6 @@ class Names:
     key: str = "tls.key"
 
 
-KEYWORDS = Names()
-
-
 def explained(error: TandemError, access: "Access") -> TandemError:
     """Returns the error with the cause of a handshake that failed, if one is found; any other error as it is.
 
@@ -52,7 +49,7 @@ def explained(error: TandemError, access: "Access") -> TandemError:
     """
     if not isinstance(error, OtherProtocol) or not access.is_direct:
         return error
-    said = fault(access.address, access.tls, KEYWORDS)
+    said = fault(access.address, access.tls, Names())
     return OtherProtocol(said, code=error.code) if said else error
 
 
@@ -73,11 +70,12 @@ def fault(address: str, tls: "TlsSettings | None", names: Names) -> str | None:
 def _fault_of_plaintext(address: str, names: Names) -> str | None:
     if is_plaintext(address):
         return None
+    context = context_of(None)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        shake(address, nameless(context_of(None), verifies=False))
-    except (ClientUnwanted, NoGrpc) as error:
-        if isinstance(error, NoGrpc):
-            raise
+        shake(address, context)
+    except ClientUnwanted:
+        pass
     except OSError:
         return None
     return f"the service at {address} speaks TLS; {names.tls}"
@@ -94,8 +92,6 @@ def _fault_of_tls(address: str, tls: "TlsSettings", names: Names) -> str | None:
             wanted = f"give {names.cert} and {names.key}"
             return f"the service at {address} wants a certificate of its clients; {wanted}"
         return f"the service at {address} does not accept the certificate of {names.cert} ({os.fspath(tls.cert)})"
-    except NoGrpc:
-        raise
     except OSError:
         if is_plaintext(address):
             return f"the service at {address} speaks plaintext; {names.no_tls}"
@@ -110,9 +106,10 @@ def _fault_of_certificate(
         return f"{its} has expired or is not valid yet: {error.verify_message}"
     if error.verify_code in _OTHER_NAME:
         wanted = tls.server_name or address.rpartition(":")[0]
+        context.check_hostname = False
         try:
-            names_there = names_in(shake(address, nameless(context)))
-        except OSError:
+            names_there = names_in(shake(address, context))
+        except (OSError, NoGrpc):
             names_there = []
         others = f"for {', '.join(names_there)} and " if names_there else ""
         return f"{its} is {others}not for {wanted}; give {names.server_name}, one of the certificate's names"
@@ -120,7 +117,7 @@ def _fault_of_certificate(
     return f"{its} is not {whose}: {error.verify_message}"
 
 
-class NoGrpc(OSError):
+class NoGrpc(Exception):
     """The service speaks HTTPS, and not the HTTP/2 of gRPC."""
 
 
@@ -142,14 +139,6 @@ def context_of(tls: "TlsSettings | None") -> ssl.SSLContext:
         context.load_verify_locations(tls.ca)
     if tls is not None and tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key, password="")
-    return context
-
-
-def nameless(context: ssl.SSLContext, *, verifies: bool = True) -> ssl.SSLContext:
-    """The context, without a look at the names in a certificate; without `verifies` at nothing of it."""
-    context.check_hostname = False
-    if not verifies:
-        context.verify_mode = ssl.CERT_NONE
     return context
 
 

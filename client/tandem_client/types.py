@@ -58,16 +58,14 @@ class ChatMessage:
     def as_dict(self) -> dict[str, Any]:
         """The message in the form of OpenAI's API, as `generate(chat=[...])` also takes it; without empty fields."""
         parts = [{"type": "text", "text": part} for part in self.content] if isinstance(self.content, tuple) else None
-        made: dict[str, Any] = {"role": self.role, "content": self.content if parts is None else parts}
-        if self.reasoning:
-            made["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            made["tool_calls"] = [call.as_dict() for call in self.tool_calls]
-        if self.tool_call_id:
-            made["tool_call_id"] = self.tool_call_id
-        if self.name:
-            made["name"] = self.name
-        return made
+        others: dict[str, Any] = {
+            "reasoning_content": self.reasoning,
+            "tool_calls": [call.as_dict() for call in self.tool_calls],
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
+        made = {"role": self.role, "content": self.content if parts is None else parts}
+        return made | {name: value for name, value in others.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,11 +47,7 @@ class TandemRollout:
         with ThreadPoolExecutor(min(_MAX_THREADS, len(groups))) as pool:
             waiting = [pool.submit(self._samples, idx, group, trainer) for idx, group in enumerate(groups)]
             results = [group.result() for group in waiting]
-        columns: dict[str, list[Any]] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
-        for result in results:
-            for name, values in result.items():
-                columns[name] += values
-        return columns
+        return {name: [entry for result in results for entry in result[name]] for name in results[0]}
 
     def synchronize(self, trainer: Any) -> None:
         """Lets the service load the trainer's weights, if they have changed. Raises UpdateFailed."""
@@ -79,11 +75,10 @@ class TandemRollout:
         prompt, count = group
         ids = _token_ids(prompt, trainer.processing_class)
         stream = self._client.generate(ids, timeout=self._timeout, **self._options(idx, count, trainer))
-        tokens: list[list[int]] = [[] for _ in range(count)]
-        logprobs: list[list[float]] = [[] for _ in range(count)]
-        for delta in stream:
-            tokens[delta.sample_idx] += delta.token_ids
-            logprobs[delta.sample_idx] += [entry.logprob for entry in delta.logprobs]
+        for _ in stream:
+            pass  # The stream collects its samples.
+        logprobs = [[entry.logprob for entry in sample.logprobs] for sample in stream.samples]
+        tokens = [sample.token_ids for sample in stream.samples]
         return {"prompt_ids": [ids] * count, "completion_ids": tokens, "logprobs": logprobs}
 
     def _options(self, idx: int, count: int, trainer: Any) -> GenerateOptions:

@@ -50,7 +50,10 @@ def assign(name: str, message: Any, field: str, value: Any) -> None:
     try:
         if descriptor.message_type is not None:
             # The only messages here are the entries of maps.
-            for key, entry in _entries(value):
+            entries: object = value
+            if not isinstance(entries, Mapping):
+                raise TypeError("a mapping from token ids to numbers is needed")
+            for key, entry in cast(Mapping[Any, Any], entries).items():
                 getattr(message, field)[key] = entry
         elif descriptor.is_repeated:
             getattr(message, field).extend([value] if isinstance(value, str) else value)
@@ -111,12 +114,6 @@ def json_text(name: str, value: object) -> str:
         raise type(error)(f"{name} cannot be written as JSON: {error}") from None
 
 
-def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(value, Mapping):
-        raise TypeError("a mapping from token ids to numbers is needed")
-    return cast(Mapping[Any, Any], value).items()
-
-
 class ChatOptions(TypedDict, total=False):
     """The options of a chat. None means the default, as if the option were absent."""
 
@@ -134,6 +131,7 @@ class ChatOptions(TypedDict, total=False):
 class ChatKeywords(ChatOptions, total=False):
     """The options of a chat that is answered."""
 
+    # False: the whole answer is text, with the model's own marks of reasoning and tool calls.
     parsed: bool | None
 
 

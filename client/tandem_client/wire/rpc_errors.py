@@ -55,31 +55,20 @@ _OTHER_PROTOCOL = re.compile(
 )
 # The channel was closed while the call was on its way.
 _CLOSED = re.compile(r"Channel closed!|Cannot invoke RPC on closed channel")
-_UNAVAILABLE, _INTERNAL, _UNKNOWN = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-)
-# What gRPC's library says of a connection that breaks during a call: status, text, class, and our words before it.
+# What gRPC's library says of a connection that breaks during a call: status, text, and our words before it.
 _RAW = (
     # Nothing came any more.
-    (_UNAVAILABLE, re.compile(r"(ping|keepalive) timeout"), errors.Unavailable, "does not answer any more"),
-    (_UNAVAILABLE, re.compile(r"too_many_pings"), errors.Unavailable, "closed the connection because of its pings"),
+    ("UNAVAILABLE", re.compile(r"(ping|keepalive) timeout"), "does not answer any more"),
+    ("UNAVAILABLE", re.compile(r"too_many_pings"), "closed the connection because of its pings"),
     (
-        _UNAVAILABLE,
+        "UNAVAILABLE",
         re.compile(r"GOAWAY|[Ss]ocket closed|[Cc]onnection (reset|aborted)|Broken pipe|\bEOF\b|Stream removed"),
-        errors.Unavailable,
         "closed the connection",
     ),
     # A proxy lost its connection to the service in the middle of an answer, and has no other way to say so.
-    (
-        _INTERNAL,
-        re.compile(r"RST_STREAM with error code 2\b"),
-        errors.Unavailable,
-        "lost the connection to the service",
-    ),
-    (_INTERNAL, re.compile(r"RST_STREAM"), errors.Unavailable, "ended the call without a status"),
-    (_UNKNOWN, re.compile(r"Stream removed"), errors.Unavailable, "ended the call without a status"),
+    ("INTERNAL", re.compile(r"RST_STREAM with error code 2\b"), "lost the connection to the service"),
+    ("INTERNAL", re.compile(r"RST_STREAM"), "ended the call without a status"),
+    ("UNKNOWN", re.compile(r"Stream removed"), "ended the call without a status"),
 )
 # The last part of the text is the cause:
 # "… last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect …: Connection refused".
@@ -192,7 +181,7 @@ class ErrorReader:
                 return errors.AnswersTooSlowly, f"{self.address} answers too slowly{why}"
             return errors.NothingAnswers, f"nothing answers at {self.address}{why}"
         if (broken := _of_connection(status, said)) is not None:
-            return broken[0], f"{self.address} {broken[1]}: {said}"
+            return errors.Unavailable, f"{self.address} {broken}: {said}"
         return kind, said
 
     def _deadline_message(self, *, stream_began: bool) -> str:
@@ -202,9 +191,9 @@ class ErrorReader:
         return f"{self.address} answers too slowly: no answer {within}"
 
 
-def _of_connection(status: grpc.StatusCode, said: str) -> tuple[type[errors.TandemError], str] | None:
-    """Class and words for a connection that broke during a call; None for any other error."""
-    return next((row[2:] for row in _RAW if row[0] is status and row[1].search(said)), None)
+def _of_connection(status: grpc.StatusCode, said: str) -> str | None:
+    """The words for a connection that broke during a call; None for any other error."""
+    return next((words for name, text, words in _RAW if name == status.name and text.search(said)), None)
 
 
 def _size_message(match: re.Match[str]) -> str:
