@@ -5,14 +5,13 @@
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from tandem.v1 import inference_pb2
 
 from tandem_client import calls
-from tandem_client.calls import Rpc, method_of, with_self
+from tandem_client.calls import Rpc, method_of
 from tandem_client.client_base import ClientBase, StreamBase
 from tandem_client.connection import ABORT_SECONDS
 from tandem_client.errors import TandemError
@@ -25,12 +24,7 @@ _Value = TypeVar("_Value")
 def _asynchronous(
     make: Callable[_Given, Rpc[_Value]],
 ) -> Callable[Concatenate[Any, _Given], Coroutine[Any, Any, _Value]]:
-    # What calls a client looks whether its method is a coroutine function.
-    @functools.wraps(make)
-    async def method(self: Any, *args: _Given.args, **kwargs: _Given.kwargs) -> _Value:
-        return await self._call(make(*args, **kwargs))
-
-    return with_self(method, make)
+    return method_of(make, lambda client, call: client._call(call), is_coroutine=True)
 
 
 def _progress(make: Callable[_Given, Rpc[_Value]]) -> Callable[Concatenate[Any, _Given], AsyncIterator[_Value]]:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import grpc
@@ -43,7 +43,7 @@ class Rpc(Generic[_Value]):
     """One call. `method` finds it among a client's stubs, `read` makes the value of its answer. `timeout`: seconds."""
 
     method: Callable[[Any], Any]
-    request: object
+    request: Any
     timeout: float | None
     read: Callable[[Any], _Value]
     more: Metadata
@@ -122,16 +122,6 @@ def list_requests(
         page_token=page_token,
     )
     return _rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
-
-
-def following(call: Rpc[types.RequestPage], page: types.RequestPage) -> Rpc[types.RequestPage] | None:
-    """The call for the page after this one, None if it is the last one."""
-    if not page.next_page_token:
-        return None
-    request = control_pb2.ListRequestsRequest()
-    request.CopyFrom(cast(control_pb2.ListRequestsRequest, call.request))
-    request.page_token = page.next_page_token
-    return replace(call, request=request)
 
 
 def model_info(*, timeout: float | None = None) -> Rpc[types.ModelInfo]:
@@ -219,24 +209,28 @@ def update_weights(
 
 
 def method_of(
-    make: Callable[..., Rpc[Any]], run: Callable[[Any, Rpc[Any]], Any], several: Any = None, item: Any = None
+    make: Callable[..., Rpc[Any]],
+    run: Callable[[Any, Rpc[Any]], Any],
+    several: Any = None,
+    item: Any = None,
+    *,
+    is_coroutine: bool = False,
 ) -> Any:
-    """The method that makes a call and runs it with its client.
+    """The method that makes a call and runs it with its client; as a coroutine function if `run` has a coroutine.
 
     `help` prints the signature of `make` with `self`. `several`: an iterator of values, or if `item` is given of these.
     """
 
-    @functools.wraps(make)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, make(*args, **kwargs))
 
-    return with_self(method, make, several, item)
+    # What calls a client looks whether its method is a coroutine function.
+    async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await run(self, make(*args, **kwargs))
 
-
-def with_self(method: Any, make: Callable[..., Rpc[Any]], several: Any = None, item: Any = None) -> Any:
-    """Gives a method the signature that `method_of` describes."""
+    made: Any = functools.update_wrapper(coroutine if is_coroutine else method, make)
     signature, me = inspect.signature(make), inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     (value,) = signature.return_annotation.__args__
     shown = value if several is None else several[item or value]
-    method.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()], return_annotation=shown)
-    return method
+    made.__signature__ = signature.replace(parameters=[me, *signature.parameters.values()], return_annotation=shown)
+    return made

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from tandem.v1 import inference_pb2
 
 from tandem_client.address import DEFAULT_ADDRESS
-from tandem_client.calls import Rpc, Stubs, following
+from tandem_client.calls import Rpc, Stubs
 from tandem_client.connection import Access, Metadata, TlsSettings, Tries
 from tandem_client.errors import (
     AlreadyExists,
@@ -51,6 +51,7 @@ from tandem_client.wire.request import (
 )
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_client.wire.transcript import Transcript
+from tandem_contract.plural import counted
 
 _Event = TypeVar("_Event", threading.Event, asyncio.Event)
 # The linger time of a request with `resume=True` that names none.
@@ -147,7 +148,17 @@ class StreamBase(Transcript, Generic[_Event]):
         self._begin()
 
     def __repr__(self) -> str:
-        return self._face(closed=self._closed.is_set())
+        request_id = f" {self.accepted.request_id}" if self.accepted else ""
+        if self.summary is not None:
+            state = "ended"
+        elif self._closed.is_set():
+            state = "closed"
+        else:
+            state = "running" if self.accepted else "not accepted yet"
+        # Tokens that come without their ids are counted at a sample's end.
+        counts = self._with_ids or self.summary is not None
+        tokens = f", {counted(sum(sample.num_tokens for sample in self.samples), 'token')}" if counts else ""
+        return f"<{type(self).__name__}{request_id} {state}{tokens}>"
 
     def __del__(self) -> None:
         if hasattr(self, "_call"):
@@ -177,7 +188,9 @@ class StreamBase(Transcript, Generic[_Event]):
         return self._client._abort_later(self._request.request_id, self.service)
 
     def _begin(self) -> None:
-        resumption = self._resumption if self.accepted is None else self._rest_request()
+        resumption = self._resumption
+        if self.accepted is not None:
+            resumption = resume_request(self.accepted.request_id, self.accepted.resume_secret, self.offsets)
         remaining, stubs = self._tries.remaining(), self._client._stubs
         if resumption is None:
             self._call: Any = stubs.inference.Generate(self._request, timeout=remaining, metadata=self._metadata)
@@ -312,7 +325,13 @@ class ClientBase(Generic[_Stream]):
         With `resume`, the stream goes on by itself after its connection or its front end was lost. The service logs the
         ids of `traceparent`, a W3C trace context. Raises ValueError if that is malformed.
         """
-        request, recovery = lingering_request(prompt, resume=resume, **options)
+        request = generate_request(prompt, **options)
+        if resume and options.get("linger_seconds") is None:
+            request.resume.linger_seconds = LINGER_SECONDS
+        if request.resume.linger_seconds and not request.request_id:
+            # So that it can be aborted before the service has answered.
+            request.request_id = uuid.uuid4().hex
+        recovery = Recovery(request.resume.linger_seconds) if resume else None
         metadata = (*self._metadata, (AFFINITY_KEY, affinity_of(request)))
         if traceparent is not None:
             if _TRACEPARENT.fullmatch(traceparent) is None:
@@ -460,27 +479,14 @@ class ClientBase(Generic[_Stream]):
         finally:
             begun.cancel()
 
-    async def _pages(self, call: Rpc[RequestPage] | None) -> AsyncGenerator[ListedRequest]:
-        while call is not None:
+    async def _pages(self, call: Rpc[RequestPage]) -> AsyncGenerator[ListedRequest]:
+        while True:
             page = await self._call(call)
             for request in page.requests:
                 yield request
-            call = following(call, page)
+            if not page.next_page_token:
+                return
+            call.request.page_token = page.next_page_token
 
     def _tries(self, timeout: float | None) -> Tries:
         return Tries(retries_left=self._max_retries, timeout=timeout)
-
-
-def lingering_request(
-    prompt: Prompt | None, *, resume: bool, **options: Unpack[GenerateOptions]
-) -> tuple[inference_pb2.GenerateRequest, Recovery | None]:
-    """Returns the request of a stream, and the recovery of one that is resumed by itself.
-
-    A request that lingers gets an id, so that it can be aborted before the service has answered.
-    """
-    request = generate_request(prompt, **options)
-    if resume and options.get("linger_seconds") is None:
-        request.resume.linger_seconds = LINGER_SECONDS
-    if request.resume.linger_seconds and not request.request_id:
-        request.request_id = uuid.uuid4().hex
-    return request, Recovery(request.resume.linger_seconds) if resume else None

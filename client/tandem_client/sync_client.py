@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import grpc
 from tandem.v1 import inference_pb2
@@ -158,7 +158,7 @@ class Client(ClientBase[GenerateStream]):
     def _abort_later(self, request_id: str, service: str | None) -> object:
         call = calls.abort(request_id, service=service)
         metadata = (*self._metadata, *call.more)
-        aborting = self._stubs.control.Abort.future(cast(Any, call.request), timeout=ABORT_SECONDS, metadata=metadata)
+        aborting = self._stubs.control.Abort.future(call.request, timeout=ABORT_SECONDS, metadata=metadata)
         self._aborting.add(aborting)
         aborting.add_done_callback(self._aborting.discard)
         return aborting

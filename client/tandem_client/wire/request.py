@@ -29,13 +29,11 @@ _KEY_BYTES = 8
 _NAME = re.compile(r"[!-~]+")
 
 
-class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
+class GenerateOptions(parts.ChatKeywords, parts.ConstraintOptions, total=False):
     """The options of `generate`. None means the service's default, as if the option were absent."""
 
     # A conversation, in place of a prompt.
     chat: parts.ChatMessages | None
-    # False: the whole answer is text, with the model's own marks of reasoning and tool calls.
-    parsed: bool | None
     request_id: str | None
     model: str | None
     # For a text: the special tokens that the tokenizer adds to a prompt.
@@ -91,7 +89,7 @@ class GenerateOptions(parts.ChatOptions, parts.ConstraintOptions, total=False):
 
 FIELD_KEYWORDS = parts.FIELD_KEYWORDS
 # Keyword: path of the field that it sets, of those for which nothing else is to be done.
-_PLACES = {
+PLACES = {
     keyword: path
     for path, keyword in FIELD_KEYWORDS.items()
     if keyword not in ("prompt", *parts.CHAT_FIELDS.values(), *parts.CONSTRAINT_FIELDS.values())
@@ -118,7 +116,7 @@ def generate_request(prompt: Prompt | None, **options: Unpack[GenerateOptions]) 
     limits = {name: given[name] for name in parts.CONSTRAINT_FIELDS.values() if name in given}
     if (made := parts.constraint(**cast(parts.ConstraintOptions, limits))) is not None:
         request.constraint.CopyFrom(made)
-    for name, path in _PLACES.items():
+    for name, path in PLACES.items():
         if name in given:
             part: Any = request
             *steps, field = path.split(".")

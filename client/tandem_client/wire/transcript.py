@@ -12,7 +12,6 @@ from tandem.v1 import inference_pb2
 from tandem_client import types
 from tandem_client.errors import ProtocolError
 from tandem_client.wire import messages
-from tandem_client.wire.request import resume_request
 from tandem_contract.plural import counted, numbered
 
 NOTHING = types.SampleOffset()
@@ -126,20 +125,6 @@ class Transcript:
         self._with_ids = offsets is None and (output.want_token_ids or not output.HasField("want_token_ids"))
         self._with_logprobs = output.HasField("logprobs")
 
-    def _face(self, *, closed: bool) -> str:
-        """Returns the `repr` of the stream; `closed`: nothing more will be read."""
-        request_id = f" {self.accepted.request_id}" if self.accepted else ""
-        if self.summary is not None:
-            state = "ended"
-        elif closed:
-            state = "closed"
-        else:
-            state = "running" if self.accepted else "not accepted yet"
-        # Tokens that come without their ids are counted at a sample's end.
-        counts = self._with_ids or self.summary is not None
-        tokens = f", {counted(sum(sample.num_tokens for sample in self.samples), 'token')}" if counts else ""
-        return f"<{type(self).__name__}{request_id} {state}{tokens}>"
-
     def _absorb(self, message: inference_pb2.GenerateResponse) -> types.Delta | None:
         """Reads one message; returns the delta in it, if there is one.
 
@@ -180,12 +165,6 @@ class Transcript:
                 return self._sample(message.finished.sample_idx).finished is not None
             case _:
                 return False
-
-    def _rest_request(self) -> inference_pb2.ResumeRequest:
-        """Returns the request for the rest of the stream. The stream must have been accepted."""
-        assert self.accepted is not None
-        offsets = [sample.offset for sample in self.samples]
-        return resume_request(self.accepted.request_id, self.accepted.resume_secret, offsets)
 
     def _check_end(self) -> None:
         """Checks the end of the stream. Raises ProtocolError if a message that belongs there is missing."""

@@ -23,13 +23,11 @@ from tandem_client.gateway.openai.bodies import (
     ToolName,
 )
 from tandem_client.gateway.openai.fields import Body, json_text, read
-from tandem_client.wire.parts import CHAT_FIELDS, CONSTRAINT_FIELDS
-from tandem_client.wire.request import FIELD_KEYWORDS, GenerateOptions, generate_request
+from tandem_client.wire.parts import CONSTRAINT_FIELDS
+from tandem_client.wire.request import FIELD_KEYWORDS, PLACES, GenerateOptions, generate_request
 
 # Each is a request of the service.
 MAX_PROMPTS = 256
-# The client's keywords that bodies set as they are.
-_PLAIN = {*FIELD_KEYWORDS.values()} - {"prompt", *CHAT_FIELDS.values(), *CONSTRAINT_FIELDS.values()}
 _RESPONSE = "response_format.json_schema"
 _NO_USAGE = StreamOptions()
 # The role of a result in the old form of calls.
@@ -238,7 +236,7 @@ def _request(
     """A request without its prompt. `names` learns which fields set the constraint and the salt."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
-    options: dict[str, Any] = {name: value for name, value in vars(body).items() if name in _PLAIN}
+    options: dict[str, Any] = {name: value for name, value in vars(body).items() if name in PLACES}
     options |= {**_constraint(body, names), **more}
     if body.user is not None:
         # A user has pages of its own, inside those of the caller's tenant: the service adds the tenant to every salt. A
