@@ -23,10 +23,9 @@ THREADS = {
 }
 TASKS = {
     "client/tandem_client/gateway/accepting.py Acceptor": "it is awaited, or ends one connection",
-    "client/tandem_client/gateway/accepting.py Turns": "it is awaited, or ends one connection",
     "client/tandem_client/gateway/admission.py Callers": "each caller awaits it",
     "client/tandem_client/gateway/app.py App": "each caller awaits it",
-    "client/tandem_client/gateway/exchange.py Pulse": "one ping",
+    "client/tandem_client/gateway/generation.py Generation": "pings of one stream",
     "client/tandem_client/gateway/generation.py _while_present": "it is awaited",
     "client/tandem_client/gateway/generation.py together": "they are awaited",
     "protos/tandem_contract/needed.py needed_task": "it is the rule",

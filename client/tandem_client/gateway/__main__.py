@@ -45,17 +45,14 @@ def main() -> int:
             log.warning("%s", line)
         with server.bind(settings) as bound:
             if settings.processes > 1:
-                return _ended(server.run(settings, bound, arguments))
-            # A collection of all that was imported takes some 50 ms, in which no stream goes on.
-            gc.collect()
-            gc.freeze()
-            server.serve(settings, bound)
+                code = server.run(settings, bound, arguments)
+            else:
+                # A collection of all that was imported takes some 50 ms, in which no stream goes on.
+                gc.collect()
+                gc.freeze()
+                code = server.serve(settings, bound)
     except SettingError as error:
         return refused("gateway", error)
-    return _ended(0)
-
-
-def _ended(code: int) -> int:
     stopping.end()
     return code
 

@@ -14,12 +14,14 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 from tandem_client.gateway.metrics import Meter
+from tandem_client.gateway.settings import Settings
 
 # The name of a connection's seat in the state of its requests.
 SEAT = "seat"
@@ -119,61 +121,30 @@ class Seats:
 
 
 class Turns:
-    """The order of handshakes: one in each turn of the event loop, the addresses in turns, each within its rate."""
+    """The order of handshakes: one in a turn of the event loop, the addresses in turns, each within its rate."""
 
     def __init__(self, per_second: int) -> None:
         """`per_second`: of one address; 0 does not bound them."""
         self._pause = 1 / per_second if per_second else 0.0
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         # By address: the loop's time at which its burst is whole again.
         self._whole_at: dict[str, float] = {}
-        self._running: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+        # One connection of each address waits among all; the others of the address wait behind it. Both in order.
+        self._of_address = WeakValueDictionary[str, asyncio.Lock]()
+        self._of_all = asyncio.Lock()
 
     async def wait(self, address: str) -> None:
         """Returns when it is the turn of a connection of this address."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(address, deque()).append(turn)
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        self._news.set()
-        await turn
-
-    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            self._news.clear()
-            late = list[float]()
-            for address in list(self._waiting):
-                due_at = self._whole_at.get(address, 0.0) - _BURST_SECONDS
-                if due_at > loop.time():
-                    late.append(due_at)
-                elif self._give(address, loop.time()):
-                    # What was given its turn runs now, and what else is ready.
-                    await asyncio.sleep(0)
-            if len(late) == len(self._waiting):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(late, default=0.0)):
-                        await self._news.wait()
-
-    def _give(self, address: str, now: float) -> bool:
-        """Gives one connection of the address its turn. Returns False if none waits any more."""
-        queue = self._waiting[address]
-        while queue:
-            turn = queue.popleft()
-            if turn.done():
-                continue
+        async with self._of_address.setdefault(address, asyncio.Lock()):
+            await asyncio.sleep(self._whole_at.get(address, 0.0) - _BURST_SECONDS - loop.time())
+            async with self._of_all:
+                # What was given its turn before runs now, and what else is ready.
+                await asyncio.sleep(0)
             if self._pause:
+                now = loop.time()
                 self._whole_at[address] = max(now, self._whole_at.get(address, now)) + self._pause
-                self._forget(now)
-            turn.set_result(None)
-            return True
-        del self._waiting[address]
-        return False
-
-    def _forget(self, now: float) -> None:
-        if len(self._whole_at) > _MAX_ADDRESSES:
-            self._whole_at = {address: at for address, at in self._whole_at.items() if at > now}
+                if len(self._whole_at) > _MAX_ADDRESSES:
+                    self._whole_at = {one: at for one, at in self._whole_at.items() if at > now}
 
 
 class Acceptor:
@@ -184,15 +155,14 @@ class Acceptor:
         listener: socket.socket,
         seats: Seats,
         make: Callable[[Seat], asyncio.Protocol],
-        *,
         context: ssl.SSLContext | None,
-        seconds: float,
-        handshakes_per_second: int,
+        settings: Settings,
     ) -> None:
-        """`make` makes the protocol of a connection. `seconds`: from its arrival to its first headers."""
-        self._listener, self._seats, self._make = listener, seats, make
-        self._context, self._seconds = context, seconds
-        self._turns = Turns(handshakes_per_second)
+        """`make` makes the protocol of a connection. `context`: that of TLS, None without."""
+        self._listener, self._seats, self._make, self._context = listener, seats, make, context
+        # From a connection's arrival to its first headers.
+        self._seconds = settings.head_seconds
+        self._turns = Turns(settings.bounds_of_address[1])
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         listener.setblocking(False)

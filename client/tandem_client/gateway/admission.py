@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from tandem_client.connection import Metadata
 from tandem_client.gateway.accepting import Seat, Seats
-from tandem_client.gateway.errors import HttpError, overloaded, unauthenticated, unavailable
+from tandem_client.gateway.errors import HttpError, retry_after, unauthenticated, unavailable
 from tandem_client.gateway.exchange import Places, header, read
 from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
@@ -148,17 +148,13 @@ class Admission:
         message = (
             f"{numbered(limit, 'request')} of this key are in work, which is its share of {self._settings.max_requests}"
         )
-        raise overloaded(message, seconds=_FULL_SECONDS, code="too_many_requests")
+        headers = retry_after(_FULL_SECONDS)
+        raise HttpError(429, message, kind="rate_limit_error", code="too_many_requests", headers=headers)
 
     async def _read(self, request: Request, caller: str) -> None:
         """Reads the body of a request that has one, and has not been read."""
-        if request.method != "POST" or request.state.body is not None:
-            return
-        settings, origin = self._settings, header(request, "origin")
-        await read(
-            request, self._room, caller, max_bytes=settings.max_body_bytes, head_seconds=settings.head_seconds,
-            seconds=settings.body_seconds, is_foreign=bool(origin) and not settings.allows(origin),
-        )  # fmt: skip
+        if request.method == "POST" and request.state.body is None:
+            await read(request, self._room, caller, self._settings)
 
 
 def metadata_of(request: Request) -> Metadata:

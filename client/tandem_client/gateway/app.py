@@ -25,7 +25,7 @@ from tandem_client.gateway.accepting import Seats
 from tandem_client.gateway.admission import METRICS, Admission, Callers, metadata_of
 from tandem_client.gateway.cors import Cors
 from tandem_client.gateway.errors import SERVER, HttpError, unavailable
-from tandem_client.gateway.exchange import Answer, Pulse, bearer, header, refusal, too_large, values
+from tandem_client.gateway.exchange import Answer, bearer, header, refusal, too_large, values
 from tandem_client.gateway.generation import Generation
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.bodies import Detokenize, TokenizeChat, TokenizeText
@@ -48,28 +48,11 @@ _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 _HEALTH = "/health"
 # They say nothing of requests, and are answered while the gateway drains.
 _ALWAYS = frozenset(("/livez", "/metrics", "/version", "/openapi.json"))
-_RETRY_SECONDS = 1.0
-
-
-class Drain:
-    """Whether one process of the gateway drains, and how many requests are in work."""
-
-    def __init__(self) -> None:
-        self.num_in_work = 0
-        # Unix time of its begin; 0 before.
-        self.since = 0.0
-        # Set when the last request in work has ended.
-        self.changed = asyncio.Event()
-
-    def begin(self) -> None:
-        """Refuses requests from now on."""
-        self.since = time.time()
 
 
 class App(Starlette):
     def __init__(self, settings: Settings, service: Service, meter: Meter, guard: Guard, seats: Seats) -> None:
-        self.pulse, self.drain = Pulse(settings.ping_seconds), Drain()
-        self._service, self._meter = service, meter
+        self.gate, self._service, self._meter = Gate(), service, meter
         self._admission = admission = Admission(settings, guard, Callers(service), seats)
         self._created, self._version = int(time.time()), version()
         self._description: asyncio.Task[str] | None = None
@@ -77,7 +60,7 @@ class App(Starlette):
         def made(read: Callable[[dict[str, object]], Wanted]) -> Handler:
             async def generate(request: Request, metadata: Metadata) -> Response:
                 wanted = read(values(request))
-                return Generation(wanted, request, metadata, service=service, meter=meter, pulse=self.pulse)
+                return Generation(wanted, request, metadata, service, meter, settings.ping_seconds)
 
             generate.__name__ = read.__name__
             return generate
@@ -110,10 +93,8 @@ class App(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Puts around Starlette's own, which answers errors last of all, what concerns every answer."""
-        app: ASGIApp = _Gate(super().build_middleware_stack(), self.drain)
-        if self._origins:
-            app = Cors(app, self._origins)
-        return app
+        self.gate.app = super().build_middleware_stack()
+        return Cors(self.gate, self._origins) if self._origins else self.gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, and counts it by endpoint and outcome."""
@@ -157,20 +138,21 @@ class App(Starlette):
 
     async def tokenize(self, request: Request, metadata: Metadata) -> Response:
         """POST /tokenize: a text or a conversation to token ids, as vLLM does."""
-        given = values(request)
+        given, service, inference = values(request), self._service, self._service.inference
         if given.get("messages") is None:
             body = read(TokenizeText, given)
             asked = inference_pb2.TokenizeRequest(
                 model=body.model or "", text=body.prompt, add_special_tokens=body.add_special_tokens
             )
-            ids = await self._service.tokenize(asked, metadata, COMPLETION)
+            answer = await service.ask(inference.Tokenize, asked, metadata, COMPLETION)
         else:
             body = read(TokenizeChat, given)
-            ids = await self._service.render(body.model or "", chat(body), metadata, CHAT)
-        info, texts = await self._service.model_info(metadata), None
+            asked = inference_pb2.RenderChatRequest(model=body.model or "", chat=chat(body))
+            answer = await service.ask(inference.RenderChat, asked, metadata, CHAT)
+        ids, info, texts = list(answer.token_ids), await service.model_info(metadata), None
         if body.return_token_strs:
             asked = inference_pb2.DetokenizeRequest(token_ids=ids, skip_special_tokens=False, separately=True)
-            texts = list((await self._service.detokenize(asked, metadata)).texts)
+            texts = list((await service.ask(inference.Detokenize, asked, metadata)).texts)
         return _json({"count": len(ids), "max_model_len": info.max_length, "tokens": ids, "token_strs": texts})
 
     async def detokenize(self, request: Request, metadata: Metadata) -> Response:
@@ -179,7 +161,8 @@ class App(Starlette):
         asked = inference_pb2.DetokenizeRequest(
             model=body.model or "", token_ids=body.token_ids, skip_special_tokens=False
         )
-        return _json({"prompt": (await self._service.detokenize(asked, metadata, _DETOKENIZE)).text})
+        answer = await self._service.ask(self._service.inference.Detokenize, asked, metadata, _DETOKENIZE)
+        return _json({"prompt": answer.text})
 
     async def health(self, request: Request, metadata: Metadata) -> Response:
         """GET /health: 200 only while a request that arrives is computed; else 503, a word for the reason, since when.
@@ -256,34 +239,40 @@ class _Endpoint:
             await answer(scope, receive, send)
 
 
-class _Gate:
+class Gate:
     """Refuses headers that are too large, and requests while the gateway drains. Counts those that it lets pass."""
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
-        self._app, self._drain = app, drain
+    app: ASGIApp
+
+    def __init__(self) -> None:
+        self.num_in_work = 0
+        # Unix time from which on it refuses requests; 0 before.
+        self.drains_since = 0.0
+        # Set when the last request in work has ended.
+        self.changed = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refusal(Request(scope))
         if refused is not None:
             await refused(scope, receive, send)
             return
-        self._drain.num_in_work += 1
+        self.num_in_work += 1
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         finally:
-            self._drain.num_in_work -= 1
-            if not self._drain.num_in_work:
-                self._drain.changed.set()
+            self.num_in_work -= 1
+            if not self.num_in_work:
+                self.changed.set()
 
     def _refusal(self, request: Request) -> Response | None:
         path = request.scope["path"]
         if (error := too_large(request.scope)) is not None:
             return refusal(request, error)
-        if not self._drain.since or path in _ALWAYS:
+        if not self.drains_since or path in _ALWAYS:
             return None
-        error = unavailable("the gateway is draining: it takes no new requests", seconds=_RETRY_SECONDS)
+        error = unavailable("the gateway is draining: it takes no new requests")
         error.headers = {**error.headers, "connection": "close"}
         if path != _HEALTH:
             return refusal(request, error)
-        why = {"status": "not serving", "reason": SHUTTING_DOWN, "since": self._drain.since}
+        why = {"status": "not serving", "reason": SHUTTING_DOWN, "since": self.drains_since}
         return Answer(json.dumps(why), error.status, error.headers)

@@ -34,7 +34,6 @@ _KINDS: Mapping[type, tuple[int, str, str | None]] = {
     errors.Cancelled: (503, "service_unavailable_error", "service_unavailable"),
     errors.DeadlineExceeded: (408, "timeout_error", "deadline_exceeded"),
 }
-_UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
 @dataclass(eq=False)
@@ -61,26 +60,21 @@ def invalid(param: str, message: str, *, code: str | None = None) -> HttpError:
     return HttpError(400, message, param=param, code=code)
 
 
-def overloaded(message: str, *, seconds: float, code: str) -> HttpError:
-    """A bound of the gateway is reached; the caller may try again after `seconds`."""
-    return HttpError(429, message, kind="rate_limit_error", code=code, headers=_retry_after(seconds))
-
-
 def unauthenticated(message: str) -> HttpError:
     """The caller has not proved its identity in a form that the gateway knows."""
-    headers = {"www-authenticate": "Bearer"}
-    return HttpError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)
+    return from_service(errors.Unauthenticated(message))
 
 
-def unavailable(message: str, *, seconds: float = 1.0) -> HttpError:
-    """The gateway or the service cannot serve now."""
-    kind, code = "service_unavailable_error", "service_unavailable"
-    return HttpError(503, message, kind=kind, code=code, headers=_retry_after(seconds))
+def unavailable(message: str) -> HttpError:
+    """The gateway or the service cannot serve now; the caller may try again after a second."""
+    return from_service(errors.Unavailable(message, retry_after_seconds=1.0))
 
 
 def from_service(error: errors.TandemError) -> HttpError:
     """The answer for an error of the service with a message that already names fields as OpenAI's API does."""
-    unknown = (501, SERVER, "not_implemented") if error.code.name == _UNIMPLEMENTED else (500, SERVER, "internal_error")
+    unknown = (
+        (501, SERVER, "not_implemented") if error.code.name == "UNIMPLEMENTED" else (500, SERVER, "internal_error")
+    )
     status, kind, code = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), unknown)
     param, message = error.keyword, error.message
     if isinstance(error, errors.InvalidArgument) and param in _PROMPTS and _TOO_LONG.search(error.message):
@@ -89,7 +83,7 @@ def from_service(error: errors.TandemError) -> HttpError:
         message = f"This model's maximum context length is exceeded: {message}"
     headers = dict[str, str]()
     if error.retry_after_seconds is not None:
-        headers |= _retry_after(error.retry_after_seconds)
+        headers |= retry_after(error.retry_after_seconds)
     if error.stream_began or error.request_ended or isinstance(error, errors.Quarantined):
         # OpenAI's clients send such a request again by themselves otherwise, though it was accepted and has run.
         headers["x-should-retry"] = "false"
@@ -98,6 +92,7 @@ def from_service(error: errors.TandemError) -> HttpError:
     return HttpError(status, message, kind=kind, param=param, code=code, headers=headers)
 
 
-def _retry_after(seconds: float) -> dict[str, str]:
+def retry_after(seconds: float) -> dict[str, str]:
+    """The headers of an error after which the caller may try again."""
     # OpenAI's clients read the exact time first; others read whole seconds.
     return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(math.ceil(seconds * 1000))}

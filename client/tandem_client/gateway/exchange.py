@@ -2,8 +2,8 @@
 
 Owns the bounds of a body in bytes, seconds and nesting, and how callers share the gateway's requests or the memory of
 bodies: a caller may have as many places as it leaves free. So one that takes the most leaves half of them, the next one
-half of the rest, and so on. The service has the same rule for its streams. One clock serves all streams of events, so
-that a message costs none; `protocol` ends one with a stalled reader. Knows nothing of the API.
+half of the rest, and so on. The service has the same rule for its streams. `protocol` ends a stream with a stalled
+reader. Knows nothing of the API.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem_client.gateway.errors import HttpError, unauthenticated
+from tandem_client.gateway.settings import Settings
 
 MAX_HEADER_BYTES = 32_768
 # The connection keeps this much of an answer for a reader that is slow, and the request keeps its place meanwhile.
@@ -89,8 +90,7 @@ class Answer(Response):
 
 def header(request: Request, name: str) -> str:
     """Returns a header's value; empty without one. Joined, so that two values of one header are neither."""
-    wanted, lines = name.encode(), request.scope["headers"]
-    return b",".join([value for key, value in lines if key == wanted]).decode("latin-1").strip()
+    return ",".join(request.headers.getlist(name)).strip()
 
 
 def bearer(request: Request) -> str | None:
@@ -131,23 +131,16 @@ def _length(request: Request) -> int | None:
     return None if "transfer-encoding" in request.headers else 0
 
 
-async def read(
-    request: Request,
-    room: Places,
-    caller: str,
-    *,
-    max_bytes: int,
-    head_seconds: float,
-    seconds: float,
-    is_foreign: bool,
-) -> None:
+async def read(request: Request, room: Places, caller: str, settings: Settings) -> None:
     """Reads the body into the request's state. Raises HttpError, and ClientDisconnect if the client goes away.
 
-    It must be complete after `seconds`, and after `head_seconds` come at _BYTES_PER_SECOND at least. What has come
-    takes room of the caller. `is_foreign`: a page of another site sends it, which may not call.
+    It must be complete in time, and after the first seconds come at _BYTES_PER_SECOND at least. What has come takes
+    room of the caller.
     """
+    max_bytes, head_seconds, seconds = settings.max_body_bytes, settings.head_seconds, settings.body_seconds
     _check_size(_length(request) or 0, max_bytes)
-    _check_kind(header(request, "content-type").partition(";")[0].strip().lower(), is_foreign=is_foreign)
+    page = header(request, "origin")
+    _check_kind(header(request, "content-type"), is_foreign=bool(page) and not settings.allows(page))
     _refuse_codings(request)
     pieces, size, loop = list[bytes](), 0, asyncio.get_running_loop()
     began_at = loop.time()
@@ -171,8 +164,12 @@ async def read(
     request.state.body = b"".join(pieces)
 
 
-def _check_kind(kind: str, *, is_foreign: bool) -> None:
-    """Refuses anything but JSON. `curl -d` calls JSON a form, and other clients call it text, bytes or nothing."""
+def _check_kind(content_type: str, *, is_foreign: bool) -> None:
+    """Refuses anything but JSON. `curl -d` calls JSON a form, and other clients call it text, bytes or nothing.
+
+    `is_foreign`: a page of another site sends it, which may not call.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
     if kind.startswith("multipart/"):
         raise HttpError(415, f"the content type is {kind[:60]}; a body is one JSON object, without parts and files")
     if is_foreign and kind != _JSON:
@@ -216,11 +213,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class EventStream:
-    __slots__ = ("_has_sent", "_is_over", "_is_writing", "_quiet_ticks", "_send")
+    __slots__ = ("_is_over", "_is_writing", "_quiet_ticks", "_send")
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._has_sent = self._is_writing = self._is_over = False
+        self._is_writing = self._is_over = False
+        # Ticks of silence. The one that follows an event does not count.
         self._quiet_ticks = 0
 
     async def open(self, headers: Mapping[str, str]) -> None:
@@ -233,7 +231,7 @@ class EventStream:
         self._is_writing = True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._is_writing = False
-        self._has_sent = True
+        self._quiet_ticks = -1
 
     async def close(self, data: bytes) -> None:
         self._is_over = True
@@ -244,34 +242,12 @@ class EventStream:
         if not self._is_over:
             await self.write(PING)
 
-    def tick(self) -> bool:
-        """Notes that time has passed. Returns whether a ping is due."""
-        if self._has_sent:
-            self._has_sent = False
-            self._quiet_ticks = 0
-        elif not self._is_writing:
-            self._quiet_ticks += 1
+    async def keep_alive(self, ping_seconds: float) -> NoReturn:
+        """Sends a ping after each such time of silence. Its clock costs an event nothing."""
+        while True:
+            await asyncio.sleep(ping_seconds / _TICKS_PER_PING)
+            if not self._is_writing:
+                self._quiet_ticks += 1
             if self._quiet_ticks >= _TICKS_PER_PING:
                 self._quiet_ticks = 0
-                return True
-        return False
-
-
-class Pulse:
-    """The clock of all open streams."""
-
-    def __init__(self, ping_seconds: float) -> None:
-        """`ping_seconds`: of silence, after which a stream gets a ping."""
-        # Streams that it looks after, in the order of their beginning.
-        self.streams: dict[EventStream, None] = {}
-        self._tick_seconds = ping_seconds / _TICKS_PER_PING
-        self._pings: set[asyncio.Task[None]] = set()
-
-    async def run(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(self._tick_seconds)
-            for stream in list(self.streams):
-                if stream.tick():
-                    task = asyncio.create_task(stream.ping())
-                    self._pings.add(task)
-                    task.add_done_callback(self._pings.discard)
+                await self.ping()

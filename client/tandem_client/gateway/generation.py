@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,7 +19,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, unavailable
-from tandem_client.gateway.exchange import Answer, EventStream, Pulse, header
+from tandem_client.gateway.exchange import Answer, EventStream, header
 from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.openai.answers import AnswerWriter, Chunks, ShownPrompt, Whole
 from tandem_client.gateway.openai.wanted import Wanted
@@ -34,11 +35,11 @@ class Generation(Response):
     """The answer to one request, which is made while it is sent."""
 
     def __init__(
-        self, wanted: Wanted, request: Request, metadata: Metadata, *, service: Service, meter: Meter, pulse: Pulse
+        self, wanted: Wanted, request: Request, metadata: Metadata, service: Service, meter: Meter, ping_seconds: float
     ) -> None:
         super().__init__()
         self._wanted, self._metadata = wanted, metadata
-        self._service, self._meter, self._pulse = service, meter, pulse
+        self._service, self._meter, self._ping_seconds = service, meter, ping_seconds
         # The caller's own id, so that it can be found in the service's log, and a part that is new.
         given, new = header(request, _ID_HEADER), uuid.uuid4().hex
         is_kept = given and given.isascii() and given.isprintable()
@@ -85,7 +86,7 @@ class Generation(Response):
 
     async def _stream(self, chunks: Chunks, calls: Sequence[ServiceCall]) -> None:
         stream = EventStream(self._send)
-        self._pulse.streams[stream] = None
+        pinging = asyncio.create_task(stream.keep_alive(self._ping_seconds))
         try:
             self._scope["state"]["status"] = 200
             await stream.open(self._lines)
@@ -103,7 +104,7 @@ class Generation(Response):
                     await stream.close(b"data: " + error.body() + b"\n\n")
             raise
         finally:
-            del self._pulse.streams[stream]
+            pinging.cancel()
         await stream.close(last)
 
     async def _pump(self, idx: int, call: ServiceCall, answer: AnswerWriter, stream: EventStream | None = None) -> None:
@@ -124,24 +125,27 @@ class Generation(Response):
             await stream.write(data)
 
     async def _shown(self, prompt: ShownPrompt, request: inference_pb2.GenerateRequest) -> None:
-        wanted, names, metadata = self._wanted, self._wanted.names, self._metadata
+        """Asks for what the answer shows of a prompt."""
+        wanted, service, kind = self._wanted, self._service, request.WhichOneof("prompt")
         needs_ids = wanted.num_prompt_top is not None
-        if request.HasField("chat"):
-            if needs_ids:
-                prompt.token_ids = await self._service.render(request.model, request.chat, metadata, names)
-            return
-        if needs_ids:
+
+        async def answer(method: Any, asked: Message) -> Any:
+            return await service.ask(method, asked, self._metadata, wanted.names)
+
+        if needs_ids and kind == "chat":
+            asked = inference_pb2.RenderChatRequest(model=request.model, chat=request.chat)
+            prompt.token_ids = (await answer(service.inference.RenderChat, asked)).token_ids
+        elif needs_ids and kind == "text":
             adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
             asked = inference_pb2.TokenizeRequest(model=request.model, text=request.text, add_special_tokens=adds)
-            is_text = request.HasField("text")
-            prompt.token_ids = (
-                await self._service.tokenize(asked, metadata, names) if is_text else request.token_ids.ids
-            )
-        if wanted.is_echo:
+            prompt.token_ids = (await answer(service.inference.Tokenize, asked)).token_ids
+        elif needs_ids:
+            prompt.token_ids = request.token_ids.ids
+        if wanted.is_echo and kind == "token_ids":
+            asked = inference_pb2.DetokenizeRequest(model=request.model, token_ids=request.token_ids.ids)
+            prompt.text = (await answer(service.inference.Detokenize, asked)).text
+        elif wanted.is_echo:
             prompt.text = request.text
-            if request.HasField("token_ids"):
-                asked = inference_pb2.DetokenizeRequest(model=request.model, token_ids=request.token_ids.ids)
-                prompt.text = (await self._service.detokenize(asked, metadata, names)).text
 
 
 async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:

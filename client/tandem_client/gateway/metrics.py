@@ -15,20 +15,19 @@ OUTCOMES = ("200", "400", "401", "403", "404", "405", "408", "409", "413", "429"
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _CELL_BYTES = 8
 _REQUESTS = len(ENDPOINTS) * len(OUTCOMES)
-# Cells after those of the requests, in this order.
-_GAUGES = ("requests_in_work", "connections")
-_COUNTERS = ("messages", "prompt_tokens", "output_tokens", "connections_refused")
-_AFTER = _REQUESTS + len(_GAUGES) + len(_COUNTERS)
+# Cells after those of the requests, in this order: kind and help.
+_SINGLE = {
+    "requests_in_work": ("gauge", "Requests that have no complete answer yet."),
+    "connections": ("gauge", "Open connections of clients."),
+    "messages": ("counter", "Messages of the service that were passed on."),
+    "prompt_tokens": ("counter", "Tokens of prompts with complete answers."),
+    "output_tokens": ("counter", "Tokens of complete answers."),
+    "connections_refused": ("counter", "Connections closed because there were too many."),
+}
+_CELLS = {name: _REQUESTS + i for i, name in enumerate(_SINGLE)}
+_AFTER = _REQUESTS + len(_SINGLE)
 # The histogram: its buckets, one above all bounds, and the sum.
 NUM_CELLS = _AFTER + len(_BOUNDS) + 2
-_HELP = {
-    "requests_in_work": "Requests that have no complete answer yet.",
-    "connections": "Open connections of clients.",
-    "messages": "Messages of the service that were passed on.",
-    "prompt_tokens": "Tokens of prompts with complete answers.",
-    "output_tokens": "Tokens of complete answers.",
-    "connections_refused": "Connections closed because there were too many.",
-}
 _TTFT = "tandem_gateway_time_to_first_token_seconds"
 
 
@@ -48,16 +47,17 @@ class Meter:
                 memory = mmap.mmap(file.fileno(), 0)
         self._cells = memoryview(memory).cast("d")
         self._start = row * NUM_CELLS
-        for i in range(len(_GAUGES)):
-            # An earlier process in this place has none left.
-            self._cells[self._start + _REQUESTS + i] = 0.0
+        for name, (kind, _) in _SINGLE.items():
+            if kind == "gauge":
+                # An earlier process in this place has none left.
+                self._cells[self._start + _CELLS[name]] = 0.0
 
     def request(self, endpoint: str, outcome: str) -> None:
         column = OUTCOMES.index(outcome if outcome in OUTCOMES else "other")
         self._cells[self._start + ENDPOINTS.index(endpoint) * len(OUTCOMES) + column] += 1
 
     def add(self, name: str, number: float = 1) -> None:
-        self._cells[self._start + _REQUESTS + (*_GAUGES, *_COUNTERS).index(name)] += number
+        self._cells[self._start + _CELLS[name]] += number
 
     def first_token(self, seconds: float) -> None:
         """Counts the time from a request's arrival to its first token."""
@@ -77,10 +77,10 @@ class Meter:
             for j, outcome in enumerate(OUTCOMES):
                 if value := self._sum(i * len(OUTCOMES) + j):
                     yield f'{name}{{endpoint="{endpoint}",status="{outcome}"}} {value:.17g}'
-        for i, short in enumerate((*_GAUGES, *_COUNTERS)):
-            kind, suffix = ("gauge", "") if short in _GAUGES else ("counter", "_total")
-            yield from _head(f"tandem_gateway_{short}{suffix}", kind, _HELP[short])
-            yield f"tandem_gateway_{short}{suffix} {self._sum(_REQUESTS + i):.17g}"
+        for short, (kind, words) in _SINGLE.items():
+            name = f"tandem_gateway_{short}{'' if kind == 'gauge' else '_total'}"
+            yield from _head(name, kind, words)
+            yield f"{name} {self._sum(_CELLS[short]):.17g}"
         yield from _head(_TTFT, "histogram", "From the arrival of a streamed request to its first token.")
         total = 0.0
         for i, bound in enumerate((*map(str, _BOUNDS), "+Inf")):

@@ -7,45 +7,29 @@ Owns a class for each of uvicorn's HTTP parsers; both keep the state of a reques
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, cast
 
 from tandem_client.gateway.accepting import SEAT, Seat, Seats
+from tandem_client.gateway.cors import early_headers
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES
+from tandem_client.gateway.settings import Settings
 
 # Requests of one connection that wait for the one in work. Hardly any client sends the next before the answer.
 MAX_QUEUED = 16
-# How often the unread bytes of a connection are looked at in the time that its client may take none.
+# As the help of --ping-seconds says. A reader that takes nothing holds a request of the service in vain.
+_PINGS_TO_STALL = 4
+# How often the unread bytes of a connection are looked at in that time.
 _LOOKS_TO_STALL = 12
 _OF_UPGRADE = (b"upgrade", b"http2-settings")
 _PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
-
-
-class Readers:
-    """The connections of one process; their clients must take what is sent to them."""
-
-    def __init__(self, *, stall_seconds: float) -> None:
-        """`stall_seconds`: after which a connection ends if its client has taken nothing of what waits for it."""
-        self._look_seconds = stall_seconds / _LOOKS_TO_STALL
-        self.connections: dict[BoundedConnection, None] = {}
-
-    async def run(self) -> NoReturn:
-        """Ends connections with clients that take nothing; runs for ever."""
-        while True:
-            await asyncio.sleep(self._look_seconds)
-            for connection in list(self.connections):
-                connection.look()
 
 
 class BoundedConnection:
     """One connection; the parser's class comes after it in the order of bases. Its `app_state` has its seat."""
 
     seats: Seats
-    readers: Readers
-    head_seconds: float
-    # The headers of CORS for an answer to a head that is not complete, of which the origin may have come.
-    cors: Callable[[str], Mapping[str, str]]
+    settings: Settings
     transport: Any
     flow: Any
     cycle: Any
@@ -54,29 +38,26 @@ class BoundedConnection:
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to wait for the first request."""
-        parent: Any = super()
-        parent.connection_made(transport)
+        cast(Any, super()).connection_made(transport)
         self._seat: Seat = self.app_state[SEAT]
         self._seat.end = transport.abort
         self._head_bytes = self._num_unsent = self._num_stalled_looks = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        self.readers.connections[self] = None
         self._wait_for_head(self._seat.due_at)
+        self._wait_to_look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.seats.leave(self._seat)
-        del self.readers.connections[self]
+        self._look_timer.cancel()
         self._head_is_here()
-        parent: Any = super()
-        parent.connection_lost(exc)
+        cast(Any, super()).connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parses bytes. Those of headers are counted, and their time is limited."""
         if self.transport.is_closing():
             return
         in_head = not self._is_in_work()
-        parent: Any = super()
-        parent.data_received(data)
+        cast(Any, super()).data_received(data)
         if self._is_in_work():
             self._head_is_here()
             if in_head and self.cycle.more_body:
@@ -92,11 +73,14 @@ class BoundedConnection:
     def on_response_complete(self) -> None:
         """Begins to wait for the next request: a caller that is not known has as long as for the first one."""
         is_stranger = self.seats.is_stranger(self._seat)
-        self.timeout_keep_alive = self.head_seconds if is_stranger else self.config.timeout_keep_alive
-        parent: Any = super()
-        parent.on_response_complete()
+        self.timeout_keep_alive = self.settings.head_seconds if is_stranger else self.config.timeout_keep_alive
+        cast(Any, super()).on_response_complete()
 
-    def look(self) -> None:
+    def _wait_to_look(self) -> None:
+        seconds = _PINGS_TO_STALL * self.settings.ping_seconds / _LOOKS_TO_STALL
+        self._look_timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
         """Ends the connection if its client has taken nothing of what waits for it for too long.
 
         It would otherwise stay, also after `close`, which waits until everything is sent. The request in work ends too.
@@ -108,13 +92,15 @@ class BoundedConnection:
         self._num_stalled_looks = self._num_stalled_looks + 1 if is_stalled else 0
         if self._num_stalled_looks >= _LOOKS_TO_STALL:
             self.transport.abort()
+        else:
+            self._wait_to_look()
 
     def _is_in_work(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait_for_head(self, due_at: float = 0.0) -> None:
         loop = asyncio.get_running_loop()
-        self._head_timer = loop.call_at(due_at or loop.time() + self.head_seconds, self._is_late)
+        self._head_timer = loop.call_at(due_at or loop.time() + self.settings.head_seconds, self._is_late)
 
     def _head_is_here(self) -> None:
         self._head_bytes = 0
@@ -125,7 +111,7 @@ class BoundedConnection:
     def _is_late(self) -> None:
         self._head_timer = None
         if not self._is_in_work():
-            self._end(408, f"the headers were not complete after {self.head_seconds:g} s")
+            self._end(408, f"the headers were not complete after {self.settings.head_seconds:g} s")
 
     def _end(self, status: int, message: str) -> None:
         """Answers in one piece and closes the connection."""
@@ -136,7 +122,7 @@ class BoundedConnection:
             "content-type": "application/json",
             "connection": "close",
             "content-length": str(len(body)),
-            **self.cors(self._early_origin()),
+            **early_headers(self.settings.origins, self._early_origin()),
         }
         lines = [f"HTTP/1.1 {status} {_PHRASES[status]}", *(f"{name}: {value}" for name, value in headers.items())]
         self.transport.write("\r\n".join([*lines, "\r\n"]).encode() + body)
@@ -272,25 +258,7 @@ class EagerConnection(BoundedConnection):
         getattr(super(), callback)(*arguments)
 
 
-def bounded(
-    parser: type[Any],
-    seats: Seats,
-    readers: Readers,
-    head_seconds: float,
-    cors: Callable[[str], Mapping[str, str]],
-) -> type[Any]:
+def bounded(parser: type[Any], seats: Seats, settings: Settings) -> type[Any]:
     """Returns uvicorn's protocol class of a parser, with the bounds. h11 parses one request after the other."""
     connection = EagerConnection if hasattr(parser, "on_headers_complete") else BoundedConnection
-    attributes = {"seats": seats, "readers": readers, "head_seconds": head_seconds, "cors": staticmethod(cors)}
-    return type("Bounded", (connection, parser), attributes)
-
-
-def parser_class(find: Callable[[str], Any]) -> type[Any]:
-    """The faster of uvicorn's parsers that is installed. `find` says whether a module is."""
-    if find("httptools") is not None:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-        return HttpToolsProtocol
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    return H11Protocol
+    return type("Bounded", (connection, parser), {"seats": seats, "settings": settings})

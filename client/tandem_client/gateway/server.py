@@ -13,19 +13,20 @@ import socket
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import uvicorn
+from uvicorn.loops.auto import auto_loop_factory
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tandem_client.gateway.accepting import SEAT, Acceptor, Seat, Seats
-from tandem_client.gateway.app import App, Drain
-from tandem_client.gateway.cors import early_headers
+from tandem_client.gateway.app import App, Gate
 from tandem_client.gateway.metrics import Meter, table_bytes
-from tandem_client.gateway.protocol import Readers, bounded, parser_class
+from tandem_client.gateway.protocol import bounded
 from tandem_client.gateway.service import Guard, Service
 from tandem_client.gateway.settings import Settings
 from tandem_contract.certificates import Followed
@@ -42,8 +43,6 @@ LISTENING = "gateway listening on"
 # Files that the process opens besides its connections.
 _SPARE_FILES = 128
 _BACKLOG = 2048
-# As the help of --ping-seconds says. A reader that takes nothing holds a request of the service in vain.
-_PINGS_TO_STALL = 4
 
 _MODULE = "tandem_client.gateway"
 # How often a gateway that drains looks whether the service does too; first after a moment, because the service may have
@@ -92,18 +91,14 @@ def _address_of(bound: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(settings: Settings, bound: socket.socket) -> None:
-    """Serves until a stop is asked for, and then until open requests have ended or the grace is over.
+def serve(settings: Settings, bound: socket.socket) -> int:
+    """Serves until a stop is asked for, and then until open requests have ended or the grace is over; returns 0.
 
     Raises SettingError if the files of TLS cannot be used.
     """
-    if find_spec("uvloop") is not None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, bound))
-    else:
-        asyncio.run(_serve(settings, bound))
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(_serve(settings, bound))
+    return 0
 
 
 async def check(settings: Settings) -> None:
@@ -130,8 +125,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
     address_connections, _ = settings.bounds_of_address
     seats = Seats(meter, max_connections=settings.max_connections, per_address=address_connections)
     app = App(settings, service, meter, guard, seats)
-    readers = Readers(stall_seconds=_PINGS_TO_STALL * settings.ping_seconds)
-    server = _Server(_config(settings, app, seats, readers), settings, seats, app.drain)
+    server = _Server(_config(settings, app, seats), settings, seats, app.gate)
     background = list[asyncio.Task[object]]()
     try:
         await guard.start()
@@ -141,7 +135,7 @@ async def _serve(settings: Settings, bound: socket.socket) -> None:
             load = partial(_load, context, certificate, settings.tls_key)
             files.append(Followed((certificate, settings.tls_key), load, log))
         stopping = server.stop_when_asked(service)
-        works = (app.pulse.run(), guard.run(), readers.run(), _follow(files), stopping)
+        works = (guard.run(), _follow(files), stopping)
         background = [needed_task(work, work.__qualname__) for work in works]
         await server.serve(sockets=[bound])
     finally:
@@ -170,9 +164,9 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's, with an acceptor of connections of our own."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, seats: Seats, drain: Drain) -> None:
+    def __init__(self, config: uvicorn.Config, settings: Settings, seats: Seats, gate: Gate) -> None:
         super().__init__(config)
-        self._settings, self._seats, self._drain = settings, seats, drain
+        self._settings, self._seats, self._gate = settings, seats, gate
         self._requests = StopRequests()
 
     @contextlib.contextmanager
@@ -185,23 +179,23 @@ class _Server(uvicorn.Server):
 
         While the service drains too, this gateway goes on to answer that it does, for the grace at most.
         """
-        loop, requests, drain = asyncio.get_running_loop(), self._requests, self._drain
+        loop, requests, gate = asyncio.get_running_loop(), self._requests, self._gate
         while not requests.announce():
-            drain.changed.clear()
-            await drain.changed.wait()
+            gate.changed.clear()
+            await gate.changed.wait()
         ends_at = loop.time() + self._settings.grace_seconds
         log.info(
             "stopping: new requests get 503; %d have at most %g s to end; a second signal ends them at once",
-            drain.num_in_work,
+            gate.num_in_work,
             self._settings.grace_seconds,
         )
-        drain.begin()
+        gate.drains_since = time.time()
         seconds = _MOMENT_SECONDS
         while requests.asked != Asked.STOP_NOW and (left := ends_at - loop.time()) > 0:
-            drain.changed.clear()
+            gate.changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(drain.changed.wait(), min(seconds, left))
-            if not drain.num_in_work and not await service.drains():
+                await asyncio.wait_for(gate.changed.wait(), min(seconds, left))
+            if not gate.num_in_work and not await service.drains():
                 break
             seconds = _DRAIN_LOOK_SECONDS
         self.config.timeout_graceful_shutdown = _CLOSING_SECONDS
@@ -209,16 +203,12 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._requests.listen_in(asyncio.get_running_loop(), self._drain.changed.set)
+        self._requests.listen_in(asyncio.get_running_loop(), self._gate.changed.set)
         await self.lifespan.startup()
         acceptors: Any = []
         for one in sockets or []:
             one.listen(_BACKLOG)
-            acceptor = Acceptor(
-                one, self._seats, self._protocol, context=self.config.ssl, seconds=self._settings.head_seconds,
-                handshakes_per_second=self._settings.bounds_of_address[1],
-            )  # fmt: skip
-            acceptors.append(acceptor)
+            acceptors.append(Acceptor(one, self._seats, self._protocol, self.config.ssl, self._settings))
             announce("%s %s", LISTENING, _url_of(self._settings, one))
         self.servers = acceptors
         self.started = True
@@ -228,11 +218,10 @@ class _Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state={SEAT: seat})
 
 
-def _config(settings: Settings, app: App, seats: Seats, readers: Readers) -> uvicorn.Config:
-    cors = partial(early_headers, settings.origins)
+def _config(settings: Settings, app: App, seats: Seats) -> uvicorn.Config:
     config = uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http=bounded(parser_class(find_spec), seats, readers, settings.head_seconds, cors),
+        http=bounded(AutoHTTPProtocol, seats, settings),
         loop="none",
         ws="none",
         lifespan="off",

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import chat_pb2, control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tandem_client.connection import Access, Metadata, TlsSettings
 from tandem_client.errors import TandemError, Unauthenticated
@@ -97,7 +97,7 @@ class Service:
 
     async def model_info(self, metadata: Metadata) -> control_pb2.GetModelInfoResponse:
         """Returns the served model. Raises HttpError."""
-        info = await self._ask(self._control.GetModelInfo, control_pb2.GetModelInfoRequest(), metadata)
+        info = await self.ask(self._control.GetModelInfo, control_pb2.GetModelInfoRequest(), metadata)
         self._name, self._named_at = info.model, time.monotonic()
         return info
 
@@ -107,22 +107,9 @@ class Service:
             await self.model_info(metadata)
         return self._name
 
-    async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, metadata: Metadata, names: Mapping[str, str]
-    ) -> list[int]:
-        """Returns a text's token ids. Raises HttpError."""
-        return list((await self._ask(self.inference.Tokenize, request, metadata, names)).token_ids)
-
-    async def render(self, model: str, chat: chat_pb2.Chat, metadata: Metadata, names: Mapping[str, str]) -> list[int]:
-        """Returns the token ids of a conversation as the model gets it. Raises HttpError."""
-        request = inference_pb2.RenderChatRequest(model=model, chat=chat)
-        return list((await self._ask(self.inference.RenderChat, request, metadata, names)).token_ids)
-
-    async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES
-    ) -> inference_pb2.DetokenizeResponse:
-        """Returns the text of token ids. Raises HttpError."""
-        return await self._ask(self.inference.Detokenize, request, metadata, names)
+    async def ask(self, method: Any, request: Message, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES) -> Any:
+        """Returns the answer to a call that has one. `names`: those of fields, for errors. Raises HttpError."""
+        return await self._answer(method(request, metadata=metadata, timeout=ANSWER_SECONDS), names)
 
     async def why_not_serving(self, metadata: Metadata, seconds: float) -> dict[str, object] | None:
         """Why a request that arrives now is not computed: a word and since when, as far as the service says.
@@ -160,11 +147,6 @@ class Service:
         except grpc.RpcError as error:
             return True if isinstance(self.error(error), Unauthenticated) else None
         return bool(answer.tenant)
-
-    async def _ask(
-        self, method: Any, request: Message, metadata: Metadata, names: Mapping[str, str] = _NO_NAMES
-    ) -> Any:
-        return await self._answer(method(request, metadata=metadata, timeout=ANSWER_SECONDS), names)
 
     async def _answer(self, call: Awaitable[_Answer], names: Mapping[str, str] = _NO_NAMES) -> _Answer:
         try:

@@ -15,7 +15,7 @@ from tandem_client.gateway.accepting import SEAT, Seats
 from tandem_client.gateway.app import App
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.protocol import Readers, bounded
+from tandem_client.gateway.protocol import bounded
 from tandem_client.gateway.settings import PROGRAM
 
 Ask = Callable[..., httpx.Response]
@@ -27,7 +27,9 @@ class Noting:
 
     def __init__(self) -> None:
         self.requests = list[Message]()
-        self.inference = SimpleNamespace(Generate=self._generate)
+        self.inference = SimpleNamespace(
+            Generate=self._generate, Tokenize="Tokenize", RenderChat="RenderChat", Detokenize="Detokenize"
+        )
 
     def _generate(self, request: inference_pb2.GenerateRequest, metadata: object) -> Any:
         self.requests.append(request)
@@ -39,19 +41,15 @@ class Noting:
     async def model_name(self, metadata: object) -> str:
         return MODEL
 
-    async def tokenize(self, request: inference_pb2.TokenizeRequest, *_: object) -> list[int]:
+    async def ask(self, method: str, request: Any, *_: object) -> Message:
         self.requests.append(request)
-        return [1]
-
-    async def render(self, model: str, chat: Any, *_: object) -> list[int]:
-        self.requests.append(inference_pb2.RenderChatRequest(model=model, chat=chat))
-        return [1]
-
-    async def detokenize(
-        self, request: inference_pb2.DetokenizeRequest, *_: object
-    ) -> inference_pb2.DetokenizeResponse:
-        self.requests.append(request)
-        return inference_pb2.DetokenizeResponse(texts=["a"] if request.separately else [])
+        match method:
+            case "Tokenize":
+                return inference_pb2.TokenizeResponse(token_ids=[1])
+            case "RenderChat":
+                return inference_pb2.RenderChatResponse(token_ids=[1])
+            case _:
+                return inference_pb2.DetokenizeResponse(texts=["a"] if request.separately else [])
 
 
 class Mistaken:
@@ -90,11 +88,11 @@ class Wire(asyncio.Transport):
         return self.is_closed
 
 
-def connection(parser: type[Any], app: Any, cors: Any = lambda origin: {}) -> tuple[Any, Wire, Seats]:
-    """A connection of the gateway's server to this application, its transport, and the one seat, which it has."""
+def connection(parser: type[Any], app: Any, *flags: str) -> tuple[Any, Wire, Seats]:
+    """A connection of a gateway with these flags to the application, its transport, and the one seat, which it has."""
     config = uvicorn.Config(app, loop="none", ws="none", lifespan="off", log_config=None)
     seats, wire = Seats(Meter(), max_connections=1), Wire()
-    kind = bounded(parser, seats, Readers(stall_seconds=60.0), 60.0, cors)
+    kind = bounded(parser, seats, PROGRAM.read(["--head-seconds", "60", *flags], {}))
     made = kind(config=config, server_state=ServerState(), app_state={SEAT: seats.take("a")})
     made.connection_made(wire)
     return made, wire, seats

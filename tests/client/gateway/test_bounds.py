@@ -16,6 +16,7 @@ from tandem.v1 import inference_pb2
 
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.exchange import EventStream, Places, read
+from tandem_client.gateway.settings import PROGRAM
 from tests.client import fake_service as fake
 from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import Fronted, running
@@ -97,8 +98,8 @@ def test_a_body_that_is_too_large_is_refused(fronted: Fronted, length: bytes, bo
 
 
 def test_a_body_gives_back_its_room_however_it_ends() -> None:
-    room = Places(100, is_shared=False)
-    piece, last = ({"type": "http.request", "body": b" " * 40, "more_body": more} for more in (True, False))
+    room, settings = Places(2000, is_shared=False), PROGRAM.read(["--max-body-bytes", "1024"], {})
+    piece, last = ({"type": "http.request", "body": b" " * 700, "more_body": more} for more in (True, False))
     bodies: list[tuple[list[dict[str, Any]], type[Exception] | None]] = [
         ([last], None),
         ([piece, last], HttpError),
@@ -113,7 +114,7 @@ def test_a_body_gives_back_its_room_however_it_ends() -> None:
 
         headers = [(b"transfer-encoding", b"chunked")]
         request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
-        await read(request, room, "a", max_bytes=60, head_seconds=60, seconds=60, is_foreign=False)
+        await read(request, room, "a", settings)
 
     for body, error in bodies:
         with pytest.raises(error) if error is not None else contextlib.nullcontext():
@@ -335,18 +336,28 @@ def test_a_reader_that_is_slow_gets_everything(impatient: Fronted) -> None:
     assert len(json.loads(text)["choices"][0]["text"]) == 20_000_000
 
 
-def test_no_ping_follows_the_end_of_a_stream() -> None:
+def test_no_ping_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ping that is due just when the stream ends is not sent."""
-    sent: list[bytes] = []
+    sent, ticks, has_pinged, sleep = list[tuple[int, bytes]](), list[float](), asyncio.Event(), asyncio.sleep
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message.get("body", b""))
+        sent.append((len(ticks), message.get("body", b"")))
+        has_pinged.set()
+
+    async def tick(seconds: float) -> None:
+        ticks.append(seconds)
+        await sleep(0)
 
     async def scenario() -> None:
         stream = EventStream(send)
-        assert [stream.tick() for _ in range(3)] == [False, False, True]
+        keeping = asyncio.create_task(stream.keep_alive(15.0))
+        await has_pinged.wait()
+        keeping.cancel()
         await stream.close(b"last")
         await stream.ping()
 
+    monkeypatch.setattr(asyncio, "sleep", tick)
     asyncio.run(scenario())
-    assert sent == [b"last"]
+    # Silence counts in thirds of the time.
+    assert sent[0] == (3, b": ping\n\n") and {*ticks} == {5.0}
+    assert [body for _, body in sent[1:]] == [b"last"]

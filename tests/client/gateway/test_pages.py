@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from functools import partial
 from typing import Any
 
 import httpx2 as httpx
@@ -10,7 +9,6 @@ import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tandem_client.gateway.cors import early_headers
 from tandem_client.gateway.errors import unavailable
 from tandem_client.gateway.exchange import MAX_HEADER_BYTES
 from tandem_client.gateway.settings import PROGRAM
@@ -128,8 +126,7 @@ def test_a_page_reads_why_its_headers_were_not_taken(
         raise AssertionError("no head is complete")
 
     async def scenario() -> bytes:
-        cors = partial(early_headers, PROGRAM.read(["--cors-origins", origins], {}).origins)
-        made, wire, _ = connection(parser, app, cors)
+        made, wire, _ = connection(parser, app, "--cors-origins", origins)
         made.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
         if status == LATE:
             made._is_late()

@@ -62,10 +62,10 @@ def tokens_of(ids: Sequence[int], logprobs: inference_pb2.Logprobs, num_top: int
     for i, (token_id, logprob) in enumerate(zip(ids, logprobs.logprobs, strict=True)):
         top_ids, top = logprobs.top_token_ids[i * k : i * k + kept], logprobs.top_logprobs[i * k : i * k + kept]
         alternatives = tuple(
-            Scored(top_id, _bounded(value), *_piece(top_id, logprobs.top_pieces, i * k + rank))
+            Scored(top_id, max(_LOWEST, value), *_piece(top_id, logprobs.top_pieces, i * k + rank))
             for rank, (top_id, value) in enumerate(zip(top_ids, top, strict=True))
         )
-        tokens.append(Scored(token_id, _bounded(logprob), *_piece(token_id, logprobs.pieces, i), alternatives))
+        tokens.append(Scored(token_id, max(_LOWEST, logprob), *_piece(token_id, logprobs.pieces, i), alternatives))
     return tokens
 
 
@@ -124,10 +124,6 @@ def _piece(token_id: int, pieces: Sequence[inference_pb2.TokenPiece], idx: int) 
 def _name(token_id: int) -> str:
     """What vLLM writes for an id without a text."""
     return f"token_id:{token_id}"
-
-
-def _bounded(logprob: float) -> float:
-    return logprob if logprob > _LOWEST else _LOWEST
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,10 +205,6 @@ class AnswerWriter:
     def prompt(self, idx: int) -> bytes:
         """What a stream sends of a prompt that is echoed, once its logprobs are complete."""
         return b""
-
-    def closing(self) -> bytes:
-        """What comes last, after every message."""
-        raise NotImplementedError
 
     def _delta(self, idx: int, number: int, delta: inference_pb2.Delta) -> bytes:
         raise NotImplementedError
@@ -356,6 +348,7 @@ class Chunks(AnswerWriter):
         return b"".join(self._chunk(number, self._content(number, inference_pb2.Delta(), shown)) for number in numbers)
 
     def closing(self) -> bytes:
+        """What comes last, after every message."""
         if not self.wanted.usage.include_usage:
             return DONE
         return f'data: {self._text}, "choices": [], "usage": {json.dumps(self._usage())}}}\n\n'.encode() + DONE
@@ -388,6 +381,7 @@ class Whole(AnswerWriter):
     """One answer: its choices have the form of a stream's, by one delta that has all."""
 
     def closing(self) -> bytes:
+        """The whole answer, after every message."""
         wanted, choices = self.wanted, [self._shown(number) for number in range(len(self._choices))]
         whole = {**self._head, "choices": choices, "usage": self._usage()}
         if wanted.is_chat and wanted.num_prompt_top is not None:
