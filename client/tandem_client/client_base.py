@@ -217,7 +217,10 @@ class StreamBase(Transcript, Generic[_Event]):
                 if self.accepted is None:
                     metadata = await self._client._answered(self._call.initial_metadata())
                     self.service = service_in(metadata) or self.service
-                if self._is_new(message):
+                if self._recovery is None:
+                    return message
+                self._recovery.continued()
+                if not self._is_repeated(message):
                     return message
             except asyncio.CancelledError:
                 # Either the task that reads is cancelled, or another one closed the stream or the client meanwhile.
@@ -246,13 +249,6 @@ class StreamBase(Transcript, Generic[_Event]):
         """The call has ended, or its connection was lost after the Summary: then nothing was missed."""
         self._closed.set()
         self._check_end()
-
-    def _is_new(self, message: inference_pb2.GenerateResponse) -> bool:
-        """Whether a message was not read before the stream was lost."""
-        if self._recovery is None:
-            return True
-        self._recovery.continued()
-        return not self._is_repeated(message)
 
     def _pause_seconds(self, rpc_error: grpc.RpcError) -> float:
         """Returns the pause before the next try. Closes the stream and raises if the call may not be retried."""

@@ -1,8 +1,7 @@
 """The gateway as an ASGI application of Starlette: which path is answered how, and what goes wrong.
 
-`admission` decides how many requests a caller may have. `generation` answers completions and chats. The endpoints that
-are one question to the service are here: models, tokens, health, version. So is the end of a gateway in order: new
-requests are refused with a time to come again, and their connections end; those in work go on.
+Owns the endpoints that are one question to the service, and the end of a gateway in order: new requests are refused
+with a time to come again, and their connections end; those in work go on.
 """
 
 import asyncio

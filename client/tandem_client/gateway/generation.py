@@ -21,9 +21,10 @@ from tandem_client.connection import Metadata
 from tandem_client.gateway.errors import HttpError, unavailable
 from tandem_client.gateway.exchange import Answer, EventStream, header
 from tandem_client.gateway.metrics import Meter
-from tandem_client.gateway.openai.answers import AnswerWriter, Chunks, ShownPrompt, Whole
+from tandem_client.gateway.openai.answers import AnswerWriter, Chunks, ShownPrompt
 from tandem_client.gateway.openai.wanted import Wanted
 from tandem_client.gateway.service import Service, ServiceCall
+from tandem_client.wire.request import service_in
 
 # Characters of the caller's own id that are kept; the service takes 128.
 _KEPT_ID_CHARS = 80
@@ -63,14 +64,15 @@ class Generation(Response):
             prompts = [ShownPrompt() for _ in calls]
             shown = [self._shown(prompt, request) for prompt, request in zip(prompts, wanted.requests, strict=True)]
             await together([*(call.begin() for call in calls), *shown])
-            answer = (Chunks if wanted.is_stream else Whole)(
+            answer = (Chunks if wanted.is_stream else AnswerWriter)(
                 wanted=wanted, request_id=self._request_id, model=model, prompts=prompts,
                 prompt_lengths=[call.accepted.prompt_tokens for call in calls],
             )  # fmt: skip
-            # Only the service's answer to a chat has a warning, and a chat is one call.
-            if warning := await calls[0].warning():
+            said = [await call.metadata() for call in calls]
+            # Only the service's answer to a chat has a warning, and a chat is one call. It is in ASCII.
+            if calls[0].accepted.warnings and (warning := dict(said[0]).get(_WARNING_HEADER)):
                 self._lines[_WARNING_HEADER] = warning
-            if named := [name for call in calls if (name := await call.named_service()) is not None]:
+            if named := list(filter(None, map(service_in, said))):
                 # Several prompts name each service once.
                 self._lines[_SERVICE_HEADER] = ", ".join(dict.fromkeys(named))
             if isinstance(answer, Chunks):

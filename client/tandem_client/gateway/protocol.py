@@ -216,7 +216,8 @@ class EagerConnection(BoundedConnection):
     def on_headers_complete(self) -> None:
         if self.ignores_upgrade():
             return
-        self._read("on_headers_complete")
+        self._num_unread = 0
+        cast(Any, super()).on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             # uvicorn would send an answer without a length in chunks, which came with HTTP/1.1.
             self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UntilClose()
@@ -228,11 +229,13 @@ class EagerConnection(BoundedConnection):
 
     def on_body(self, body: bytes) -> None:
         """Part of a body. uvicorn bounds those."""
-        self._read("on_body", body)
+        self._num_unread = 0
+        cast(Any, super()).on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.ignores_upgrade():
-            self._read("on_message_complete")
+            self._num_unread = 0
+            cast(Any, super()).on_message_complete()
 
     def ignores_upgrade(self) -> bool:
         """Whether the request in the parser is parsed once more without its wish for another protocol."""
@@ -252,10 +255,6 @@ class EagerConnection(BoundedConnection):
     def _early_origin(self) -> str:
         origins = [value for name, value in self.headers or () if name == b"origin"]
         return origins[0].decode("latin-1") if len(origins) == 1 else ""
-
-    def _read(self, callback: str, *arguments: bytes) -> None:
-        self._num_unread = 0
-        getattr(super(), callback)(*arguments)
 
 
 def bounded(parser: type[Any], seats: Seats, settings: Settings) -> type[Any]:

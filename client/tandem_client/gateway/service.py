@@ -1,10 +1,9 @@
 """The gateway's connection to the service: the calls that are one question and one answer, and one Generate call.
 
-Owns the channel, and what is known of the service's door: whether it answers and asks callers for tokens. A public
-gateway serves only if it does. Every call carries its own caller's token; the gateway has none, and no token file, so
-it asks the service by a call without a token. If no call reaches the service, a handshake shows which flag of TLS is
-wrong. The raw stubs serve the streams, because what `AsyncClient` makes of each message costs more than the rest of the
-gateway.
+Owns the channel, and what is known of the service's door: whether it answers and asks callers for tokens. Every call
+carries its own caller's token; the gateway has none, and no token file. If no call reaches the service, a handshake
+shows which flag of TLS is wrong. The raw stubs serve the streams, because what `AsyncClient` makes of each message
+costs more than the rest of the gateway.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from tandem_client.errors import TandemError, Unauthenticated
 from tandem_client.gateway.errors import HttpError, from_service, unavailable
 from tandem_client.gateway.settings import Settings
 from tandem_client.peer import Names, fault
-from tandem_client.wire.request import AFFINITY_KEY, affinity_of, service_in
+from tandem_client.wire.request import AFFINITY_KEY, affinity_of
 from tandem_client.wire.rpc_errors import ErrorReader
 from tandem_contract.settings import SettingError
 
@@ -186,15 +185,9 @@ class ServiceCall:
             raise from_service(self._service.error(error, self._names, stream_began=self._began)) from None
         return None if message is grpc.aio.EOF else message
 
-    async def warning(self) -> str:
-        """What the service warns of, in ASCII; empty if of nothing. After `begin`."""
-        if not self.accepted.warnings:
-            return ""
-        return str(dict(await self._call.initial_metadata()).get("x-tandem-warning", ""))
-
-    async def named_service(self) -> str | None:
-        """The service that has the request, as a proxy in front of several names it. After `begin`."""
-        return service_in(await self._call.initial_metadata())
+    async def metadata(self) -> Metadata:
+        """What the service, and a proxy in front of several, say before the first message. After `begin`."""
+        return tuple(await self._call.initial_metadata())
 
     def end(self) -> None:
         self._call.cancel()

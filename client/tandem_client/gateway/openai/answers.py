@@ -154,7 +154,7 @@ class ShownPrompt:
 
 @dataclass(kw_only=True, eq=False)
 class AnswerWriter:
-    """A stream or a whole answer: messages in, in order, and bytes out.
+    """A whole answer: messages in, in order, and bytes out. Its choices have the form of a stream's, by one delta.
 
     Until the Summary of a call has come, its tokens are those that have come.
     """
@@ -206,11 +206,25 @@ class AnswerWriter:
         """What a stream sends of a prompt that is echoed, once its logprobs are complete."""
         return b""
 
+    def closing(self) -> bytes:
+        """The whole answer, after every message."""
+        wanted, choices = self.wanted, [self._shown(number) for number in range(len(self._choices))]
+        whole = {**self._head, "choices": choices, "usage": self._usage()}
+        if wanted.is_chat and wanted.num_prompt_top is not None:
+            whole["prompt_logprobs"] = of_prompt(self.prompts[0].logprobs)
+        return json.dumps(whole).encode()
+
     def _delta(self, idx: int, number: int, delta: inference_pb2.Delta) -> bytes:
-        raise NotImplementedError
+        choice = self._choices[number]
+        if not self.wanted.hides_output:
+            choice.texts.append(delta.text)
+            choice.reasoning.append(delta.reasoning)
+            choice.joined.MergeFrom(delta)
+        return b""
 
     def _finished(self, number: int, finished: inference_pb2.Finished) -> bytes:
-        raise NotImplementedError
+        self._choices[number].finished = finished
+        return b""
 
     @property
     def prompt_tokens(self) -> int:
@@ -264,6 +278,23 @@ class AnswerWriter:
             else:
                 message["tool_calls"] = [_call(call) for call in delta.tool_calls]
         return message
+
+    def _shown(self, number: int) -> dict[str, Any]:
+        wanted, choice, prompt = self.wanted, self._choices[number], self.prompts[number // self.wanted.num_samples]
+        delta = choice.joined
+        delta.text, delta.reasoning = "".join(choice.texts), "".join(choice.reasoning)
+        calls = _joined(delta.tool_calls)
+        del delta.tool_calls[:]
+        delta.tool_calls.extend(calls)
+        content = self._content(number, delta, prompt if wanted.is_echo else None)
+        if wanted.is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": None if calls else "", "refusal": None}
+            content["message"] = message | content.pop("delta")
+            for call in content["message"].get("tool_calls", ()):
+                del call["index"]
+        elif wanted.num_prompt_top is not None and not wanted.is_echo:
+            content["prompt_logprobs"] = of_prompt(prompt.logprobs)
+        return {"index": number, **content, **self._end(choice, choice.finished)}
 
     def _end(self, choice: "Choice", finished: inference_pb2.Finished) -> dict[str, object]:
         """Why a choice has ended. What was cut short by a limit of any kind, or by an operator, is `length`."""
@@ -319,6 +350,8 @@ def _function(calls: Sequence[chat_pb2.ToolCallDelta]) -> dict[str, str]:
 
 
 class Chunks(AnswerWriter):
+    """The answer as a stream."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = self.wanted
@@ -375,47 +408,6 @@ class Chunks(AnswerWriter):
         whole = {"index": number, "logprobs": None, "finish_reason": None, **body}
         usage = f', "usage": {json.dumps(self._usage())}' if self.wanted.usage.continuous_usage_stats else ""
         return f'data: {self._text}, "choices": [{json.dumps(whole)}]{usage}}}\n\n'.encode()
-
-
-class Whole(AnswerWriter):
-    """One answer: its choices have the form of a stream's, by one delta that has all."""
-
-    def closing(self) -> bytes:
-        """The whole answer, after every message."""
-        wanted, choices = self.wanted, [self._shown(number) for number in range(len(self._choices))]
-        whole = {**self._head, "choices": choices, "usage": self._usage()}
-        if wanted.is_chat and wanted.num_prompt_top is not None:
-            whole["prompt_logprobs"] = of_prompt(self.prompts[0].logprobs)
-        return json.dumps(whole).encode()
-
-    def _delta(self, idx: int, number: int, delta: inference_pb2.Delta) -> bytes:
-        choice = self._choices[number]
-        if not self.wanted.hides_output:
-            choice.texts.append(delta.text)
-            choice.reasoning.append(delta.reasoning)
-            choice.joined.MergeFrom(delta)
-        return b""
-
-    def _finished(self, number: int, finished: inference_pb2.Finished) -> bytes:
-        self._choices[number].finished = finished
-        return b""
-
-    def _shown(self, number: int) -> dict[str, Any]:
-        wanted, choice, prompt = self.wanted, self._choices[number], self.prompts[number // self.wanted.num_samples]
-        delta = choice.joined
-        delta.text, delta.reasoning = "".join(choice.texts), "".join(choice.reasoning)
-        calls = _joined(delta.tool_calls)
-        del delta.tool_calls[:]
-        delta.tool_calls.extend(calls)
-        content = self._content(number, delta, prompt if wanted.is_echo else None)
-        if wanted.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": None if calls else "", "refusal": None}
-            content["message"] = message | content.pop("delta")
-            for call in content["message"].get("tool_calls", ()):
-                del call["index"]
-        elif wanted.num_prompt_top is not None and not wanted.is_echo:
-            content["prompt_logprobs"] = of_prompt(prompt.logprobs)
-        return {"index": number, **content, **self._end(choice, choice.finished)}
 
 
 def _joined(pieces: Sequence[chat_pb2.ToolCallDelta]) -> list[chat_pb2.ToolCallDelta]:
