@@ -8,7 +8,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import grpc
@@ -38,25 +37,21 @@ class Stubs:
         self.health = cast(Any, health_pb2_grpc.HealthStub(channel))
 
 
-@dataclass(frozen=True, slots=True)
 class Rpc(Generic[_Value]):
     """One call. `method` finds it among a client's stubs, `read` makes the value of its answer. `timeout`: seconds."""
 
-    method: Callable[[Any], Any]
-    request: Any
-    timeout: float | None
-    read: Callable[[Any], _Value]
-    more: Metadata
-
-
-def _rpc(
-    method: "Callable[[Stubs], _Unary[_Request, _Response] | _Streaming[_Request, _Response]]",
-    request: _Request,
-    timeout: float | None,
-    read: Callable[[_Response], _Value],
-    more: Metadata = (),
-) -> Rpc[_Value]:
-    return Rpc(method, request, timeout, read, more)
+    def __init__(
+        self,
+        method: "Callable[[Stubs], _Unary[_Request, _Response] | _Streaming[_Request, _Response]]",
+        request: _Request,
+        timeout: float | None,
+        read: Callable[[_Response], _Value],
+        more: Metadata = (),
+    ) -> None:
+        self.method: Callable[[Stubs], Any] = method
+        self.request: Any = request
+        self.read: Callable[[Any], _Value] = read
+        self.timeout, self.more = timeout, more
 
 
 def tokenize(
@@ -64,7 +59,7 @@ def tokenize(
 ) -> Rpc[list[int]]:
     """The token ids that `generate` would make of the text. `timeout`: seconds."""
     request = fill(inference_pb2.TokenizeRequest(), text=text, add_special_tokens=add_special_tokens, model=model)
-    return _rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
+    return Rpc(lambda stubs: stubs.inference.Tokenize, request, timeout, lambda answer: list(answer.token_ids))
 
 
 def detokenize(
@@ -77,7 +72,7 @@ def detokenize(
     """The text of token ids. `timeout`: seconds."""
     request = inference_pb2.DetokenizeRequest()
     fill(request, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-    return _rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
+    return Rpc(lambda stubs: stubs.inference.Detokenize, request, timeout, lambda answer: answer.text)
 
 
 def render_chat(
@@ -85,7 +80,7 @@ def render_chat(
 ) -> Rpc[types.RenderedChat]:
     """The text and the token ids that `generate` would make of a conversation (`ChatOptions`). `timeout`: seconds."""
     request = fill(inference_pb2.RenderChatRequest(chat=chat_prompt(chat, **options)), model=model)
-    return _rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
+    return Rpc(lambda stubs: stubs.inference.RenderChat, request, timeout, messages.rendered_chat)
 
 
 def abort(*request_ids: str, service: str | None = None, timeout: float | None = None) -> Rpc[types.AbortOutcomes]:
@@ -96,7 +91,7 @@ def abort(*request_ids: str, service: str | None = None, timeout: float | None =
     `service` is that of their streams, by which a proxy in front of several finds it.
     """
     request = fill(control_pb2.AbortRequest(), request_ids=request_ids)
-    return _rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, to_service(service))
+    return Rpc(lambda stubs: stubs.control.Abort, request, timeout, messages.abort_outcomes, to_service(service))
 
 
 def list_requests(
@@ -121,18 +116,18 @@ def list_requests(
         page_size=page_size,
         page_token=page_token,
     )
-    return _rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
+    return Rpc(lambda stubs: stubs.control.ListRequests, request, timeout, messages.request_page)
 
 
 def model_info(*, timeout: float | None = None) -> Rpc[types.ModelInfo]:
     """The served model, its limits and default settings. `timeout`: seconds."""
     request = control_pb2.GetModelInfoRequest()
-    return _rpc(lambda stubs: stubs.control.GetModelInfo, request, timeout, messages.model_info)
+    return Rpc(lambda stubs: stubs.control.GetModelInfo, request, timeout, messages.model_info)
 
 
 def load(*, timeout: float | None = None) -> Rpc[types.Load]:
     """The service's load: requests, pages, workers; and whether it serves. `timeout`: seconds."""
-    return _rpc(lambda stubs: stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout, messages.load)
+    return Rpc(lambda stubs: stubs.control.GetLoad, control_pb2.GetLoadRequest(), timeout, messages.load)
 
 
 def health(*, timeout: float | None = None) -> Rpc[bool]:
@@ -141,13 +136,13 @@ def health(*, timeout: float | None = None) -> Rpc[bool]:
     def read(answer: health_pb2.HealthCheckResponse) -> bool:
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
-    return _rpc(lambda stubs: stubs.health.Check, health_pb2.HealthCheckRequest(), timeout, read)
+    return Rpc(lambda stubs: stubs.health.Check, health_pb2.HealthCheckRequest(), timeout, read)
 
 
 def flush_cache(*, timeout: float | None = None) -> Rpc[int]:
     """Empties the prefix cache; the number of pages that it held. `timeout`: seconds."""
     request = control_pb2.FlushCacheRequest()
-    return _rpc(lambda stubs: stubs.control.FlushCache, request, timeout, lambda answer: answer.pages)
+    return Rpc(lambda stubs: stubs.control.FlushCache, request, timeout, lambda answer: answer.pages)
 
 
 def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedRequest]]:
@@ -157,13 +152,13 @@ def quarantine(*, timeout: float | None = None) -> Rpc[list[types.QuarantinedReq
     def read(answer: control_pb2.ListQuarantineResponse) -> list[types.QuarantinedRequest]:
         return [messages.value(types.QuarantinedRequest, request) for request in answer.requests]
 
-    return _rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, read)
+    return Rpc(lambda stubs: stubs.control.ListQuarantine, request, timeout, read)
 
 
 def clear_quarantine(*keys: str, timeout: float | None = None) -> Rpc[int]:
     """Ends the quarantine of requests with these keys, of all without keys; their number. `timeout`: seconds."""
     request = control_pb2.ClearQuarantineRequest(keys=keys)
-    return _rpc(lambda stubs: stubs.control.ClearQuarantine, request, timeout, lambda answer: answer.removed)
+    return Rpc(lambda stubs: stubs.control.ClearQuarantine, request, timeout, lambda answer: answer.removed)
 
 
 def drain(
@@ -177,7 +172,7 @@ def drain(
     the last one.
     """
     request = control_pb2.DrainRequest(worker=worker, max_seconds=max_seconds, force=force)
-    return _rpc(lambda stubs: stubs.control.Drain, request, timeout, messages.drain_progress)
+    return Rpc(lambda stubs: stubs.control.Drain, request, timeout, messages.drain_progress)
 
 
 def update_weights(
@@ -205,7 +200,7 @@ def update_weights(
         in_turn=in_turn,
         max_seconds=max_seconds,
     )
-    return _rpc(lambda stubs: stubs.control.UpdateWeights, request, timeout, messages.update_progress)
+    return Rpc(lambda stubs: stubs.control.UpdateWeights, request, timeout, messages.update_progress)
 
 
 def method_of(
