@@ -108,7 +108,7 @@ class OtherProtocol(NothingAnswers):
 
 
 class AnswersTooSlowly(Unavailable):
-    """The host did not complete the connection within the client's limit of 20 s."""
+    """The host did not complete the connection within the client's limit of 5 s."""
 
 
 class DeadlineExceeded(TandemError):
