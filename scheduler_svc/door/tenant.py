@@ -4,7 +4,7 @@ A tenant is an account. A token or a client's certificate belongs to one tenant 
 by its SHA-256, so the time of the look-up says nothing about the stored tokens.
 """
 
-import hmac
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +15,6 @@ from tandem.v1.inference_pb2 import GenerateRequest
 from scheduler_svc.core.messages.operators import TenantLimits
 from tandem_contract.limits import limit_at
 
-HASH_BYTES = 32
 _SCHEME = b"bearer "
 # `tandem_` and 32 bytes in base64 are 50 characters.
 _MAX_HEADER_BYTES = 512
@@ -25,8 +24,6 @@ MIN_PRIORITY, MAX_PRIORITY = int(_PRIORITY.least), int(_PRIORITY.most)
 
 
 class Right(StrEnum):
-    """What a caller may call."""
-
     INFERENCE = "inference"
     CONTROL = "control"
     METRICS = "metrics"
@@ -47,8 +44,6 @@ class CallerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The identity of a caller."""
-
     tenant: str
     """The name in the token file; empty without one."""
     rights: Rights
@@ -65,8 +60,6 @@ EVERYONE = Caller(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A bearer token."""
-
     hash: bytes
     """SHA-256 of the token: 32 bytes."""
     rights: Rights
@@ -76,8 +69,6 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A client's certificate."""
-
     name: str
     """A subject alternative name (DNS or URI), or the common name."""
     rights: Rights
@@ -85,8 +76,6 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One tenant."""
-
     name: str
     tokens: tuple[Token, ...] = ()
     certificates: tuple[Certificate, ...] = ()
@@ -99,20 +88,16 @@ class Table:
     """Every token and certificate of the token file."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
-        self._tokens: dict[bytes, tuple[Token, Caller]] = {}
-        self._certificates: dict[str, Caller] = {}
+        # By the token's hash or the certificate's name: its owner, and until when, in Unix time.
+        self._owners: dict[bytes | str, tuple[Caller, float]] = {}
         for tenant in tenants:
-            # One object for all tokens of a tenant that have the same rights.
-            callers: dict[Rights, Caller] = {}
-            for one in (*tenant.tokens, *tenant.certificates):
-                caller = callers.get(one.rights)
-                if caller is None:
-                    caller = Caller(tenant=tenant.name, rights=one.rights, limits=tenant.caller_limits)
-                    callers[one.rights] = caller
-                if isinstance(one, Token):
-                    self._tokens[one.hash] = one, caller
-                else:
-                    self._certificates[one.name] = caller
+            proofs = [
+                *((token.hash, token.rights, token.expires) for token in tenant.tokens),
+                *((certificate.name, certificate.rights, math.inf) for certificate in tenant.certificates),
+            ]
+            for proof, rights, expires in proofs:
+                owner = Caller(tenant=tenant.name, rights=rights, limits=tenant.caller_limits, proof=proof)
+                self._owners[proof] = owner, expires
 
     def of_call(self, headers: Sequence[bytes], names: Iterable[str], unix_now: float) -> Caller | None:
         """Returns the owner of the call's bearer token (`Authorization`), or, without any, of its certificate.
@@ -129,26 +114,13 @@ class Table:
 
     def of_token(self, token: bytes, unix_now: float) -> Caller | None:
         """Returns the owner of this token, None without one or if it has expired."""
-        digest = sha256(token).digest()
-        entry_and_caller = self._tokens.get(digest)
-        if entry_and_caller is None:
-            return None
-        entry, caller = entry_and_caller
-        is_valid = hmac.compare_digest(entry.hash, digest) and unix_now < entry.expires
-        return _with_proof(caller, digest) if is_valid else None
+        owner, expires = self._owners.get(sha256(token).digest(), (None, 0.0))
+        return owner if unix_now < expires else None
 
     def of_certificate(self, names: Iterable[str]) -> Caller | None:
         """Returns the owner of a verified certificate with one of these names; the first known name counts."""
-        owner = next((name for name in names if name in self._certificates), None)
-        return None if owner is None else _with_proof(self._certificates[owner], owner)
+        return next((owner for name in names if (owner := self.of_proof(name)) is not None), None)
 
     def of_proof(self, proof: bytes | str | None) -> Caller | None:
         """Returns the owner of this proof now, also if it has expired; None if it was revoked."""
-        if isinstance(proof, bytes):
-            entry_and_caller = self._tokens.get(proof)
-            return None if entry_and_caller is None else entry_and_caller[1]
-        return None if proof is None else self._certificates.get(proof)
-
-
-def _with_proof(caller: Caller, proof: bytes | str) -> Caller:
-    return Caller(tenant=caller.tenant, rights=caller.rights, limits=caller.limits, proof=proof)
+        return None if proof is None else self._owners.get(proof, (None, 0.0))[0]

@@ -47,10 +47,6 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
 
-    @property
-    def paths(self) -> tuple[Path | None, ...]:
-        return self.certificate, self.key, self.client_ca
-
     def read(self) -> TlsContent:
         """Reads and checks the files. Raises TlsFileError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -75,22 +71,19 @@ class TlsFiles:
         return content
 
 
-class FollowedFiles(Generic[_T]):
-    """What `make` makes of the files' content, which may change without a restart."""
+class FollowedFiles(Followed, Generic[_T]):
+    """What `make` makes of the files' content, which may change without a restart. One look a second at most."""
 
     def __init__(self, files: TlsFiles, make: Callable[[TlsContent], _T], *, whose: str = "") -> None:
         """Reads the files. The lines of the log begin with `whose`. Raises TlsFileError, and so may `make`."""
         self._files, self._make = files, make
-        self._followed = Followed(files.paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
+        paths = (files.certificate, files.key, files.client_ca)
+        super().__init__(paths, self._read, log, whose=whose, pause_seconds=LOOK_SECONDS)
         self._read()
-
-    def renew(self) -> bool:
-        """Looks at the files, once a second at most, from any thread. Returns whether `value` is a new one."""
-        return self._followed.look()
 
     def newest(self) -> _T:
         """Returns `value` after a look at the files."""
-        self.renew()
+        self.look()
         return self.value
 
     def _read(self) -> None:

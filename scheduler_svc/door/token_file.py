@@ -286,10 +286,10 @@ class TokenFile:
         self._path = path
         self._state = state_of(path)
         self._failure: tuple[FileState | None, str] | None = None
-        self.tenants: tuple[Tenant, ...] = read(path)
+        self.tenants = read(path)
         self.table = Table(self.tenants)
         self._reader: threading.Thread | None = None
-        self._read: tuple[Tenant, ...] | None = None
+        self._read: tuple[tuple[Tenant, ...], Table] | None = None
 
     def poll(self) -> bool:
         """Looks at the file; returns whether its content was replaced. Call it about once a second.
@@ -301,8 +301,8 @@ class TokenFile:
                 return False
             self._reader = None
             if self._read is not None:
-                self._take(self._read)
-                self._read = None
+                (self.tenants, self.table), self._read = self._read, None
+                log.info("%s was read: %s", self._path, summary(self.tenants))
                 return True
         state = state_of(self._path)
         if state is None or state != self._state:
@@ -316,8 +316,8 @@ class TokenFile:
 
     def _read_again(self, state: FileState | None) -> None:
         try:
-            self._read = read(self._path)
-            self._failure = None
+            tenants = read(self._path)
+            self._read, self._failure = (tenants, Table(tenants)), None
         except TokenFileError as error:
             if isinstance(error, _UnreadError):
                 # The next look tries again, because the cause may not be the file.
@@ -325,10 +325,6 @@ class TokenFile:
             if (failure := (state, str(error))) != self._failure:
                 self._failure = failure
                 log.error("tokens: %s; the tokens read before stay in force", error)
-
-    def _take(self, tenants: tuple[Tenant, ...]) -> None:
-        self.tenants, self.table = tenants, Table(tenants)
-        log.info("%s was read: %s", self._path, summary(tenants))
 
 
 def summary(tenants: tuple[Tenant, ...]) -> str:

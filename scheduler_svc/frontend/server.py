@@ -56,7 +56,7 @@ def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
     return make(
         followed.value,
         # The configuration for this handshake and the next ones; None if it is as before.
-        lambda: followed.value if followed.renew() else None,
+        lambda: followed.value if followed.look() else None,
         require_client_authentication=files.client_ca is not None,
     )
 

@@ -111,23 +111,6 @@ _LOOK_SECONDS = 1.0
 _PREFILL, _DECODE, _MIXED = range(3)
 
 
-class Places:
-    """A number for each worker, the smallest that is free: a worker that replaces another takes over its series."""
-
-    def __init__(self) -> None:
-        # By the number of the lane, which is never used twice.
-        self._places: dict[int, int] = {}
-
-    def of(self, lane: Lane, core: Scheduler) -> int:
-        place = self._places.get(lane.number)
-        if place is None:
-            present = {one.number for one in core.lanes.values()}
-            self._places = {number: taken for number, taken in self._places.items() if number in present}
-            taken = set(self._places.values())
-            place = self._places[lane.number] = next(free for free in range(len(taken) + 1) if free not in taken)
-        return place
-
-
 class CoreMeter:
     """All numbers of the page. `clock` is the core's."""
 
@@ -141,12 +124,12 @@ class CoreMeter:
         }
         self.frontend_deaths = 0
         """Front ends that were lost. The loop counts them."""
-        self.step_tokens = Histogram(catalogue.STEP_TOKENS.buckets)
-        self.plan_to_result = Histogram(catalogue.PLAN_TO_RESULT.buckets)
-        self.core_step = Histogram(catalogue.CORE_STEP.buckets)
+        metrics = (catalogue.STEP_TOKENS, catalogue.PLAN_TO_RESULT, catalogue.CORE_STEP)
+        self.histograms = {metric: Histogram(metric.buckets) for metric in metrics}
         self.steps: dict[int, tuple[Histogram, ...]] = {}
         """One histogram per kind of step, by the worker's place."""
-        self._places = Places()
+        # By the number of a lane, which is never used twice: the place of its worker.
+        self._places: dict[int, int] = {}
         self._clock = clock
         self._has_read_step = False
         self._look_at = float("-inf")
@@ -165,21 +148,30 @@ class CoreMeter:
         plan = plans[0]
         num_prefill, num_decode = plan.prefill_tokens, plan.decode_tokens
         kind = (_MIXED if num_decode else _PREFILL) if num_prefill else _DECODE
-        place = self._places.of(lane, core)
+        place = self._place_of(lane, core)
         if place not in self.steps:
             self.steps[place] = tuple(Histogram(catalogue.STEP_SECONDS.buckets) for _ in catalogue.STEP_KINDS)
         self.steps[place][kind].observe(event.compute_us / 1e6)
-        self.plan_to_result.observe(self._clock() - plan.sent_at)
-        self.step_tokens.observe(num_prefill + num_decode)
+        self.histograms[catalogue.PLAN_TO_RESULT].observe(self._clock() - plan.sent_at)
+        self.histograms[catalogue.STEP_TOKENS].observe(num_prefill + num_decode)
 
     def turned(self, core: Scheduler, began: float) -> None:
         """Measures a turn of the core's thread that is over, if it read a step; looks at the core once a second."""
         if self._has_read_step:
             self._has_read_step = False
-            self.core_step.observe(self._clock() - began)
+            self.histograms[catalogue.CORE_STEP].observe(self._clock() - began)
         if began >= self._look_at:
             self._look_at = began + _LOOK_SECONDS
             self._look(core)
+
+    def _place_of(self, lane: Lane, core: Scheduler) -> int:
+        """The smallest number that is free: a worker that replaces another takes over its series."""
+        if lane.number not in self._places:
+            present = {one.number for one in core.lanes.values()}
+            self._places = {number: taken for number, taken in self._places.items() if number in present}
+            taken = set(self._places.values())
+            self._places[lane.number] = next(free for free in range(len(taken) + 1) if free not in taken)
+        return self._places[lane.number]
 
     def _look(self, core: Scheduler) -> None:
         self.fronts.keep(core.frontends)
@@ -206,22 +198,17 @@ class CoreMeter:
             catalogue.NOT_SERVING: catalogue.NOT_SERVING.samples(*reasons),
             catalogue.RESETS: catalogue.RESETS.samples(*counters.resets_by_cause.values()),
             catalogue.KV_USAGE: [
-                ((str(self._places.of(lane, core)),), lane.pool.num_used / lane.info.usable_pages) for lane in seated
+                ((str(self._place_of(lane, core)),), lane.pool.num_used / lane.info.usable_pages) for lane in seated
             ],
         }
 
     def samples(self, tenants: Container[str]) -> dict[Metric, Samples]:
         """Returns the samples of each metric of the page. For any thread."""
-        histograms = {
-            catalogue.STEP_TOKENS: self.step_tokens,
-            catalogue.PLAN_TO_RESULT: self.plan_to_result,
-            catalogue.CORE_STEP: self.core_step,
-        }
         return {
             **self.fronts.samples(tenants),
             **self.last_look,
             catalogue.DEATHS: catalogue.DEATHS.samples(self.frontend_deaths),
-            **{metric: metric.samples(*histogram.cells()) for metric, histogram in histograms.items()},
+            **{metric: metric.samples(*histogram.cells()) for metric, histogram in self.histograms.items()},
             catalogue.STEP_SECONDS: [
                 ((str(place), kind), histogram.cells())
                 for place, kinds in list(self.steps.items())

@@ -53,13 +53,14 @@ def test_the_steps_are_those_that_the_core_confirms() -> None:
     reports, meter = fleet.reports(), fleet.meter
     assert len(reports) == fleet.core.counters.steps > 20
     positions = [one.prefill_tokens + one.decode_tokens for one in reports]
-    assert (sum(meter.step_tokens.counts), meter.step_tokens.sum) == (len(positions), sum(positions))
-    assert sum(meter.plan_to_result.counts) == len(reports)
+    tokens, spans = (meter.histograms[metric] for metric in (catalogue.STEP_TOKENS, catalogue.PLAN_TO_RESULT))
+    assert (sum(tokens.counts), tokens.sum) == (len(positions), sum(positions))
+    assert sum(spans.counts) == len(reports)
     kinds = [one.kind for one in reports]
     assert [
         sum(sum(of_place[idx].counts) for of_place in meter.steps.values()) for idx in range(len(catalogue.STEP_KINDS))
     ] == [kinds.count(kind) for kind in catalogue.STEP_KINDS]
-    assert abs(sum(one.span_seconds for one in reports) - meter.plan_to_result.sum) < 1e-9
+    assert abs(sum(one.span_seconds for one in reports) - spans.sum) < 1e-9
 
 
 def places(fleet: MeasuredFleet) -> list[str]:
@@ -165,13 +166,14 @@ def test_resets_have_causes() -> None:
 def test_a_turn_counts_if_it_read_a_step() -> None:
     fleet = MeasuredFleet(SHAPE)
     fleet.meter.turned(fleet.core, fleet.now)
-    assert sum(fleet.meter.core_step.counts) == 0
+    turns = fleet.meter.histograms[catalogue.CORE_STEP]
+    assert sum(turns.counts) == 0
     fleet.ask(1)
     fleet.step()
     began, fleet.now = fleet.now, fleet.now + 0.003
     fleet.meter.turned(fleet.core, began)
     fleet.meter.turned(fleet.core, began)
-    assert sum(fleet.meter.core_step.counts) == 1 and abs(fleet.meter.core_step.sum - 0.003) < 1e-9
+    assert sum(turns.counts) == 1 and abs(turns.sum - 0.003) < 1e-9
 
 
 def test_results_of_void_plans_and_unknown_workers_do_not_count() -> None:
@@ -189,6 +191,6 @@ def test_results_of_void_plans_and_unknown_workers_do_not_count() -> None:
         replace(event, status=ev.StepStatus.FAILED),
     ):
         fleet.meter.step_arrived(void, fleet.core)
-    assert sum(fleet.meter.step_tokens.counts) == 0
+    assert sum(fleet.meter.histograms[catalogue.STEP_TOKENS].counts) == 0
     fleet.meter.step_arrived(event, fleet.core)
-    assert sum(fleet.meter.step_tokens.counts) == 1
+    assert sum(fleet.meter.histograms[catalogue.STEP_TOKENS].counts) == 1

@@ -56,9 +56,10 @@ def test_prometheus_reads_every_metric_with_its_type_and_labels() -> None:
 
 def test_buckets_are_cumulative_and_end_without_a_bound() -> None:
     meter = full_meter()
-    meter.plan_to_result.observe(0.0004)
-    meter.plan_to_result.observe(0.0005)
-    meter.plan_to_result.observe(11.0, 3)
+    spans = meter.histograms[catalogue.PLAN_TO_RESULT]
+    spans.observe(0.0004)
+    spans.observe(0.0005)
+    spans.observe(11.0, 3)
     family = families(meter)["tandem_plan_to_result_seconds"]
     values = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}
     bounds = [float(bound) for bound in values if bound[0].isdigit()]
