@@ -24,12 +24,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem_client.async_client import AsyncClient
-from tandem_client.demo.rounds import Arrivals, Completion, Question, Round, differing, questions, run_round
+from tandem_client.demo.rounds import PROMPTS, Round, asked, differing
 from tandem_client.errors import TandemError
 from tandem_client.services.pair import TOY_NOTICE, ServicePair, flags, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
 from tandem_client.services.settings import SCHEDULER, WORKER, Settings, SettingsReader, SettingsRefused
-from tandem_client.types import Delta
 from tandem_contract.logs import parse
 from tandem_contract.needed import ends_with_needed
 from tandem_contract.plural import numbered
@@ -140,47 +139,36 @@ class Services:
         self._teller.say(name, read.message if read.level in ("", "INFO") else f"{read.level} {read.message}")
 
 
-class Board:
-    """The streams of one round, side by side."""
+def streams_table(playing: Round) -> Table:
+    """Returns the streams of one round, side by side."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    table.add_column("tokens", justify="right", width=6)
+    table.add_column("text", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("ended by", width=8)
+    for one in playing.completions:
+        grown = Text(one.prompt, style="bold")
+        grown.append(one_line(one.text)[-_TAIL_CHARACTERS:], style="not bold")
+        table.add_row(str(len(one.token_ids)), grown, one.ended_by)
+    return table
 
-    def __init__(self, teller: Teller, asked: Sequence[Question]) -> None:
-        self._teller = teller
-        self._asked = asked
-        self._texts = [""] * len(asked)
-        self._num_tokens = [0] * len(asked)
-        self._ended = [""] * len(asked)
-        self.is_live = teller.console.is_terminal
 
-    def live(self) -> Live:
-        return Live(
-            console=self._teller.console,
-            get_renderable=self._table,
-            refresh_per_second=_FRAMES_PER_SECOND,
-            transient=True,
-        )
+async def play(client: AsyncClient, teller: Teller, playing: Round) -> None:
+    """Plays a round; shows its streams live on a terminal, and otherwise a line for each that has ended."""
+    is_live = teller.console.is_terminal
 
-    def on_delta(self, index: int, delta: Delta) -> None:
-        self._texts[index] += delta.text
-        self._num_tokens[index] += len(delta.token_ids)
+    def on_done(index: int) -> None:
+        if not is_live:
+            done, number = playing.completions[index], f"{index + 1} of {len(playing.completions)}"
+            teller.say("stream", f"{number}: {numbered(len(done.token_ids), 'token')}, {done.ended_by}")
 
-    def on_done(self, index: int, completion: Completion) -> None:
-        self._ended[index] = completion.ended_by
-        if not self.is_live:
-            length = numbered(len(completion.token_ids), "token")
-            self._teller.say("stream", f"{index + 1} of {len(self._asked)}: {length}, {completion.ended_by}")
-
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, expand=True)
-        table.add_column("tokens", justify="right", width=6)
-        table.add_column("text", ratio=1, no_wrap=True, overflow="ellipsis")
-        table.add_column("ended by", width=8)
-        for question, text, num_tokens, ended in zip(
-            self._asked, self._texts, self._num_tokens, self._ended, strict=True
-        ):
-            grown = Text(question.prompt, style="bold")
-            grown.append(one_line(text)[-_TAIL_CHARACTERS:], style="not bold")
-            table.add_row(str(num_tokens), grown, ended)
-        return table
+    live = Live(
+        console=teller.console,
+        get_renderable=lambda: streams_table(playing),
+        refresh_per_second=_FRAMES_PER_SECOND,
+        transient=True,
+    )
+    with live if is_live else nullcontext():
+        await playing.play(client, on_done)
 
 
 def one_line(text: str) -> str:
@@ -212,8 +200,8 @@ def result_table(undisturbed: Round, disturbed: Round, differing: Sequence[int])
             str(len(one.token_ids)),
             f"{one.first_token_seconds:.3f} s",
             "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.0f}",
-            str(other.summary.timing.worker_changes),
-            str(other.summary.usage.recomputed_tokens),
+            str(other.worker_changes),
+            str(other.recomputed_tokens),
             "NO" if index in differing else "yes",
             Text(one_line(other.prompt + other.text)),
         )
@@ -259,15 +247,15 @@ def main(
             teller, scheduler_flags=given[SCHEDULER], worker_flags=given[WORKER], settings=read[SCHEDULER]
         )
         with suppress(KeyboardInterrupt):
-            raise typer.Exit(asyncio.run(_demo(services, teller, questions(tokens))))
+            raise typer.Exit(asyncio.run(_demo(services, teller, tokens)))
     raise typer.Exit(_INTERRUPTED)
 
 
-async def _demo(services: Services, teller: Teller, asked: list[Question]) -> int:
+async def _demo(services: Services, teller: Teller, num_tokens: int) -> int:
     problems: list[str] = []
     try:
         async with AsyncClient(await services.start()) as client:
-            problems += await _both_rounds(services, client, teller, asked)
+            problems += await _both_rounds(services, client, teller, num_tokens)
     except (ServiceEnded, TandemError) as error:
         problems.append(str(error))
     finally:
@@ -275,31 +263,26 @@ async def _demo(services: Services, teller: Teller, asked: list[Question]) -> in
     for problem in problems:
         teller.say_itself(f"FAILED: {problem}")
     if not problems:
-        teller.say_itself(f"all {numbered(len(asked), 'completion', 'are')} equal, with and without the kill")
+        teller.say_itself(f"all {numbered(len(PROMPTS), 'completion', 'are')} equal, with and without the kill")
     return 1 if problems else 0
 
 
-async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, asked: list[Question]) -> list[str]:
-    async def play(arrivals: Arrivals) -> Round:
-        board = Board(teller, asked)
-        with board.live() if board.is_live else nullcontext():
-            return await run_round(client, asked, arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
-
+async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, num_tokens: int) -> list[str]:
+    undisturbed, disturbed = (Round(completions=asked(num_tokens)) for _ in range(2))
     info = await client.model_info()
     services.quiet = True
     pages, rows = numbered(info.num_pages, "page"), numbered(info.max_rows, "row")
     teller.say_itself(f"serving {info.model}: {pages} of {numbered(info.page_size, 'token')}, {rows}")
     if is_toy(info):
         teller.say_itself(TOY_NOTICE)
-    teller.say_itself(f"round 1, undisturbed: {numbered(len(asked), 'prompt')} at once")
-    undisturbed = await services.guard(play(Arrivals()))
+    teller.say_itself(f"round 1, undisturbed: {numbered(len(PROMPTS), 'prompt')} at once")
+    await services.guard(play(client, teller, undisturbed))
     teller.say_itself(round_line("round 1", undisturbed))
 
     teller.say_itself("round 2: the same prompts; the worker will be killed in the middle")
-    arrivals = Arrivals()
-    killing = asyncio.create_task(_kill_in_the_middle(services, teller, arrivals, undisturbed.num_tokens // 3))
+    killing = asyncio.create_task(_kill_in_the_middle(services, teller, disturbed, undisturbed.num_tokens // 3))
     try:
-        disturbed = await services.guard(play(arrivals))
+        await services.guard(play(client, teller, disturbed))
         await asyncio.wait([killing], timeout=_LAST_WORD_SECONDS)
     finally:
         # Also if the demo is interrupted, because the task would call a service that has stopped.
@@ -309,21 +292,21 @@ async def _both_rounds(services: Services, client: AsyncClient, teller: Teller, 
     services.quiet = False
     unequal = differing(undisturbed, disturbed)
     teller.console.print(result_table(undisturbed, disturbed, unequal))
-    problems = [f"{asked[index].prompt!r} came out differently after the kill" for index in unequal]
-    if disturbed.lane_resets == 0 or not any(c.summary.timing.worker_changes for c in disturbed.completions):
+    problems = [f"{disturbed.completions[index].prompt!r} came out differently after the kill" for index in unequal]
+    if disturbed.lane_resets == 0 or not any(one.worker_changes for one in disturbed.completions):
         problems.append("the kill hit no running request, so it showed nothing")
     return problems
 
 
-async def _kill_in_the_middle(services: Services, teller: Teller, arrivals: Arrivals, num_tokens: int) -> None:
-    await arrivals.wait_for(num_tokens)
-    killed_at, come = teller.seconds, numbered(arrivals.num_tokens, "token")
+async def _kill_in_the_middle(services: Services, teller: Teller, playing: Round, num_tokens: int) -> None:
+    await playing.wait_for(num_tokens)
+    killed_at, come = teller.seconds, numbered(playing.num_tokens, "token")
     teller.say_itself(f"kill -9 {services.worker.pid}, the worker, after {come}; the streams wait")
     await services.kill_worker()
     teller.say_itself(f"another worker starts from nothing, process {services.worker.pid}")
     await services.ready()
     # Tokens of the killed worker may have arrived meanwhile. The next token is the new worker's.
-    await arrivals.wait_for(arrivals.num_tokens + 1)
+    await playing.wait_for(playing.num_tokens + 1)
     teller.say_itself(f"tokens flow again, {teller.seconds - killed_at:.2f} s after the kill")
 
 

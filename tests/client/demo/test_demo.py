@@ -10,11 +10,10 @@ from rich.console import Console
 from tandem.v1 import inference_pb2
 
 from tandem_client import AsyncClient
-from tandem_client.demo.__main__ import Board, Services, Teller, one_line, result_table, round_line
-from tandem_client.demo.rounds import Arrivals, Completion, Round, differing, questions, run_round
+from tandem_client.demo.__main__ import Services, Teller, one_line, play, result_table, round_line
+from tandem_client.demo.rounds import Completion, Round, asked, differing
 from tandem_client.errors import Internal
 from tandem_client.services.settings import SCHEDULER
-from tandem_client.wire import messages
 from tandem_contract.processes import ServiceEnded
 from tests.client import fake_service
 from tests.client.fake_programs import SETTINGS
@@ -23,13 +22,13 @@ from tests.client.fake_service import Ending, FakeService
 
 def completion(*token_ids: int, ended_by: str = "length") -> Completion:
     return Completion(
-        prompt="Return the", token_ids=token_ids, text=" text", ended_by=ended_by, first_token_seconds=0.5,
-        decode_seconds=2.0, first_tokens=1, summary=messages.summary(fake_service.summary(3).summary),
+        prompt="Return the", options={}, token_ids=list(token_ids), text=" text", ended_by=ended_by,
+        first_token_seconds=0.5, decode_seconds=2.0, first_tokens=1,
     )  # fmt: skip
 
 
 def a_round(*completions: Completion) -> Round:
-    return Round(completions=completions, seconds=2.0, steps=9, pages_used=3, pages_total=10, lane_resets=1)
+    return Round(completions=list(completions), seconds=2.0, steps=9, pages_used=3, pages_total=10, lane_resets=1)
 
 
 def test_rounds_are_equal_token_for_token() -> None:
@@ -45,26 +44,21 @@ def test_rates_count_the_tokens_after_the_first_delta() -> None:
 
 
 def test_one_prompt_is_sampled_with_a_seed_and_the_others_are_greedy() -> None:
-    asked = questions(16)
-    assert len({question.prompt for question in asked}) == 8
-    assert sum("seed" in question.options for question in asked) == 1
-    assert all(question.options["max_new_tokens"] == 16 for question in asked)
-
-
-async def play(client: AsyncClient, console: Console, arrivals: Arrivals) -> Round:
-    board = Board(Teller(console), questions(8))
-    return await run_round(client, questions(8), arrivals=arrivals, on_delta=board.on_delta, on_done=board.on_done)
+    questions = asked(16)
+    assert len({question.prompt for question in questions}) == 8
+    assert sum("seed" in question.options for question in questions) == 1
+    assert all(question.options["max_new_tokens"] == 16 for question in questions)
 
 
 def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
-    console, arrivals = Console(width=160, record=True, file=io.StringIO()), Arrivals()
+    console, played = Console(width=160, record=True, file=io.StringIO()), Round(completions=asked(8))
 
-    async def run() -> Round:
+    async def run() -> None:
         async with AsyncClient(service.address) as client:
-            return await play(client, console, arrivals)
+            await asyncio.gather(play(client, Teller(console), played), played.wait_for(8 * 3))
 
-    played = asyncio.run(run())
-    assert played.num_tokens == arrivals.num_tokens == 8 * 3
+    asyncio.run(run())
+    assert played.num_tokens == 8 * 3
     assert {one.text for one in played.completions} == {"Réturn"}
     line = "round 1: 8 completions, 24 tokens in .* steps, at most 0 of 0 pages used"
     assert re.match(line, round_line("round 1", played))
@@ -80,23 +74,29 @@ def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
     async def run() -> None:
         async with AsyncClient(service.address) as client:
             with pytest.raises(Internal, match="broken"):
-                await play(client, Console(file=io.StringIO()), Arrivals())
+                await play(client, Teller(Console(file=io.StringIO())), Round(completions=asked(8)))
             assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
 
     service.behaviour = one_fails
     asyncio.run(run())
 
 
-def test_arrivals_wake_a_waiting_task() -> None:
+def test_tokens_wake_a_waiting_task() -> None:
     async def wait() -> int:
-        arrivals = Arrivals()
-        waiting = asyncio.create_task(arrivals.wait_for(3))
-        await arrivals.add(2)
+        playing = Round(completions=asked(8))
+
+        async def come(*token_ids: int) -> None:
+            async with playing._arrived:
+                playing.completions[0].token_ids += token_ids
+                playing._arrived.notify_all()
+
+        waiting = asyncio.create_task(playing.wait_for(3))
+        await come(1, 2)
         await asyncio.sleep(0)
         assert not waiting.done()
-        await arrivals.add(1)
+        await come(3)
         await waiting
-        return arrivals.num_tokens
+        return playing.num_tokens
 
     assert asyncio.run(wait()) == 3
 
