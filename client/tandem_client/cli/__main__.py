@@ -1,7 +1,7 @@
 """The `tandem` command: its subcommands, put together."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import UserDict
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -41,11 +41,11 @@ _ALL_ARGUMENTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class _Commands(Mapping[str, Any]):
+class _Commands(UserDict[str, Any]):
     """The commands by name. Each is imported when it is asked for: --version and a wrong word wait for none."""
 
     def __getitem__(self, name: str) -> Any:
-        panel, module_name = _PLACES[name]
+        panel, module_name = self.data[name]
         module = import_module(f"tandem_client.cli.commands.{module_name}")
         target: Any = getattr(module, name.replace("-", "_"))
         if not isinstance(target, typer.Typer):
@@ -56,17 +56,11 @@ class _Commands(Mapping[str, Any]):
         made.name, made.rich_help_panel = name, panel
         return made
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
-
-    def __len__(self) -> int:
-        return len(_PLACES)
-
 
 class _Group(TandemGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = _Commands()
+        self.commands: Any = _Commands(_PLACES)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands of installed programs; the others explain what is missing."""

@@ -26,9 +26,9 @@ from rich.text import Text
 from tandem_client.async_client import AsyncClient
 from tandem_client.demo.rounds import PROMPTS, Round, asked, differing
 from tandem_client.errors import TandemError
-from tandem_client.services.pair import TOY_NOTICE, ServicePair, flags, is_toy
+from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy
 from tandem_client.services.programs import PROGRAMS, missing_programs
-from tandem_client.services.settings import SCHEDULER, WORKER, Settings, SettingsReader, SettingsRefused
+from tandem_client.services.settings import SCHEDULER, WORKER, Settings, SettingsReader, SettingsRefused, flags
 from tandem_contract.logs import parse
 from tandem_contract.needed import ends_with_needed
 from tandem_contract.plural import numbered

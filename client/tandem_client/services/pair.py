@@ -139,11 +139,6 @@ class Workers:
         return Heard.SERVES if _ON_STANDBY.search(line) is not None else Heard.WORDS
 
 
-def flags(**values: object) -> list[str]:
-    """The flags of these settings, without those that are None."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-
-
 class ServicePair:
     """All processes. Workers stop last, because streams that finish within the scheduler's grace need them."""
 

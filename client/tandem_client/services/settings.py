@@ -38,6 +38,15 @@ class HelpAsked(Exception):
     """The flags of a program ask for its help or version, which is the message."""
 
 
+def flag_of(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
+
+
+def flags(**values: object) -> list[str]:
+    """The flags of these settings, without those that are None."""
+    return [f"{flag_of(name)}={value}" for name, value in values.items() if value is not None]
+
+
 class SettingsReader:
     """A fork that reads the settings of programs, and gets ready while this process does something else.
 

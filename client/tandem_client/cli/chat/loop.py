@@ -10,7 +10,6 @@ import os
 import sys
 import termios
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -94,24 +93,16 @@ def parse_setting(name: str, text: str) -> Any:
         raise ValueError(f"{name} is {text[:40]!r}; it must be {kind}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command with its argument; empty without one."""
-
-    name: str
-    argument: str = ""
-
-
-def parse(text: str) -> Command | str:
-    """Returns the command, or the message to send. Raises ValueError for a command that does not exist.
+def parse(text: str) -> tuple[str, str]:
+    """Returns a command and its argument, or "" and the message to send. Raises ValueError for an unknown command.
 
     A message between triple quotes loses them, and begins with a slash if it likes to.
     """
     stripped = text.strip()
     if stripped.startswith(_QUOTES):
-        return stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
+        return "", stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
     if not text.startswith("/"):
-        return stripped
+        return "", stripped
     name, _, argument = stripped.partition(" ")
     name = _ALIASES.get(name, name)
     if name not in COMMANDS:
@@ -123,7 +114,7 @@ def parse(text: str) -> Command | str:
         raise ValueError(f"{name} takes no argument")
     if not argument.strip() and usage and not usage.startswith("["):
         raise ValueError(f"{name} needs {usage}")
-    return Command(name=name, argument=argument.strip())
+    return name, argument.strip()
 
 
 def is_complete(text: str) -> bool:
@@ -257,9 +248,9 @@ class Loop:
 
     async def _take(self, text: str) -> bool:
         """Carries out what was typed. Returns whether the conversation goes on."""
-        given = parse(text)
-        if isinstance(given, Command):
-            return await self._carry_out(given)
+        command, given = parse(text)
+        if command:
+            return await self._carry_out(command, given)
         if given or self._session.pending_call is not None:
             await self._send(given)
         return True
@@ -291,9 +282,9 @@ class Loop:
         if answer.figures:
             self._screen.note(answer.figures)
 
-    async def _carry_out(self, command: Command) -> bool:
+    async def _carry_out(self, command: str, argument: str) -> bool:
         session, note = self._session, self._screen.note
-        match command.name:
+        match command:
             case "/quit":
                 return False
             case "/help":
@@ -302,9 +293,9 @@ class Loop:
                 session.clear()
                 note("the conversation is forgotten")
             case "/system":
-                self._set_system(command.argument)
+                self._set_system(argument)
             case "/set":
-                self._set(command.argument)
+                self._set(argument)
             case "/regen":
                 if session.reopen():
                     await self._answer()
@@ -313,7 +304,7 @@ class Loop:
             case "/tokens":
                 await self._count_tokens()
             case "/save":
-                path = Path(command.argument).expanduser()
+                path = Path(argument).expanduser()
                 try:
                     session.save(path, overwrite=path in self._own_files)
                 except FileExistsError:
@@ -321,7 +312,7 @@ class Loop:
                 self._own_files.add(path)
                 note(f"{counted(session.num_turns, 'message')} written to {path}")
             case _:
-                self._load(Path(command.argument).expanduser())
+                self._load(Path(argument).expanduser())
         return True
 
     def _set_system(self, text: str) -> None:

@@ -29,6 +29,8 @@ from tandem_client.services.settings import (
     Settings,
     SettingsReader,
     SettingsRefused,
+    flag_of,
+    flags,
 )
 from tandem_contract import stopping
 from tandem_contract.files import own_runtime_dir
@@ -49,6 +51,7 @@ _MODEL, _LIMITS, _ADDRESSES, _CALLERS, _RUN = "Model and memory", "Limits", "Add
 # It keeps the KV pools of dead workers.
 _HOLDER = "holder"
 _SHARED = f"{SCHEDULER} {WORKER} {_HOLDER}"
+_MODEL_ARGUMENT = typer.Argument(help="A folder or a hub name; default: the bundled toy model.")
 
 
 def _row(programs: str, panel: str, usage: str, description: str, kind: Any = str) -> tuple[list[str], Parameter]:
@@ -57,6 +60,7 @@ def _row(programs: str, panel: str, usage: str, description: str, kind: Any = st
 
 
 _TABLE = (
+    ([WORKER], parameter("model", Annotated[str | None, _MODEL_ARGUMENT])),
     _row(WORKER, _MODEL, "--served-name NAME", "Name that callers see; default: the model's own."),
     _row(WORKER, _MODEL, "--device", "cpu, cuda or cuda:N; default: CUDA if there is one."),
     _row(WORKER, _MODEL, "--dtype", "float32, bfloat16 or float16; default: the device decides."),
@@ -89,10 +93,6 @@ _TABLE = (
     _row(f"{_SHARED} {GATEWAY}", _RUN, "--log-format FORMAT", "text, or json for one object per line; default: text."),
 )  # fmt: skip
 _PARAMETERS = (
-    parameter(
-        "model",
-        Annotated[str | None, typer.Argument(help="A folder or a hub name; default: the bundled toy model.")],
-    ),
     *(setting for _, setting in _TABLE),
     flag(_ADDRESSES, int, "--port N", f"Port of OpenAI's HTTP API; with --host {_HTTP_PORT}.", min=0, max=65_535),
     flag(_ADDRESSES, str, "--host HOST", f"Host of the HTTP API; with --port {_HTTP_HOST}. Without both: none."),
@@ -162,7 +162,7 @@ def _http_address(port: int | None, host: str | None, http: str | None, gateway:
         if gateway:
             raise ValueError("--gateway needs --port, the port of the HTTP API")
         return ""
-    others = [f"--gateway has {word}" for word in _of_setting("listen", gateway)]
+    others = [f"--gateway has {word}" for word in _of_setting("--listen", gateway)]
     if others or (http is not None and len(named) > 1):
         raise ValueError(f"{' and '.join([*named, *others])}; leave all but one out")
     host = host or _HTTP_HOST
@@ -171,32 +171,22 @@ def _http_address(port: int | None, host: str | None, http: str | None, gateway:
 
 def _refuse_conflicts(options: Mapping[str, Any], more: Mapping[str, Sequence[str]]) -> None:
     """Raises ValueError if a flag and the quoted flags of a program set the same."""
-    named = {"model": (options["model"], [WORKER])}
-    named |= {_flag(setting.name): (options[setting.name], names) for names, setting in _TABLE}
-    for flag_name, (value, names) in named.items():
-        words = [
-            (name, word) for name in names for word in _of_setting(flag_name.removeprefix("--"), more.get(name, ()))
-        ]
+    for names, setting in _TABLE:
+        value, own = options[setting.name], flag_of(setting.name)
+        words = [(name, word) for name in names for word in _of_setting(own, more.get(name, ()))]
         if value is not None and words:
-            shown = "MODEL" if flag_name == "model" else flag_name
+            shown = "MODEL" if setting.name == "model" else own
             raise ValueError(f"{shown} is {value} and --{words[0][0]} has {words[0][1]}; leave one of them out")
 
 
-def _flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
-
-
-def _of_setting(setting: str, words: Sequence[str]) -> list[str]:
-    """The words that are a flag of the setting."""
-    return [word for word in words if word.partition("=")[0] in (f"--{setting}", f"--no-{setting}")]
+def _of_setting(own: str, words: Sequence[str]) -> list[str]:
+    """The words that are the flag `own` of a setting, or turn it off."""
+    return [word for word in words if word.partition("=")[0] in (own, f"--no-{own[2:]}")]
 
 
 def _flags(options: Mapping[str, Any], program: str) -> list[str]:
     """The flags of a program for its settings that are flags of this command."""
-    given = {setting.name: options[setting.name] for names, setting in _TABLE if program in names}
-    if program == WORKER:
-        given = {"model": options["model"], **given}
-    return [f"{_flag(name)}={value}" for name, value in given.items() if value is not None]
+    return flags(**{setting.name: options[setting.name] for names, setting in _TABLE if program in names})
 
 
 def _display(log_format: LogFormat | None, *, verbose: bool) -> Display:
