@@ -58,6 +58,7 @@ def main() -> int:
     """Runs the service. Returns 0 after SIGTERM or SIGINT, 2 for invalid settings, 1 for other failures."""
     stopping.begin()
     logs.open_closed_streams()
+    failure: FrontendFailed | SettingError | None = None
     with ExitStack() as stack:
         try:
             settings = PROGRAM.read(sys.argv[1:], os.environ)
@@ -74,8 +75,6 @@ def main() -> int:
             service.run()
         except (FrontendFailed, SettingError) as error:
             failure = error
-        else:
-            failure = None
     if failure is not None:
         log.error("%s", failure)
         return 2 if isinstance(failure, SettingError) or failure.exit_code == 2 else 1

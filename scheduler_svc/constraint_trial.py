@@ -47,7 +47,6 @@ _NICE = 10
 
 
 def packed(number: int, text: str) -> bytes:
-    """Encodes a packet."""
     return _NUMBER.pack(number) + text.encode()
 
 

@@ -18,8 +18,6 @@ def _absolute_folders(text: str) -> str:
 
 
 class SchedulerSettings(BaseModel):
-    """All settings of `python -m scheduler_svc`."""
-
     model_config = ConfigDict(extra="forbid")
 
     listen: str = setting(

@@ -40,8 +40,6 @@ _KERNEL_COUNTS = Path("/proc/vmstat")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What one start runs."""
-
     argv: tuple[str, ...]
     # Over that of this process.
     environment: Mapping[str, str] = field(default_factory=dict[str, str])

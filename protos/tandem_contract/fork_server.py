@@ -159,7 +159,6 @@ class _Life:
         self._thread.join()
 
     def _run(self) -> None:
-        """Starts the process and waits for its end."""
         with self._theirs, self._lock:
             if not self._is_wanted:
                 return

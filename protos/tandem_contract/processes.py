@@ -158,8 +158,6 @@ class Restart:
 
 
 class State(StrEnum):
-    """The state of a process that is kept running."""
-
     STARTING = "starting"
     SERVING = "serving"
     # Before the first start too.
@@ -188,8 +186,6 @@ class Heard(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """One end of a process."""
-
     name: str
     status: int
     # Continues a sentence, like `was ended by SIGKILL`.

@@ -33,8 +33,6 @@ _FROM_OUTSIDE = (*_COUNTED, signal.SIGHUP)
 
 
 class Asked(IntEnum):
-    """What a program was asked for."""
-
     NOTHING = 0
     STOP = 1
     STOP_NOW = 2

@@ -22,14 +22,13 @@ class Trouble:
         """`what` names the file or folder, `consequence` says what the failure means to the service."""
         self._log = log
         self._what, self._path, self._consequence = what, path, consequence
-        # Records that were lost since it worked last, and in all; and the present cause.
-        self.num_lost = self.num_lost_in_all = 0
+        # Records that were lost since it worked last, and the present cause.
+        self.num_lost = 0
         self.cause = ""
 
     def failed(self, error: OSError, count: int = 1) -> None:
         """Notes the number of lost records; logs the first failure."""
         self.num_lost += count
-        self.num_lost_in_all += count
         if not self.cause:
             self.cause = error.strerror or str(error)
             self._log.error("%s %s cannot be written: %s; %s", self._what, self._path, self.cause, self._consequence)

@@ -20,8 +20,6 @@ Samples = Sequence[tuple[tuple[str, ...], Any]]
 
 
 class Kind(StrEnum):
-    """The type of a metric."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"

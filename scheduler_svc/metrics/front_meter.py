@@ -21,8 +21,6 @@ _MAX_TENANTS = 256
 
 @dataclass(slots=True, eq=False)
 class TenantUse:
-    """Tokens of one tenant."""
-
     prompt_tokens: int = 0
     generation_tokens: int = 0
 
@@ -165,7 +163,6 @@ class FrontMeter:
         self.count(catalogue.CONSTRAINT_REFUSALS, reason)
 
     def trial_ended(self, *, was_killed: bool) -> None:
-        """A grammar was tried."""
         self.count(catalogue.TRIALS)
         self.count(catalogue.TRIAL_KILLS, number=was_killed)
 

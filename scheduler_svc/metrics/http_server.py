@@ -37,8 +37,6 @@ Refuse = Callable[[Sequence[bytes], dict[str, Any] | None], HTTPStatus | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """The bounds."""
-
     max_connections: int = 32
     per_second: int = 50
     # The life of a connection, from its acceptance to its end; a TLS handshake.

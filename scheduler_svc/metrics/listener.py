@@ -8,7 +8,8 @@ the same answer. No token is logged.
 import socket
 import ssl
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -71,7 +72,6 @@ class MetricsListener:
             context = None if tls is None else FollowedFiles(tls, _context, whose="metrics: ")
         except TlsFileError as error:
             raise address.ListenError(str(error), flag=FLAG) from None
-        self._tokens = tokens
         try:
             sockets = _bind(host, port)
         except OSError as error:
@@ -80,16 +80,13 @@ class MetricsListener:
         self.url = f"{scheme}://{host}:{sockets[0].getsockname()[1]}/metrics"
         server = HttpServer(
             sockets,
-            Page(self.meter, self._tenants).text,
+            Page(self.meter, lambda: () if tokens is None else {tenant.name for tenant in tokens.tenants}).text,
             content_type=CONTENT_TYPE,
-            refuse=lambda authorizations, certificate: refusal(tokens, authorizations, certificate),
+            refuse=partial(refusal, tokens),
             context=None if context is None else context.newest,
         )
         # They serve the page, in a thread, and end it and free the address.
         self.start, self.close = server.start, server.stop
-
-    def _tenants(self) -> Collection[str]:
-        return () if self._tokens is None else {tenant.name for tenant in self._tokens.tenants}
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:

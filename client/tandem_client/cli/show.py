@@ -77,18 +77,23 @@ def print_text(stream: GenerateStream, *, ids: bool, with_figures: bool = True, 
     started = time.monotonic()
     samples = _Samples(stream, ids=ids)
     stream.on_waiting = samples.waits
+    # When the first delta arrived, and how many tokens it had; when the last one did.
+    first, first_tokens, last = None, 0, started
     try:
         for delta in stream:
-            if told := lowered(stream, asked, "--max-new-tokens"):
-                print(told, file=sys.stderr, flush=True)
-            asked = None
+            last = time.monotonic()
+            if first is None:
+                first, first_tokens = last, delta_tokens(delta)
+                if told := lowered(stream, asked, "--max-new-tokens"):
+                    print(told, file=sys.stderr, flush=True)
             samples.show(delta)
     finally:
-        samples.end()
+        if first is not None:
+            samples.end()
     for line in _tables(stream):
         print(line, flush=True)
-    if with_figures and sys.stderr.isatty() and samples.first is not None:
-        line = closing_line(stream, samples.first - started, samples.first_tokens, samples.last - samples.first)
+    if with_figures and sys.stderr.isatty() and first is not None:
+        line = closing_line(stream, first - started, first_tokens, last - first)
         Console(stderr=True, highlight=False).print(line, style="dim")
 
 
@@ -122,16 +127,9 @@ class _Samples:
         is_terminal = sys.stdout.isatty()
         self._console = Console(highlight=False, markup=False, emoji=False) if is_terminal else None
         self._is_reasoning = False
-        # When the first delta arrived, and how many tokens it had; when the last one did.
-        self.first: float | None = None
-        self.first_tokens = 0
-        self.last = 0.0
 
     def show(self, delta: Delta) -> None:
         """Prints the delta if its sample is the current one, or becomes it now."""
-        self.last = time.monotonic()
-        if self.first is None:
-            self.first, self.first_tokens = self.last, delta_tokens(delta)
         is_shown = False
         while self._has_next() and self._stream.samples[self._idx].finished is not None:
             self._next()
@@ -152,8 +150,6 @@ class _Samples:
 
     def end(self) -> None:
         """Prints all that has arrived and is not printed yet, also if the stream failed."""
-        if self.first is None:
-            return
         while self._has_next():
             self._next()
         self._close()

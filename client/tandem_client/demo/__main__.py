@@ -57,7 +57,6 @@ class Teller:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the demo began."""
         return time.monotonic() - self._began
 
     def say(self, speaker: str, message: str) -> None:

@@ -87,7 +87,6 @@ class Workers:
         on_line: OnLine,
         on_end: OnEnd,
     ) -> None:
-        """`worker_flags` are for every worker."""
         self._flags = list(worker_flags)
         self._standbys = standbys
         self._on_line = on_line

@@ -51,7 +51,6 @@ class Silence:
         self._lost_connection = False
 
     def accepted(self, requests_ahead: int) -> None:
-        """The service has accepted the request."""
         self._requests_ahead = requests_ahead
 
     def waits(self, message: str, *, is_loss: bool) -> None:

@@ -25,8 +25,6 @@ _PANEL = "Token"
 
 
 class TokenRight(StrEnum):
-    """What a token may call."""
-
     INFERENCE = "inference"
     CONTROL = "control"
     METRICS = "metrics"
