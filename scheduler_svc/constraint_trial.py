@@ -58,8 +58,6 @@ def unpacked(packet: bytes) -> tuple[int, str]:
 
 
 class Trial:
-    """Tries grammars with one tokenizer."""
-
     def __init__(self, tokenizer: "LLTokenizer", eos_token_ids: Sequence[int], slowness: float = 1.0) -> None:
         """`eos_token_ids` are the model's. `slowness` multiplies limits."""
         self._tokenizer, self.slowness = tokenizer, slowness

@@ -236,12 +236,10 @@ def setting(default: object, title: str, description: str, **bounds: float) -> A
 
 
 def number(default: float | None, low: float, high: float, title: str, description: str) -> Any:
-    """Returns the field of a number from `low` to `high`."""
     return Field(default, ge=low, le=high, title=title, description=description)
 
 
 def file(description: str) -> Any:
-    """Returns the field of a path that may be left out."""
     return Field(None, title="FILE", description=description)
 
 

@@ -82,7 +82,6 @@ class FollowedFiles(Followed, Generic[_T]):
         self._read()
 
     def newest(self) -> _T:
-        """Returns `value` after a look at the files."""
         self.look()
         return self.value
 

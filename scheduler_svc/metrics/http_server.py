@@ -61,7 +61,6 @@ class HttpServer:
     limits: HttpLimits = HttpLimits()
     # Oldest first.
     _connections: dict[asyncio.Task[None], None] = field(default_factory=dict["asyncio.Task[None]", None], init=False)
-    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _main: asyncio.Task[None] | None = field(default=None, init=False)
     _is_running: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -76,10 +75,10 @@ class HttpServer:
 
     def stop(self) -> None:
         """Ends all connections and closes the sockets. A second call does nothing."""
-        if self._thread is not None and self._loop is not None and self._main is not None:
+        if self._thread is not None and self._main is not None:
             # It has ended already if it failed.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._main.cancel)
+                self._main.get_loop().call_soon_threadsafe(self._main.cancel)
             self._thread.join(_STOP_SECONDS)
         for one in self.sockets:
             one.close()
@@ -96,9 +95,9 @@ class HttpServer:
             self._is_running.set()
 
     async def _serve(self) -> None:
-        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         # Errors of connections; an operator cannot act on them, and a flood of them would fill the log.
-        self._loop.set_exception_handler(lambda loop, context: None)
+        loop.set_exception_handler(lambda loop, context: None)
         self._is_running.set()
         try:
             await asyncio.gather(*(self._accept(one) for one in self.sockets))
@@ -108,10 +107,10 @@ class HttpServer:
             await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        assert self._loop is not None
+        loop = asyncio.get_running_loop()
         pause = len(self.sockets) / self.limits.per_second
         while True:
-            next_at = self._loop.time() + pause
+            next_at = loop.time() + pause
             await self._readable(listener)
             try:
                 # Not `sock_accept`: if its task is cancelled after the connection was accepted, it leaves it open.
@@ -128,16 +127,16 @@ class HttpServer:
             task = asyncio.create_task(self._serve_connection(connection))
             self._connections[task] = None
             task.add_done_callback(partial(self._ended, connection))
-            await asyncio.sleep(next_at - self._loop.time())
+            await asyncio.sleep(next_at - loop.time())
 
     async def _readable(self, listener: socket.socket) -> None:
-        assert self._loop is not None
+        loop = asyncio.get_running_loop()
         readable = asyncio.Event()
-        self._loop.add_reader(listener, readable.set)
+        loop.add_reader(listener, readable.set)
         try:
             await readable.wait()
         finally:
-            self._loop.remove_reader(listener)
+            loop.remove_reader(listener)
 
     def _ended(self, connection: socket.socket, task: "asyncio.Task[None]") -> None:
         # Here, because a task that is cancelled before its first step runs no `finally`.

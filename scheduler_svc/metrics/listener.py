@@ -94,18 +94,11 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     bound: list[socket.socket] = []
     failure: OSError | None = None
     for family, _, _, _, where in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
-        one = socket.socket(family)
+        at = where[0], port or (bound[0].getsockname()[1] if bound else 0)
         try:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind((where[0], port or (bound[0].getsockname()[1] if bound else 0)))
-            one.listen(_BACKLOG)
+            bound.append(socket.create_server(at, family=family, backlog=_BACKLOG))
         except OSError as error:
-            one.close()
             failure = failure or error
-        else:
-            bound.append(one)
     if not bound:
         raise failure or OSError("no address can be bound")
     return bound

@@ -133,7 +133,6 @@ class HeldAddress:
             unshared.bind((_UNUSED_LOOPBACK, self._port))
 
     def close(self) -> None:
-        """Frees the address."""
         while self._sockets:
             self._sockets.pop().close()
 

@@ -33,6 +33,8 @@ _STEPS_PER_RATE = 4
 _LEAST_GAP_SECONDS = 1e-3
 # The lanes with the most steps that are listed if there are more.
 _MOST_LANES = 8
+# The numbers of `StepSums` in the table, and how each is written.
+_COLUMNS = {"steps": ",", "seconds": ".2f", "share": ".0%", "median_ms": ".2f", "tokens": ",", "output_tokens": ","}
 
 
 class StepsFileError(ValueError):
@@ -318,19 +320,9 @@ def _sums(name: str, log: StepsLog, mine: Bools) -> StepSums:
 
 
 def table(summary: Summary) -> Iterator[str]:
-    rows = [("kind", "steps", "seconds", "share", "median ms", "tokens", "output tokens")]
-    rows += [
-        (
-            sums.name,
-            f"{sums.steps:,}",
-            f"{sums.seconds:.2f}",
-            f"{sums.share:.0%}",
-            f"{sums.median_ms:.2f}",
-            f"{sums.tokens:,}",
-            f"{sums.output_tokens:,}",
-        )
-        for sums in (*summary.kinds, *summary.lanes, summary.all)
-    ]
+    rows = [("kind", *(name.replace("_", " ") for name in _COLUMNS))]
+    for sums in (*summary.kinds, *summary.lanes, summary.all):
+        rows.append((sums.name, *(format(getattr(sums, name), form) for name, form in _COLUMNS.items())))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]

@@ -21,8 +21,6 @@ FLUSH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address, and the command that tries it."""
-
     api: str
     address: str
     command: str

@@ -31,6 +31,7 @@ _DRAW_SHARE = 0.2
 # Silence after which GetLoad is asked, the pause before it is asked again, and the time that it has.
 _LOOK_SECONDS = 0.5
 _LOAD_SECONDS = 2.0
+_WORKER_LOST = "worker lost"
 
 
 class Silence:
@@ -43,44 +44,39 @@ class Silence:
         self.first: float | None = None
         self.first_tokens = 0
         self._requests_ahead = 0
-        # The service's own words since the last part.
-        self._reason = ""
-        # The cause in words, and whether the loss of a worker explains the pause; the connection's, too.
-        self._cause = ""
-        self._is_loss = False
-        self._lost_connection = False
+        # Since the last part: the service's own words, the cause in words, and what was lost if that explains it.
+        self._reason = self._cause = self._lost = ""
 
     def accepted(self, requests_ahead: int) -> None:
         self._requests_ahead = requests_ahead
 
     def waits(self, message: str, *, is_loss: bool) -> None:
         """The service has said why the request makes no progress; `is_loss`: its worker was lost."""
-        self._reason, self._is_loss = message, self._is_loss or is_loss
+        self._reason, self._lost = message, _WORKER_LOST if is_loss else self._lost
 
     def looked(self, load: Load, now: float) -> None:
         """The service has answered GetLoad."""
         lost = load.worker_lost_seconds
         # A worker that was lost before the last part has not caused this pause.
-        self._is_loss |= lost is not None and now - lost >= self.last - _ROUNDING_SECONDS
-        if self._is_loss:
+        if lost is not None and now - lost >= self.last - _ROUNDING_SECONDS:
+            self._lost = _WORKER_LOST
+        if self._lost == _WORKER_LOST:
             reason = f": {load.worker_lost_reason}" if load.worker_lost_reason else ""
-            self._cause = f"worker lost{reason}; the answer goes on when another worker has it"
+            self._cause = f"{_WORKER_LOST}{reason}; the answer goes on when another worker has it"
         else:
             self._cause = load.not_serving
 
     def unreachable(self, reason: str) -> None:
         """The service has not answered GetLoad."""
-        self._lost_connection, self._reason = True, ""
+        self._lost, self._reason = self._lost or "connection lost", ""
         self._cause = f"connection lost ({reason}); trying again"
 
     def part(self, now: float, num_tokens: int = 1) -> str:
         """A part of the answer has come. Returns what is worth telling of the pause before it; empty if nothing is."""
-        seconds = now - self.last
-        what = "worker lost" if self._is_loss else "connection lost" if self._lost_connection else ""
-        told = f"{what}, resumed after {seconds:.1f} s" if what else ""
+        told = f"{self._lost}, resumed after {now - self.last:.1f} s" if self._lost else ""
         self.last, self.num_parts, self.first = now, self.num_parts + 1, self.first or now
         self.first_tokens = self.first_tokens or num_tokens
-        self._reason, self._cause, self._is_loss, self._lost_connection = "", "", False, False
+        self._reason = self._cause = self._lost = ""
         return told
 
     def seconds(self, now: float) -> float:
