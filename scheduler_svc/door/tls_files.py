@@ -153,20 +153,18 @@ class ReadyCommand:
         host, _, port = address.rpartition(":")
         if self.tls is None:
             return [] if address == DEFAULT_ADDRESS else [f"--address {address}"]
-        names, addresses = certificate_names(self.tls)
+        names = certificate_names(self.tls)
         trust = f"--tls-ca {shlex.quote(str(self.tls.certificate.absolute()))}"
         if host in _WILDCARDS:
-            local = [name for name in ("localhost", "127.0.0.1") if name in (*names, *addresses)]
-            host = local[0] if local else "127.0.0.1"
-        if host.strip("[]") in (*names, *addresses):
-            return [f"--address {host}:{port}", trust]
-        named = [name.replace("*", "tandem", 1) for name in names] + addresses
-        return [f"--address {host}:{port}", trust, *(f"--tls-server-name {shlex.quote(name)}" for name in named[:1])]
+            host = next((name for name in ("localhost", "127.0.0.1") if name in names), "127.0.0.1")
+        flags = [f"--address {host}:{port}", trust]
+        if names and host.strip("[]") not in names:
+            flags.append(f"--tls-server-name {shlex.quote(names[0].replace('*', 'tandem', 1))}")
+        return flags
 
 
-def certificate_names(tls: TlsFiles) -> tuple[list[str], list[str]]:
-    """Returns the names and the addresses that a certificate is for."""
-    certificate = own_certificate(tls.certificate, tls.key)
-    pairs = [pair for pair in certificate.get("subjectAltName", ()) if len(pair) == 2]
-    addresses = [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
-    return [str(value) for kind, value in pairs if kind == "DNS"], addresses
+def certificate_names(tls: TlsFiles) -> list[str]:
+    """Returns the names that a certificate is for, and behind them its addresses."""
+    pairs = [pair for pair in own_certificate(tls.certificate, tls.key).get("subjectAltName", ()) if len(pair) == 2]
+    names = [str(value) for kind, value in pairs if kind == "DNS"]
+    return names + [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]

@@ -179,11 +179,11 @@ class ServicePair:
         scheduler = Program(argv=python(PROGRAMS[0], _WITH_PARENT, *scheduler_flags, *health_flags(settings)))
         self.scheduler = Supervisor(
             "scheduler", lambda: scheduler, scheduler_policy,
-            hear=self._hear_scheduler, on_end=self._on_scheduler_end,
+            hear=self._hear_scheduler, on_end=self._ended,
         )  # fmt: skip
         self._workers = Workers(
             [_WITH_PARENT, *worker_flags], standbys=standbys, policy=worker_policy, on_line=on_line,
-            on_end=self._on_worker_end,
+            on_end=self._ended,
         )  # fmt: skip
         # The worker that serves first.
         self.worker = self._workers.all[0]
@@ -355,12 +355,9 @@ class ServicePair:
         self._listening.set()
         return Heard.SERVES
 
-    def _on_scheduler_end(self, scheduler: Supervisor) -> None:
-        self._address = ""
-        self._listening.clear()
+    def _ended(self, process: Supervisor) -> None:
+        if process is self.scheduler:
+            self._address = ""
+            self._listening.clear()
         self._down.set()
-        self._on_end(scheduler)
-
-    def _on_worker_end(self, worker: Supervisor) -> None:
-        self._down.set()
-        self._on_end(worker)
+        self._on_end(process)

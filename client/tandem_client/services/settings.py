@@ -78,7 +78,13 @@ class SettingsReader:
         for answer in answers.values():
             if "says" in answer:
                 raise HelpAsked(answer["says"].rstrip("\n"))
-        _refuse({name: answer["problems"] for name, answer in answers.items() if "problems" in answer})
+        # Programs have settings in common, of which each problem is one line.
+        by_line: dict[str, list[str]] = {}
+        for name, answer in answers.items():
+            for problem in answer.get("problems", ()):
+                by_line.setdefault(problem, []).append(name)
+        if by_line:
+            raise SettingsRefused("\n".join(f"{' and '.join(names)}: {each}" for each, names in by_line.items()))
         return {name: answer["settings"] for name, answer in answers.items()}
 
     def __enter__(self) -> Self:
@@ -126,13 +132,3 @@ def _read(program: "Program[Any]", flags: Sequence[str]) -> dict[str, object]:
         return {"problems": str(error).splitlines()}
     except SystemExit:
         return {"says": said.getvalue()}
-
-
-def _refuse(problems: Mapping[str, Sequence[str]]) -> None:
-    """Raises SettingsRefused if there are any. Programs have settings in common, of which each problem is one line."""
-    by_line: dict[str, list[str]] = {}
-    for name, lines in problems.items():
-        for line in lines:
-            by_line.setdefault(line, []).append(name)
-    if by_line:
-        raise SettingsRefused("\n".join(f"{' and '.join(names)}: {line}" for line, names in by_line.items()))

@@ -64,8 +64,8 @@ def test_names_of_a_certificate_that_signs_itself_and_of_no_certificate(authorit
     names = certificate_names(
         files(authority, "both", "DNS:a.example", "IP:127.0.0.1", "URI:spiffe://x/y", "DNS:b.example")
     )
-    assert names == (["a.example", "b.example"], ["127.0.0.1"])
+    assert names == ["a.example", "b.example", "127.0.0.1"]
     own = TlsFiles(certificate=authority.certificate, key=authority.certificate.with_suffix(".key"))
-    assert certificate_names(own) == ([], [])
+    assert certificate_names(own) == []
     missing = TlsFiles(certificate=tmp_path / "none", key=tmp_path / "none")
-    assert certificate_names(missing) == ([], [])
+    assert certificate_names(missing) == []
