@@ -36,24 +36,21 @@ def closing_line(
     num_tokens = sum(end.output_tokens for end in ends)
     rate = rate_of(num_tokens - first_tokens, decode_seconds)
     reasons = ", ".join(dict.fromkeys(end.reason for end in ends))
-    line = f"{counted(num_tokens, 'token')}, ended by {reasons}"
     then = "" if rate is None else f", then {rate:.1f} tokens/s"
-    parts = [f"{line}; first after {first_seconds:.3f} s{then}"]
-    return "; ".join([*parts, *(_events(stream.summary) if stream.summary is not None else ())])
+    line = f"{counted(num_tokens, 'token')}, ended by {reasons}; first after {first_seconds:.3f} s{then}"
+    return "; ".join([line, *(_events(stream.summary) if stream.summary is not None else ())])
 
 
 def _events(summary: Summary) -> list[str]:
     usage, timing = summary.usage, summary.timing
-    events: list[str] = []
-    if usage.reasoning_tokens:
-        events.append(f"{counted(usage.reasoning_tokens, 'token')} of reasoning")
-    if usage.cached_prompt_tokens:
-        events.append(f"{usage.cached_prompt_tokens} of {numbered(usage.prompt_tokens, 'prompt token')} cached")
-    if timing.preemptions:
-        events.append(counted(timing.preemptions, "preemption"))
-    if timing.worker_changes:
-        events.append(counted(timing.worker_changes, "worker change"))
-    return events
+    cached = f"{usage.cached_prompt_tokens} of {numbered(usage.prompt_tokens, 'prompt token')} cached"
+    events = (
+        (usage.reasoning_tokens, f"{counted(usage.reasoning_tokens, 'token')} of reasoning"),
+        (usage.cached_prompt_tokens, cached),
+        (timing.preemptions, counted(timing.preemptions, "preemption")),
+        (timing.worker_changes, counted(timing.worker_changes, "worker change")),
+    )
+    return [words for number, words in events if number]
 
 
 def print_json(stream: GenerateStream) -> None:

@@ -275,14 +275,12 @@ class Summary:
     @property
     def losses(self) -> str:
         """Text such as "2 workers lost, 78 s without a worker, 1 lane reset"; empty if nothing was lost or reset."""
-        parts: list[str] = []
-        if self.workers_lost:
-            parts.append(f"{counted(self.workers_lost, 'worker')} lost")
-        if self.seconds_without_worker:
-            parts.append(f"{self.seconds_without_worker:,.1f} s without a worker")
-        if self.resets:
-            parts.append(counted(self.resets, "lane reset"))
-        return ", ".join(parts)
+        parts = (
+            (self.workers_lost, f"{counted(self.workers_lost, 'worker')} lost"),
+            (self.seconds_without_worker, f"{self.seconds_without_worker:,.1f} s without a worker"),
+            (self.resets, counted(self.resets, "lane reset")),
+        )
+        return ", ".join(words for number, words in parts if number)
 
 
 def summarize(log: StepsLog) -> Summary:
