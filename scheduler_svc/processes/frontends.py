@@ -197,13 +197,10 @@ class FrontendProcesses:
         missing: Sequence[str] = NOTHING_GIVEN,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
-        """Holds the addresses of `settings` and starts no process; `watch` does.
+        """Holds the addresses of `settings`; `watch` starts processes. Raises ListenError if one cannot be used.
 
-        Raises ListenError if an address cannot be used.
-
-        `missing` has the flags without which only a loopback address is allowed. The health address needs none.
-
-        A front end that listens and prints nothing for `silence_seconds` is replaced.
+        `missing` has the flags without which only a loopback address is allowed. The health address needs none. A front
+        end that listens and prints nothing for `silence_seconds` is replaced.
         """
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._held = [HeldAddress(settings.listen, num_sharing=count, missing=missing)]

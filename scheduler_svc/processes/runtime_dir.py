@@ -96,10 +96,7 @@ class RuntimeDir:
         self._marks = {path: _mark(path) for path in (self.path, *files)}
 
     def _hold(self) -> None:
-        """Makes the folder unless it is there, and takes its lock unless this process has it.
-
-        Raises SettingError, ValueError, OSError.
-        """
+        """Makes the folder, and takes its lock, unless it has both. Raises SettingError, ValueError, OSError."""
         own_runtime_dir(self.path)
         lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self._lock is not None and os.path.sameopenfile(lock, self._lock):

@@ -141,16 +141,14 @@ def of_load(load: types.Load) -> Iterator[str]:
 
 def _held_pools(held: types.HeldPools) -> Iterator[str]:
     """Yields a line about the pools that outlive their workers, if a worker with such a pool was lost."""
-    parts: list[str] = []
-    if held.pools:
-        size = f" ({held.bytes / 1e6:,.0f} MB)" if held.bytes else ""
-        parts.append(f"{counted(held.pools, 'pool')}{size} of lost workers held, {counted(held.pages, 'cached page')}")
-    if held.taken_over:
-        parts.append(f"{held.taken_over:,} taken over since start, {counted(held.pages_kept, 'page')} kept")
-    if held.damaged_pages:
-        parts.append(f"{counted(held.damaged_pages, 'damaged page')}")
-    if parts:
-        yield f"held      {'; '.join(parts)}"
+    size = f" ({held.bytes / 1e6:,.0f} MB)" if held.bytes else ""
+    parts = (
+        (held.pools, f"{counted(held.pools, 'pool')}{size} of lost workers held, {counted(held.pages, 'cached page')}"),
+        (held.taken_over, f"{held.taken_over:,} taken over since start, {counted(held.pages_kept, 'page')} kept"),
+        (held.damaged_pages, counted(held.damaged_pages, "damaged page")),
+    )
+    if said := "; ".join(words for number, words in parts if number):
+        yield f"held      {said}"
 
 
 def _incidents(incidents: types.Incidents) -> Iterator[str]:

@@ -73,10 +73,7 @@ def parameter(name: str, annotation: Any, default: Any = None) -> Parameter:
 
 
 def flag(panel: str | None, kind: Any, usage: str, description: str, default: Any = None, **settings: Any) -> Parameter:
-    """Declares a flag.
-
-    The parameter has the name of the keyword that the flag sets; a flag that sets no keyword gives its own name.
-    """
+    """Declares a flag. The parameter has the name of the keyword that it sets, or its own if it sets none."""
     flag_name = usage.split()[0].partition("/")[0]
     name = _KEYWORDS.get(flag_name) or flag_name.removeprefix("--").replace("-", "_")
     wanted = kind | None if default is None else kind
@@ -207,10 +204,8 @@ def parse_biases(given: Sequence[str]) -> dict[int, float]:
     """Reads words like 17=-2.5. Raises ValueError."""
     biases: dict[int, float] = {}
     for word in given:
-        token, is_pair, bias = word.partition("=")
+        token, _, bias = word.partition("=")
         try:
-            if not is_pair:
-                raise ValueError
             token_id, value = int(token), float(bias)
         except ValueError:
             raise ValueError(f"--logit-bias is {word[:40]!r}; it must be ID=X, like 17=-2.5") from None
@@ -246,10 +241,7 @@ def read_chat(prompt: "Prompt", system: str | None) -> list[dict[str, str]]:
 
 
 def read_json(flag: str, given: str | None, kinds: type | tuple[type, ...]) -> Any:
-    """Returns the JSON value of a flag: its text, or the file that it names. Raises ValueError.
-
-    `kinds`: the Python types that the value may have.
-    """
+    """Returns the JSON value, of one of these types, of a flag: its text, or the file it names. Raises ValueError."""
     if given is None:
         return None
     is_text = given.lstrip()[:1] in ("{", "[") or given in ("true", "false")
@@ -275,10 +267,7 @@ def read_file(path: str, flag: str) -> str:
 
 
 def read_text() -> str:
-    """Reads all of standard input, with \\n as line break. Raises ValueError if it is too long or not UTF-8.
-
-    So in every locale.
-    """
+    """Reads standard input, in every locale with \\n as line break. Raises ValueError: too long, or not UTF-8."""
     return io.StringIO(decoded(sys.stdin.buffer, "standard input"), newline=None).read()
 
 

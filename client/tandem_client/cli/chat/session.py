@@ -115,8 +115,7 @@ class Session:
             saved: Any = json.loads(text)
         except (ValueError, RecursionError):
             return text
-        is_conversation = isinstance(saved, dict) and "messages" in saved
-        if not is_conversation:
+        if not isinstance(saved, dict) or "messages" not in saved:
             return text
         try:
             self.restore(saved)  # pyright: ignore[reportUnknownArgumentType]
