@@ -7,6 +7,8 @@ through a `LineWriter`, so a terminal that is stopped stops nothing else.
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -28,25 +30,14 @@ _MAX_EXPLAINING = 12
 _WRONG = ("WARNING", "ERROR", "CRITICAL")
 
 
-class _Out:
-    """The terminal as rich needs it: a file; its text waits in the writer's queue."""
-
-    def __init__(self, writer: LineWriter, encoding: str) -> None:
-        self.write, self.encoding = writer.put, encoding
-
-    def flush(self) -> None:
-        """Does nothing; the writer's thread writes at once."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 class Screen(Display):
     """Shows phases until the service is ready, and then what this command says."""
 
     def __init__(self, writer: LineWriter, encoding: str) -> None:
         super().__init__(writer)
-        self._console = Console(file=_Out(writer, encoding), highlight=False, markup=False, emoji=False)  # pyright: ignore[reportArgumentType]
+        # The terminal as rich needs it: a file, whose text waits in the writer's queue.
+        out: Any = SimpleNamespace(write=writer.put, encoding=encoding, flush=lambda: None, isatty=lambda: True)
+        self._console = Console(file=out, highlight=False, markup=False, emoji=False)
         is_ascii = self._console.options.ascii_only
         self._done, self._failed = ("ok", "!!") if is_ascii else ("✓", "✗")
         self._spinner = Spinner("line" if is_ascii else "dots")
