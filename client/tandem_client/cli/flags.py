@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tandem_client.sync_client import Client
     from tandem_client.wire.request import Prompt
 
-PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
+PANELS = PROMPT, CHAT, CONSTRAINT, SAMPLING, STOPPING, OUTPUT, CACHE, CONNECTION = (
     "Prompt", "Chat", "Constraint", "Sampling", "Stopping", "Output", "Cache", "Connection",
 )  # fmt: skip
 

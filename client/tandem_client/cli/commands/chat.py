@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem_client.cli import flags
-from tandem_client.cli.flags import (
-    CHAT,
-    OUTPUT,
-    SAMPLING,
-    STOPPING,
-    Service,
-    connects,
-    flag,
-    option,
-    parameter,
-    read_json,
-    read_text,
-)
+from tandem_client.cli.flags import CHAT, OUTPUT, SAMPLING, STOPPING, Service, connects, flag, option, parameter
 from tandem_client.cli.reporting import Exit, fail, reported
 
 if TYPE_CHECKING:
@@ -73,13 +61,13 @@ def chat(
     from tandem_client.cli.chat.session import Session
 
     with reported(of_generate=True):
-        options["tools"] = read_json("--tools", options["tools"], list)
-        options["template_args"] = read_json("--template-args", options["template_args"], dict)
+        options["tools"] = flags.read_json("--tools", options["tools"], list)
+        options["template_args"] = flags.read_json("--template-args", options["template_args"], dict)
         settings = {name: value for name, value in options.items() if value is not None}
         session = Session(system=system, settings=settings)
         first = _begin(session, file, system)
         if message is not None or not sys.stdin.isatty():
-            piped = "" if sys.stdin.isatty() else read_text().strip("\n")
+            piped = "" if sys.stdin.isatty() else flags.read_text().strip("\n")
             _one_turn(service, session, [first, message or "", piped], as_json=as_json)
             return
         if as_json:

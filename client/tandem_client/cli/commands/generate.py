@@ -10,26 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem_client.cli import flags
-from tandem_client.cli.flags import (
-    CACHE,
-    CHAT,
-    CONNECTION,
-    CONSTRAINT,
-    OUTPUT,
-    PROMPT,
-    SAMPLING,
-    STOPPING,
-    Service,
-    connects,
-    flag,
-    given_or_piped,
-    parameter,
-    parse_biases,
-    parse_token_ids,
-    read_chat,
-    read_file,
-    read_json,
-)
+from tandem_client.cli.flags import PANELS, Service, connects, flag, parameter
 from tandem_client.cli.reporting import fail, reported
 
 EXAMPLES = """
@@ -46,9 +27,9 @@ class CacheUse(StrEnum):
 _PROMPT = typer.Argument(metavar="PROMPT", help="Text to complete. Without it, or with -, standard input is read.")
 
 # Each takes the type of the value, the flag's names with the metavar, and the help.
-_prompt, _sampling, _stopping = partial(flag, PROMPT), partial(flag, SAMPLING), partial(flag, STOPPING)
-_chat, _constraint = partial(flag, CHAT), partial(flag, CONSTRAINT)
-_output, _cache, _connection = partial(flag, OUTPUT), partial(flag, CACHE), partial(flag, CONNECTION)
+_prompt, _chat, _constraint, _sampling, _stopping, _output, _cache, _connection = (
+    partial(flag, panel) for panel in PANELS
+)
 
 # In the order of the help.
 _PARAMETERS = (
@@ -181,11 +162,11 @@ def generate(
 ) -> None:
     """Complete a text and print the output as it is generated."""
     with reported(timeout, of_generate=True), service.client(max_retries=retries) as client:
-        text = given_or_piped(prompt, "PROMPT", 'tandem generate "Return the"')
-        given = parse_token_ids(text) if token_ids else text
+        text = flags.given_or_piped(prompt, "PROMPT", 'tandem generate "Return the"')
+        given = flags.parse_token_ids(text) if token_ids else text
         keywords = _keywords(**options)
         if chat or system is not None:
-            given, keywords["chat"] = None, read_chat(given, system)
+            given, keywords["chat"] = None, flags.read_chat(given, system)
         # Imported only here, because it brings rich.
         from tandem_client.cli.show import print_json, print_text
         from tandem_client.types import FinishReason
@@ -207,13 +188,13 @@ def _keywords(*, logit_bias: list[str] | None, bypass_cache: list[CacheUse] | No
     choice: str | None = options["tool_choice"]
     return {
         **options,
-        "tools": read_json("--tools", options["tools"], list),
+        "tools": flags.read_json("--tools", options["tools"], list),
         "tool_choice": choice if choice in (*TOOL_CHOICES, None) else {"function": {"name": choice}},
-        "template_args": read_json("--template-args", options["template_args"], dict),
-        "json_schema": read_json("--json-schema", options["json_schema"], (dict, bool)),
-        "lark": read_file(options["lark"], "--lark") if options["lark"] else None,
+        "template_args": flags.read_json("--template-args", options["template_args"], dict),
+        "json_schema": flags.read_json("--json-schema", options["json_schema"], (dict, bool)),
+        "lark": flags.read_file(options["lark"], "--lark") if options["lark"] else None,
         "choices": options["choices"] or None,
-        "logit_bias": parse_biases(logit_bias) if logit_bias else None,
+        "logit_bias": flags.parse_biases(logit_bias) if logit_bias else None,
         "bypass_cache_read": CacheUse.READ in (bypass_cache or ()) or None,
         "bypass_cache_write": CacheUse.WRITE in (bypass_cache or ()) or None,
     }
