@@ -79,10 +79,6 @@ class Silence:
         self._reason = self._cause = self._lost = ""
         return told
 
-    def seconds(self, now: float) -> float:
-        """The time since the last part."""
-        return now - self.last
-
     def status(self, now: float) -> str:
         """The line below the answer; empty while it comes without a pause."""
         seconds = now - self.last
@@ -191,7 +187,7 @@ async def _look(client: AsyncClient, silence: Silence) -> None:
     """Asks for the cause of a silence."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        if silence.seconds(time.monotonic()) < _LOOK_SECONDS:
+        if time.monotonic() - silence.last < _LOOK_SECONDS:
             continue
         parts = silence.num_parts
         try:

@@ -39,8 +39,7 @@ def plot(
         from tandem_contract.version import how_to_install
 
         raise fail(
-            f"tandem plot needs {error.name}, which is not installed; install it with: {how_to_install('plot')}",
-            Exit.ERROR,
+            f"tandem plot needs {error.name}, which is not installed; install it with: {how_to_install('plot')}"
         ) from None
     target = output or file.parent / f"{file.stem}.png"
     try:
@@ -53,7 +52,7 @@ def plot(
         raise fail(str(error), Exit.USAGE) from None
     except OSError as error:
         # An error of a write to an open file does not name the file.
-        raise fail(f"{error.filename or target}: {error.strerror}", Exit.ERROR) from None
+        raise fail(f"{error.filename or target}: {error.strerror}") from None
     for line in table(summary):
         print(line)
     print(target)
