@@ -66,7 +66,8 @@ class Child:
 
     def __init__(self, program: Program, wake: Callable[[], None]) -> None:
         """Starts the process. Another thread calls `wake` when there is something to take. Raises OSError."""
-        _reap_orphans_as_process_1()
+        if os.getpid() == 1:
+            reap_orphans()
         self._wake = wake
         self._lines: queue.Queue[str] = queue.Queue(_MAX_WAITING)
         self._status: int | None = None
@@ -231,11 +232,6 @@ _ours: set[int] = set()
 
 
 @functools.cache
-def _reap_orphans_as_process_1() -> None:
-    if os.getpid() == 1:
-        reap_orphans()
-
-
 def reap_orphans() -> None:
     """Reaps from now on what a dead child has left that is in no group of a Child. For processes that get orphans.
 

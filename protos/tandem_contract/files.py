@@ -157,14 +157,12 @@ def lock_file(descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Locked(_lock_holder(os.fstat(descriptor))) from None
+        holder = _lock_holder(os.fstat(descriptor))
+        raise Locked(f" (process {holder})" if holder else "") from None
 
 
 class Locked(Exception):
     """Another process has locked the file. The message says which one, in parentheses; empty if that is not known."""
-
-    def __init__(self, pid: int | None) -> None:
-        super().__init__(f" (process {pid})" if pid else "")
 
 
 def _lock_holder(status: os.stat_result) -> int | None:

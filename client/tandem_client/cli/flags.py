@@ -6,14 +6,13 @@ line, which other users of the machine can read. Imports no gRPC, which no help 
 """
 
 import functools
-import inspect
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
@@ -183,11 +182,10 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
         flags = {flag.name: values.pop(flag.name) for flag in _OF_SERVICE}
         command(service=Service(**flags), **values)
 
-    parameters: list[inspect.Parameter] = []
-    for declared in inspect.signature(command).parameters.values():
-        is_service = declared.name == "service"
-        parameters += _OF_SERVICE if is_service else (declared.replace(kind=inspect.Parameter.KEYWORD_ONLY),)
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    parameters: list[Parameter] = []
+    for declared in signature(command).parameters.values():
+        parameters += _OF_SERVICE if declared.name == "service" else (declared.replace(kind=Parameter.KEYWORD_ONLY),)
+    run.__signature__ = Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return run
 
 

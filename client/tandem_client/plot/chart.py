@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -100,7 +99,6 @@ def draw(log: data.StepsLog, summary: Summary, *, width: int, by_time: bool) -> 
 def figure_of(log: data.StepsLog, summary: Summary, *, by_time: bool) -> Figure:
     """Returns the picture, not yet painted."""
     figure = Figure(figsize=_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
     halves = figure.add_gridspec(1, 2, width_ratios=(3.2, 1))
     left = halves[0].subgridspec(5, 1, height_ratios=(3.6, 0.5, 1.6, 1.6, 2.0))
     right = halves[1].subgridspec(2, 1)

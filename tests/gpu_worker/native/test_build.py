@@ -83,7 +83,7 @@ def test_processes_that_build_at_once_compile_once(tmp_path: Path) -> None:
     assert [each.suffix for each in folder.iterdir()] == [".so"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), build.Locked(None)])
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), build.Locked()])
 def test_a_folder_that_gives_no_turn_is_built_in_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
