@@ -77,13 +77,12 @@ Example:
   make run-worker CONNECT=tcp://scheduler-host:50060 KEYS=~/gpu-1     # on gpu-1, with the folder workers/gpu-1"""
 
 
-def scheduler_keys(folder: Path) -> tuple[bytes, bytes]:
-    """Returns the scheduler's public and secret key, Z85. Raises SettingError if the secret cannot be trusted."""
+def scheduler_secret(folder: Path) -> bytes:
+    """Returns the scheduler's secret key, Z85. Raises SettingError if it cannot be trusted."""
     try:
-        secret = read_key(folder / SCHEDULER_SECRET, is_secret=True)
+        return read_key(folder / SCHEDULER_SECRET, is_secret=True)
     except KeyFileError as error:
         raise SettingError(f"workers_keys: {error}; {HOW_TO_MAKE}") from None
-    return zmq.curve_public(secret), secret
 
 
 def make(folder: Path, names: list[str]) -> None:
@@ -281,7 +280,7 @@ class RemoteListener:
                 f"workers_listen is {endpoint} and workers_keys is not set; over TCP workers need keys: {HOW_TO_MAKE}"
             )
         self.endpoint = endpoint
-        self._secret = scheduler_keys(folder)[1]
+        self._secret = scheduler_secret(folder)
         self.admitted = AdmittedKeys(folder / ADMITTED)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 

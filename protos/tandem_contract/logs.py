@@ -283,7 +283,6 @@ class LineWriter:
         self._write_some, self._lost = write, lost
         self._room_again = capacity // 2
         self._texts: queue.Queue[str | None] = queue.Queue(capacity)
-        # By cause.
         self._dropped: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._is_closing = False

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import zmq
 
-from scheduler_svc.remote import ADMITTED, AdmittedKeys, listener_of, main, make, scheduler_keys
+from scheduler_svc.remote import ADMITTED, AdmittedKeys, listener_of, main, make, scheduler_secret
 from tandem_contract import files
 from tandem_contract.files import SCHEDULER_SECRET, KeyFileError, read_key
 from tandem_contract.settings import SettingError
@@ -23,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 def test_both_ends_get_matching_keys_and_nobody_else_can_read_them(folder: Path) -> None:
     of_worker = folder / "workers" / "gpu-1"
-    public, secret = scheduler_keys(folder)
-    assert (of_worker / "scheduler.public").read_bytes().strip() == public == zmq.curve_public(secret)
+    public = zmq.curve_public(scheduler_secret(folder))
+    assert (of_worker / "scheduler.public").read_bytes().strip() == public
     own = zmq.curve_public((of_worker / "worker.secret").read_bytes().strip())
     assert read_key(folder / ADMITTED / "gpu-1.public", is_secret=False) == own
     modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
@@ -32,9 +32,9 @@ def test_both_ends_get_matching_keys_and_nobody_else_can_read_them(folder: Path)
 
 
 def test_a_second_call_adds_workers_and_keeps_the_keys_that_exist(folder: Path) -> None:
-    before = scheduler_keys(folder), read_key(folder / ADMITTED / "gpu-1.public", is_secret=False)
+    before = scheduler_secret(folder), read_key(folder / ADMITTED / "gpu-1.public", is_secret=False)
     make(folder, ["gpu-3"])
-    assert (scheduler_keys(folder), read_key(folder / ADMITTED / "gpu-1.public", is_secret=False)) == before
+    assert (scheduler_secret(folder), read_key(folder / ADMITTED / "gpu-1.public", is_secret=False)) == before
     with pytest.raises(KeyFileError, match=r"workers/gpu-3 exists; remove it for new keys, or choose another name"):
         make(folder, ["gpu-3"])
     # The folder was moved to the worker's host.
@@ -66,7 +66,7 @@ def test_the_command_says_where_each_folder_goes_and_shows_no_key(
 def test_a_secret_that_others_can_read_is_refused(folder: Path) -> None:
     (folder / SCHEDULER_SECRET).chmod(0o640)
     with pytest.raises(SettingError, match=r"has mode 0640; it must belong to user \d+ and have mode 0600"):
-        scheduler_keys(folder)
+        scheduler_secret(folder)
 
 
 @pytest.mark.parametrize(
