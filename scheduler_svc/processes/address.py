@@ -152,20 +152,17 @@ def _free_port(host: str) -> int:
 
 def _hold_all(host: str, port: int) -> list[socket.socket]:
     held: list[socket.socket] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for family, where in _resolved(host, port):
             try:
-                held.append(_hold(family, where))
+                held.append(stack.enter_context(_hold(family, where)))
             except OSError as error:
                 # localhost resolves to ::1 also on machines without IPv6.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
         if not held:
             raise OSError(errno.EADDRNOTAVAIL, "no address can be bound")
-    except OSError:
-        for one in held:
-            one.close()
-        raise
+        stack.pop_all()
     return held
 
 
