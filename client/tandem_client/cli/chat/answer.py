@@ -43,12 +43,9 @@ class Silence:
         self.num_parts = 0
         self.first: float | None = None
         self.first_tokens = 0
-        self._requests_ahead = 0
+        self.requests_ahead = 0
         # Since the last part: the service's own words, the cause in words, and what was lost if that explains it.
         self._reason = self._cause = self._lost = ""
-
-    def accepted(self, requests_ahead: int) -> None:
-        self._requests_ahead = requests_ahead
 
     def waits(self, message: str, *, is_loss: bool) -> None:
         """The service has said why the request makes no progress; `is_loss`: its worker was lost."""
@@ -86,8 +83,8 @@ class Silence:
             return ""
         if cause := self._reason or self._cause:
             return f"{cause} ({seconds:.0f} s)"
-        if not self.num_parts and self._requests_ahead:
-            return f"waiting behind {counted(self._requests_ahead, 'request')} ({seconds:.0f} s)"
+        if not self.num_parts and self.requests_ahead:
+            return f"waiting behind {counted(self.requests_ahead, 'request')} ({seconds:.0f} s)"
         return f"waiting ({seconds:.0f} s)"
 
 
@@ -143,7 +140,7 @@ async def _read(stream: AsyncGenerateStream, screen: Screen, silence: Silence, a
     async for message in stream.messages():
         match message.WhichOneof("event"):
             case "accepted":
-                silence.accepted(message.accepted.requests_ahead)
+                silence.requests_ahead = message.accepted.requests_ahead
                 if told := lowered(stream, asked, "max_new_tokens"):
                     screen.note(told)
             case "waiting":

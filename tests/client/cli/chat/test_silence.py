@@ -18,7 +18,7 @@ def lost(seconds: float, reason: str = "killed") -> Load:
 def test_a_wait_is_told_after_a_second() -> None:
     silence = Silence(10.0)
     assert (silence.status(10.9), silence.status(13.2)) == ("", "waiting (3 s)")
-    silence.accepted(2)
+    silence.requests_ahead = 2
     assert silence.status(13.2) == "waiting behind 2 requests (3 s)"
     assert silence.part(14.0) == ""
     # The queue is over once the answer has begun.
