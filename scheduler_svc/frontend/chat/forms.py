@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -108,17 +109,16 @@ class ReasoningFormat:
     def state(self, prefix: str) -> "ReasoningState":
         """What the prompt has of the reasoning. `prefix`: what the prompt has of the model's message."""
         opened, closed = prefix.rfind(self.open), prefix.rfind(self.close)
-        if closed >= 0 and closed >= opened:
-            return ReasoningState(may_begin=False, is_open=False)
-        return ReasoningState(may_begin=opened < 0 and not prefix.strip(), is_open=opened >= 0)
+        if opened > closed:
+            return ReasoningState.OPEN
+        return ReasoningState.OVER if closed >= 0 or prefix.strip() else ReasoningState.MAY_BEGIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningState:
-    """Whether the model may begin to reason, or does so already."""
-
-    may_begin: bool
-    is_open: bool
+class ReasoningState(Enum):
+    MAY_BEGIN = "may begin"
+    OPEN = "open"
+    # Also where there is none.
+    OVER = "over"
 
 
 def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:

@@ -8,24 +8,23 @@ JSON object. The grammar is tried with all schemas first; if it is refused, each
 import dataclasses
 import functools
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tandem.v1 import inference_pb2
 
-from scheduler_svc.frontend.chat.answer_grammar import (
-    UNKNOWN_CALLS,
-    AnswerFormat,
-    WriteSchema,
-    answer_grammar,
-    exact_tools,
-    is_free,
-)
-from scheduler_svc.frontend.chat.calls import is_text
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Conversation, Tool
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
+from scheduler_svc.frontend.constraints.answer_grammar import (
+    UNKNOWN_CALLS,
+    AnswerFormat,
+    answer_grammar,
+    exact_tools,
+    is_free,
+    why_not_held,
+)
 from scheduler_svc.frontend.constraints.grammar import (
     WrittenSchemas,
     check_combination,
@@ -34,7 +33,6 @@ from scheduler_svc.frontend.constraints.grammar import (
     within_limit,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, UnsupportedError
-from scheduler_svc.frontend.constraints.patterns import UnreadError, between_slashes, whole
 from scheduler_svc.frontend.constraints.trials import TrialProcess, Trials, Verdict
 from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.rpc import status
@@ -53,6 +51,8 @@ LONG_BYTES = 4_096
 Result = TypeVar("Result")
 # Runs work here or in a thread, and returns its result.
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+# Makes a grammar and tries it.
+Tried = Callable[[Callable[[], str | None]], Awaitable[tuple[str | None, Verdict]]]
 
 
 async def _run(work: Callable[[], Result], num_bytes: int, model: Model, tenant: str) -> Result:
@@ -63,56 +63,14 @@ async def _run(work: Callable[[], Result], num_bytes: int, model: Model, tenant:
     return await model.tokenizer.threads.run(tenant, work)
 
 
-# Strings among tagged arguments: a model writes them without quotes, as they are. llguidance enforces a schema on JSON
-# alone, so their schemas become expressions of the grammar.
-
-
-def why_not_held(parameters: Mapping[str, object], *, is_strict: bool) -> str:
-    """Why a string among the arguments cannot be held to its schema, in one sentence; empty if all can."""
-    properties = parameters.get("properties")
-    for name, schema in cast(Mapping[str, object], properties if isinstance(properties, dict) else {}).items():
-        if is_text(schema) and (keyword := _not_held(cast(Mapping[str, Any], schema), is_strict)):
-            words = "is not enforced where a model writes strings without quotes"
-            return f"the {keyword} {str(cast(Any, schema)[keyword])[:64]!r} of argument {name[:64]!r} {words}"
-    return ""
-
-
-def _not_held(schema: Mapping[str, Any], is_strict: bool) -> str:
-    # For callers that do not ask for more, a format says nothing about which values are valid.
-    if is_strict and "format" in schema:
-        return "format"
-    try:
-        whole(str(schema.get("pattern", "")))
-    except UnreadError:
-        return "pattern"
-    return ""
-
-
-def held(schema: Mapping[str, Any]) -> Sequence[str]:
-    """The expressions that a string under a schema matches, each between slashes. The schema has been checked."""
-    terminals = list[str]()
-    if "minLength" in schema or "maxLength" in schema:
-        most = f"{int(schema['maxLength'])}" if "maxLength" in schema else ""
-        terminals.append(f"/(.|\\n){{{int(schema.get('minLength', 0))},{most}}}/")
-    if "pattern" in schema:
-        terminals.append(f"/{between_slashes(whole(schema['pattern']))}/")
-    return terminals
-
-
 class AnswerGrammar:
     """The grammar of one answer, with the schemas of more or fewer of its tools."""
 
     def __init__(
-        self,
-        chat: ServedChat,
-        conversation: Conversation,
-        rendered: Rendered,
-        *,
-        content: str | None,
-        write_schema: WriteSchema,
+        self, chat: ServedChat, conversation: Conversation, rendered: Rendered, *, content: str | None
     ) -> None:
         """`content` is the grammar of the request's constraint."""
-        self._chat, self._rendered = chat, rendered
+        self._chat, self._rendered, self._write = chat, rendered, WrittenSchemas(ANSWER)
         self._choice, self._tools = conversation.choice, conversation.tools
         assert chat.renderer is not None
         self._format = AnswerFormat(
@@ -120,8 +78,7 @@ class AnswerGrammar:
             reasoning=chat.reasoning(conversation),
             content_begin="" if chat.form is None else chat.form.content_begin,
             marks=chat.renderer.marks,
-            write_schema=write_schema,
-            hold_text=held,
+            write_schema=self._write,
         )
         # Calls that the caller demands leave no place for content.
         self._content = None if self._choice.is_forced else content
@@ -130,6 +87,8 @@ class AnswerGrammar:
         self.is_free = is_free(self._choice, self._content)
         # Their arguments match their schemas.
         self.exact_tools = () if self.is_free else exact_tools(self._choice)
+        # Why arguments of a tool are any JSON object, by its name.
+        self._loose = dict[str, str]()
 
     def field(self, tool: Tool) -> str:
         names = [schema["function"]["name"] for schema in self._tools]
@@ -153,33 +112,28 @@ class AnswerGrammar:
         prefix = self._chat.prefix(self._rendered)
         return answer_grammar(self._choice, self._format, prefix, content=self._content, loose=loose)
 
-    def alone(self, tool: Tool) -> str:
-        """The grammar of one call of this tool. Raises Refusal."""
-        made = answer_grammar(Choice((tool,), Calls.EXACTLY_ONE), self._format, "", content=None)
-        assert made is not None
-        return made
-
-
-class ToolSchemas:
-    """The schemas of one answer's tools. `settle` once."""
-
-    def __init__(
-        self, answer: AnswerGrammar, write: WrittenSchemas, run: Run, judge: Callable[[str], Awaitable[Verdict]]
-    ) -> None:
-        """`write` has the schemas of the answer, `run` does what may take long, and `judge` tries a grammar."""
-        self._answer, self._write, self._run, self._judge = answer, write, run, judge
-        # Why arguments of a tool are any JSON object, by its name.
-        self._loose = dict[str, str]()
-
-    async def settle(self) -> str | None:
+    async def settle(self, run: Run, judge: Callable[[str], Awaitable[Verdict]]) -> str | None:
         """The grammar with all schemas that can be enforced, None if any text is an answer. Raises GrammarError.
 
-        It may still be refused, but not for a tool. The error is that of a strict tool, with the field of its schema.
+        `run` does what may take long, and `judge` tries a grammar. It may still be refused, but not for a tool. The
+        error is that of a strict tool, with the field of its schema.
         """
-        await self._run(self._write_all)
+
+        async def tried(make: Callable[[], str | None]) -> tuple[str | None, Verdict]:
+            """A grammar and its verdict; None if any text is an answer, or if it cannot be made."""
+            grammar = None
+            try:
+                if (grammar := await run(make)) is None:
+                    return None, Verdict()
+                within_limit(ANSWER, grammar)
+            except GrammarError as error:
+                return grammar, Verdict(refusal=str(error))
+            return grammar, await judge(grammar)
+
+        await run(self._write_all)
         while True:
-            grammar, verdict = await self._tried(lambda: self._answer.whole(self._loose))
-            if not verdict.refusal or not await self._loosen_more(verdict.refusal):
+            grammar, verdict = await tried(lambda: self.whole(self._loose))
+            if not verdict.refusal or not await self._loosen_more(verdict.refusal, tried):
                 break
         if grammar is None and verdict.refusal:
             raise GrammarError(verdict.refusal)
@@ -195,29 +149,30 @@ class ToolSchemas:
         return tuple(sentences)
 
     def _write_all(self) -> None:
-        for tool in self._answer.exact_tools:
-            if why := self._answer.why_loose(tool):
+        for tool in self.exact_tools:
+            if why := self.why_loose(tool):
                 self._loosen(tool, why)
                 continue
             try:
-                self._write(tool.parameters, self._answer.field(tool) if tool.is_strict else "parameters")
+                self._write(tool.parameters, self.field(tool) if tool.is_strict else "parameters")
             except GrammarError as error:
                 self._loosen(tool, str(error), error.field)
 
     def _loosen(self, tool: Tool, why: str, field: str = "") -> None:
         if tool.is_strict:
             message = f"tool {tool.name!r} is strict, and its schema is not supported: {why}"
-            raise GrammarError(message, field or self._answer.field(tool))
+            raise GrammarError(message, field or self.field(tool))
         self._loose[tool.name] = why
 
-    async def _loosen_more(self, why: str) -> bool:
+    async def _loosen_more(self, why: str, tried: Tried) -> bool:
         """Takes back the schemas that are the cause of a refusal. Returns whether there are any."""
-        held = [tool for tool in self._answer.exact_tools if tool.name not in self._loose]
+        held = [tool for tool in self.exact_tools if tool.name not in self._loose]
         num_loose, num_killed = len(self._loose), 0
         for tool in held:
             if num_killed == MAX_KILLED:
                 break
-            _, verdict = await self._tried(functools.partial(self._answer.alone, tool))
+            alone = Choice((tool,), Calls.EXACTLY_ONE)
+            _, verdict = await tried(functools.partial(answer_grammar, alone, self._format, "", content=None))
             num_killed += verdict.was_killed
             if verdict.refusal:
                 self._loosen(tool, verdict.refusal)
@@ -225,17 +180,6 @@ class ToolSchemas:
             # Each may be good by itself and all together too large.
             self._loose |= {tool.name: why for tool in held if not tool.is_strict and tool.name not in self._loose}
         return len(self._loose) > num_loose
-
-    async def _tried(self, make: Callable[[], str | None]) -> tuple[str | None, Verdict]:
-        """A grammar and its verdict; None if any text is an answer, or if it cannot be made."""
-        grammar = None
-        try:
-            if (grammar := await self._run(make)) is None:
-                return None, Verdict()
-            within_limit(ANSWER, grammar)
-        except GrammarError as error:
-            return grammar, Verdict(refusal=str(error))
-        return grammar, await self._judge(grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +221,7 @@ class ConstraintDoor:
     ) -> AcceptedConstraint:
         """Returns the grammar of a chat's answer: of its constraint, tools and tool_choice. Raises Refusal."""
         content = await self._grammar(request, model, tenant) if request.HasField("constraint") else None
-        write = WrittenSchemas(ANSWER)
-        answer = AnswerGrammar(model.chat, conversation, rendered, content=content, write_schema=write)
+        answer = AnswerGrammar(model.chat, conversation, rendered, content=content)
         kind = f"constraint.{request.constraint.WhichOneof('kind')}"
         if content is not None and not answer.has_content:
             # It is checked all the same.
@@ -293,15 +236,14 @@ class ConstraintDoor:
         field = kind if answer.has_content else "chat.tools_json"
         num_bytes = sum(map(len, request.chat.tools_json))
         run = functools.partial(_run, num_bytes=num_bytes, model=model, tenant=tenant)
-        tools = ToolSchemas(answer, write, run, lambda grammar: self._verdict(field, grammar, model, tenant))
         try:
-            grammar = await tools.settle()
+            grammar = await answer.settle(run, lambda grammar: self._verdict(field, grammar, model, tenant))
             if grammar is None:
                 return NO_CONSTRAINT
             within_limit(field, grammar)
         except GrammarError as error:
             raise self._not_made(error, field) from None
-        return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=tools.warnings())
+        return dataclasses.replace(await self.judge(field, grammar, model, tenant), warnings=answer.warnings())
 
     async def _grammar(self, request: inference_pb2.GenerateRequest, model: Model, tenant: str) -> str:
         """The grammar of a request's constraint, without a trial. Raises Refusal."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from tandem.v1 import constraint_pb2, inference_pb2
 
-from scheduler_svc.frontend.chat.answer_grammar import ONLY_JSON
 from scheduler_svc.frontend.constraints import limits
+from scheduler_svc.frontend.constraints.answer_grammar import ONLY_JSON
 from scheduler_svc.frontend.constraints.json_schema import parsed
 from scheduler_svc.frontend.constraints.limits import CHOICES, MAX_CONSTRAINT_BYTES, GrammarError, too_large, wrong
 from scheduler_svc.frontend.constraints.lowering import lower

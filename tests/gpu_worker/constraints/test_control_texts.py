@@ -19,10 +19,9 @@ from gpu_worker.constraints.constraints import Constraints
 from gpu_worker.constraints.frames import Sizes
 from gpu_worker.constraints.rows import Fate
 from scheduler_svc.constraint_trial import Trial
-from scheduler_svc.frontend.chat.answer_grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat
-from scheduler_svc.frontend.constraints.door import held
+from scheduler_svc.frontend.constraints.answer_grammar import AnswerFormat, answer_grammar
 from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
 from tandem_contract.grammars import constraint_tokenizer
 from tests.bundled_recipe.evaluate import MODEL_DIR
@@ -96,7 +95,6 @@ def _tool_grammar(text: str) -> str:
         calls=CallFormat(call_begin="CALL ", middle=" WITH ", call_end=" END", trigger="CALL "),
         reasoning=None,
         write_schema=WrittenSchemas("answer"),
-        hold_text=held,
     )
     choice = Choice(calls=Calls.EXACTLY_ONE, tools=(Tool(name="f", parameters=parameters, is_strict=True),))
     made = answer_grammar(choice, form, "", content=None)

@@ -19,7 +19,7 @@ from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.door import AnswerGrammar
-from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
+from scheduler_svc.frontend.constraints.grammar import grammar_of
 from tests.gpu_worker.constraints.rig import bits
 from tests.gpu_worker.constraints.test_names import objects
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES
@@ -84,9 +84,7 @@ def row_of(
     tools = [json.dumps({"type": "function", "function": function}) for function in functions if content is None]
     asked = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content=["a"])], tools_json=tools, **fields)  # pyright: ignore[reportArgumentType]
     rendered = Rendered(token_ids=[1], marked="x")
-    grammar = AnswerGrammar(
-        served, read(asked), rendered, content=content, write_schema=WrittenSchemas("answer")
-    ).whole(())
+    grammar = AnswerGrammar(served, read(asked), rendered, content=content).whole(())
     assert grammar is not None
     found, row_of.start = matchers(), getattr(row_of, "start", 0) + 1  # type: ignore[attr-defined]
     found.define(1, found.compiled(grammar.encode()))

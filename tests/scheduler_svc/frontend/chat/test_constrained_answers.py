@@ -23,7 +23,7 @@ from scheduler_svc.frontend.chat.forms import choose_form
 from scheduler_svc.frontend.chat.rendering import Rendered
 from scheduler_svc.frontend.chat.served import ServedChat
 from scheduler_svc.frontend.constraints.door import AnswerGrammar
-from scheduler_svc.frontend.constraints.grammar import WrittenSchemas, grammar_of
+from scheduler_svc.frontend.constraints.grammar import grammar_of
 from scheduler_svc.frontend.rpc.status import Refusal
 from tests.scheduler_svc.frontend.chat.answers import FAMILIES, Family
 from tests.scheduler_svc.frontend.chat.test_answer import calls_of, parsed, parser
@@ -104,9 +104,7 @@ def matcher_of(name: str, prefix: str, kind: pb.Constraint, tools: Tools) -> LLM
     served.reasoning.return_value = form.reasoning
     asked = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content=["a"])], **tools.fields)
     rendered = Rendered(token_ids=[1], marked="x")
-    answer = AnswerGrammar(
-        served, read(asked), rendered, content=grammar_of(kind), write_schema=WrittenSchemas("answer")
-    )
+    answer = AnswerGrammar(served, read(asked), rendered, content=grammar_of(kind))
     for tool in answer.exact_tools:
         if tool.is_strict and (why := answer.why_loose(tool)):
             raise ValueError(why)

@@ -134,16 +134,15 @@ def test_a_wrong_description_is_refused(change: dict[str, object], says: str) ->
 
 
 @pytest.mark.parametrize(
-    ("prefix", "may_begin", "is_open"),
+    ("prefix", "state"),
     [
-        ("", True, False),
-        ("\n", True, False),
-        ("<think>\n", False, True),
-        ("<think>\nwell</think>\n", False, False),
+        ("", ReasoningState.MAY_BEGIN),
+        ("\n", ReasoningState.MAY_BEGIN),
+        ("<think>\n", ReasoningState.OPEN),
+        ("<think>\nwell</think>\n", ReasoningState.OVER),
         # A caller that continues its own text has decided against reasoning.
-        ("The answer", False, False),
+        ("The answer", ReasoningState.OVER),
     ],
 )
-def test_the_prompt_tells_where_the_reasoning_is(prefix: str, may_begin: bool, is_open: bool) -> None:
-    state = ReasoningFormat.from_json({"open": "<think>", "close": "</think>"}).state(prefix)
-    assert state == ReasoningState(may_begin=may_begin, is_open=is_open)
+def test_the_prompt_tells_where_the_reasoning_is(prefix: str, state: ReasoningState) -> None:
+    assert ReasoningFormat.from_json({"open": "<think>", "close": "</think>"}).state(prefix) is state

@@ -17,10 +17,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from scheduler_svc.frontend.chat.answer_grammar import TEXT, AnswerFormat, Marks, answer_grammar
 from scheduler_svc.frontend.chat.conversation import Calls, Choice, Tool
 from scheduler_svc.frontend.chat.forms import CallFormat, ReasoningFormat, TaggedArguments
-from scheduler_svc.frontend.constraints.door import held, why_not_held
+from scheduler_svc.frontend.constraints.answer_grammar import TEXT, AnswerFormat, Marks, answer_grammar, why_not_held
 from scheduler_svc.frontend.rpc.status import Refusal
 
 MODEL = Path(__file__).parents[4] / "gpu_worker/bundled/model/tokenizer.json"
@@ -76,7 +75,7 @@ LL_TOKENIZER = LLTokenizer(TOKENIZER.to_str(), n_vocab=TOKENIZER.get_vocab_size(
 
 
 def _form(name: str) -> AnswerFormat:
-    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, write_schema=compact, hold_text=held)
+    return AnswerFormat(calls=FORMATS[name], reasoning=THINK, marks=IDS, write_schema=compact)
 
 
 def _grammar(
@@ -225,7 +224,7 @@ def test_arguments_are_any_object_where_a_loose_tool_has_a_schema_that_is_not_su
 
 
 def test_marks_that_are_no_tokens_of_their_own_are_text() -> None:
-    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact, hold_text=held)
+    form = AnswerFormat(calls=FORMATS["bare"], reasoning=None, write_schema=compact)
     grammar = _grammar(form, Calls.ANY)
     assert _accepts(grammar, 'Sure: {"name": "now", "arguments": {}}; {"name": "now", "arguments": {}} Done.')
     assert not _accepts(grammar, 'Sure: {"name": "never", "arguments": {}}')
@@ -321,7 +320,6 @@ MARKED = AnswerFormat(
     content_begin="[TOOL_CALLS]final<|message|>",
     marks=IDS,
     write_schema=compact,
-    hold_text=held,
 )
 
 
@@ -360,7 +358,7 @@ def test_text_up_to_a_mark_ends_with_what_stands_before_the_mark() -> None:
 
 
 def test_an_unknown_format_is_refused_only_where_calls_are_needed() -> None:
-    form = AnswerFormat(calls=None, reasoning=None, write_schema=compact, hold_text=held)
+    form = AnswerFormat(calls=None, reasoning=None, write_schema=compact)
     with pytest.raises(Refusal, match="does not know how the served model writes calls"):
         answer_grammar(Choice(TOOLS, Calls.EXACTLY_ONE), form, "", content=None)
     assert answer_grammar(Choice((), Calls.NONE), form, "", content=None) is None
