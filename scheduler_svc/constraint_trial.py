@@ -4,9 +4,9 @@ llguidance may need minutes for a small grammar and cannot be interrupted, so it
 process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child takes one packet and sends one back,
 until the front end closes the socket, or kills it (`frontend/constraints/trials.py`).
 
-A request is its number and the grammar, an answer the number and why the grammar is refused, empty if it is not. The
-child's first packet has number 0, its process id, and how slow its machine is. A trial compiles the grammar, computes
-the first mask, and walks through 64 masks at random; the walk of one grammar is always the same.
+A request is a grammar, its answer why that is refused, empty if it is not. The child's first packet has its process id,
+and how slow its machine is. A trial compiles the grammar, computes the first mask, and walks through 64 masks at random;
+the walk of one grammar is always the same.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -16,7 +16,6 @@ import os
 import random
 import resource
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +29,10 @@ from numpy.typing import NDArray
 from tandem_contract.fork_server import serve_forks
 from tandem_contract.grammars import MASK_SECONDS, limit_words
 from tandem_contract.needed import ends_with_needed
-from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_NUMBER = struct.Struct("<Q")
-HELLO = 0
 MAX_ERROR_CHARS = 1_000
 # A grammar has at most 64 KiB.
 MAX_PACKET = 1 << 17
@@ -46,15 +42,13 @@ MAX_ADDRESS_SPACE = 1 << 30
 _NICE = 10
 
 
-def packed(number: int, text: str) -> bytes:
-    return _NUMBER.pack(number) + text.encode()
+def packed(text: str) -> bytes:
+    """A packet. It begins with a byte of its own, because an empty one would read like the end."""
+    return b" " + text.encode()
 
 
-def unpacked(packet: bytes) -> tuple[int, str]:
-    """Decodes a packet. Raises ValueError."""
-    if len(packet) < _NUMBER.size:
-        raise ValueError(f"a packet has {numbered(len(packet), 'byte')}; at least {_NUMBER.size} belong to it")
-    return _NUMBER.unpack_from(packet)[0], packet[_NUMBER.size :].decode()
+def unpacked(packet: bytes) -> str:
+    return packet[1:].decode()
 
 
 class Trial:
@@ -138,10 +132,9 @@ def _give_way() -> None:
 
 def _serve(trial: Trial, connection: socket.socket) -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    connection.send(packed(HELLO, f"{os.getpid()} {trial.slowness}"))
+    connection.send(packed(f"{os.getpid()} {trial.slowness}"))
     while packet := connection.recv(MAX_PACKET):
-        number, grammar = unpacked(packet)
-        connection.send(packed(number, trial.refusal(grammar)[:MAX_ERROR_CHARS]))
+        connection.send(packed(trial.refusal(unpacked(packet))[:MAX_ERROR_CHARS]))
 
 
 if __name__ == "__main__":

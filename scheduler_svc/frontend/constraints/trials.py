@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler_svc.constraint_trial import HELLO, MAX_PACKET, packed, unpacked
+from scheduler_svc.constraint_trial import MAX_PACKET, packed, unpacked
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from tandem_contract.fork_server import ForkServer, cpu_seconds
@@ -35,10 +35,6 @@ MAX_WAITING = 8
 
 class TrialUnusable(Exception):
     """No process can try grammars for this model; the text says why."""
-
-
-class _Died(Exception):
-    """The process that tries grammars has ended without a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,65 +66,55 @@ class TrialProcess:
             files={"tokenizer": tokenizer_json},
         )
         self._connection: socket.socket | None = None
-        self._child = self._number = 0
+        self._child = 0
 
     async def judge(self, grammar: str) -> Verdict:
         """Tries a grammar, again if the process dies. Raises TrialUnusable."""
         for _ in range(MAX_DEATHS):
-            if self._connection is None:
+            if not self._child:
                 await self._begin()
-            try:
-                return await self._judge(grammar)
-            except _Died:
-                self._leave_child()
+            if (verdict := await self._judge(grammar)) is not None:
+                return verdict
+            self._leave_child()
         why = f"its trial ended the process that tries it, {MAX_DEATHS} times, perhaps out of memory"
         return Verdict(refusal=why, was_killed=True)
 
-    async def _judge(self, grammar: str) -> Verdict:
+    async def _judge(self, grammar: str) -> Verdict | None:
+        """None if the child has ended without a word."""
         assert self._connection is not None
-        self._number += 1
         cpu_before = cpu_seconds(self._child)
         try:
-            await asyncio.get_running_loop().sock_sendall(self._connection, packed(self._number, grammar))
-            verdict, packet = await self._wait(self._connection, cpu_before)
+            await asyncio.get_running_loop().sock_sendall(self._connection, packed(grammar))
+            answer = await self._wait(self._connection, cpu_before)
         except OSError:
-            raise _Died from None
+            return None
         except BaseException:
             # The caller has gone; the child still computes.
             self._kill_child()
             raise
-        if verdict is not None:
+        if isinstance(answer, Verdict):
             self._kill_child()
-            return verdict
-        if not packet:
-            raise _Died
-        number, refusal = unpacked(packet)
-        assert number == self._number, f"answer {number} came where {self._number} was due"
-        return Verdict(refusal=refusal)
+            return answer
+        return Verdict(refusal=unpacked(answer)) if answer else None
 
     def close(self) -> None:
         self._leave_child()
         self._forks.kill()
 
-    async def _wait(self, connection: socket.socket, cpu_before: float) -> tuple[Verdict | None, bytes]:
-        """Returns the child's answer, or the verdict if it takes too long."""
+    async def _wait(self, connection: socket.socket, cpu_before: float) -> Verdict | bytes:
+        """Returns the child's answer, empty if it has ended, or the verdict if it takes too long."""
         loop = asyncio.get_running_loop()
         answer = asyncio.ensure_future(loop.sock_recv(connection, MAX_PACKET))
-        begun = loop.time()
+        begun, words = loop.time(), limit_words(self._cpu_limit, self.slowness)
         try:
-            while not answer.done():
-                await asyncio.wait([answer], timeout=_SLICE_SECONDS)
-                if answer.done():
-                    break
-                used = cpu_seconds(self._child) - cpu_before
+            while not (await asyncio.wait([answer], timeout=_SLICE_SECONDS))[0]:
+                used, waited = cpu_seconds(self._child) - cpu_before, loop.time() - begun
                 if used > self._cpu_limit * self.slowness:
-                    words = limit_words(self._cpu_limit, self.slowness)
-                    return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True), b""
-                if (waited := loop.time() - begun) > self._patience:
+                    return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True)
+                if waited > self._patience:
                     got = f"its trial got {used:.2g} s of CPU time in {waited:.0f} s, because the machine is busy"
-                    words = limit_words(self._cpu_limit, self.slowness)
-                    return Verdict(refusal=f"{got}; {words}", was_killed=True, is_unknown=True), b""
-            return None, answer.result()
+                    return Verdict(refusal=f"{got}; {words}", was_killed=True, is_unknown=True)
+            return answer.result()
         finally:
             # The loop must have let go of the socket before it is closed.
             answer.cancel()
@@ -146,9 +132,7 @@ class TrialProcess:
                 self.close()
                 raise TrialUnusable(f"{type(error).__name__}: {error}") from None
             if packet:
-                number, text = unpacked(packet)
-                assert number == HELLO, "a child says its process id first"
-                process, slowness = text.split()
+                process, slowness = unpacked(packet).split()
                 self._child, self.slowness = int(process), float(slowness)
                 return
             self.close()

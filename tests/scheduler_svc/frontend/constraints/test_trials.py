@@ -73,7 +73,7 @@ async def test_a_grammar_that_ends_its_process_twice_is_blamed(
     assert await trial.judge('start: "a"') == Verdict()
     judge, started = trial._judge, 0
 
-    async def killed(grammar: str) -> Verdict:
+    async def killed(grammar: str) -> Verdict | None:
         nonlocal started
         started += 1
         if started <= num_kills:
