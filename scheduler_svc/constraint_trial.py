@@ -4,9 +4,9 @@ llguidance may need minutes for a small grammar and cannot be interrupted, so it
 process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child takes one packet and sends one back,
 until the front end closes the socket, or kills it (`frontend/constraints/trials.py`).
 
-A request is a grammar, its answer why that is refused, empty if it is not. The child's first packet has its process id,
-and how slow its machine is. A trial compiles the grammar, computes the first mask, and walks through 64 masks at random;
-the walk of one grammar is always the same.
+A request is a grammar, its answer why that is refused, empty if it is not. The child's first packet has its process
+id, and how slow its machine is. A trial compiles the grammar, computes the first mask, and walks through 64 masks at
+random; the walk of one grammar is always the same.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from tandem_contract.plural import numbered
 
-_PAGE = 4096
 # What the main thread does (`Work`), and the id of the constraint that the other thread prepares, 0 for none. Each word
 # is all that is said of its thread, so a reader between two writes sees nothing that never was.
 WORK, PREPARED = range(2)
@@ -31,11 +30,10 @@ _NUMBER_SHIFT = _STAGE_SHIFT + _STAGE_BITS
 # Rows of one request: 2,048, so that a packet fits into the buffer of a socket. Numbers of frames are int32.
 MAX_ENTRIES, MAX_NUMBER = 1 << _ENTRY_BITS, (1 << 31) - 1
 _HEAD, _SERVING = struct.Struct("<ii"), struct.Struct("<id")
-_ENTRY, _COUNT_BYTES = np.dtype("<i4"), 4
+_ENTRY = np.dtype("<i4")
 # The largest source of a constraint, and the largest text of an error.
 MAX_SOURCE_BYTES, _MAX_DETAIL_BYTES = 65_536, 1_000
 MAX_BYTES = _HEAD.size + MAX_SOURCE_BYTES
-_ADVANCE_FIELDS = 4
 
 
 class Stage(IntEnum):
@@ -89,13 +87,8 @@ class Sizes:
         return -(-self.vocab_size // 32)
 
     @property
-    def bytes_of_masks(self) -> int:
-        """Size of all masks, which follow the page of the progress and precede the output tokens."""
-        return _aligned(4 * (self.max_rows + 1) * self.mask_words)
-
-    @property
     def num_bytes(self) -> int:
-        return _PAGE + self.bytes_of_masks + _aligned(4 * (self.max_rows + 1) * self.max_length)
+        return 8 * _NUM_PROGRESS + 4 * (self.max_rows + 1) * (self.mask_words + self.max_length)
 
 
 class SharedArea:
@@ -109,10 +102,10 @@ class SharedArea:
         # uint64 [2].
         self.progress: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, _NUM_PROGRESS)
         # int32 [rows, words]: bit t of a row, from the lowest bit of word 0 on, is whether token t may come next.
-        masks = np.frombuffer(memory, np.int32, num_rows * sizes.mask_words, _PAGE)
+        masks = np.frombuffer(memory, np.int32, num_rows * sizes.mask_words, self.progress.nbytes)
         self.masks: NDArray[np.int32] = masks.reshape(num_rows, -1)
         # int32 [rows, max_length]: the output tokens of each row.
-        tokens = np.frombuffer(memory, np.int32, num_rows * sizes.max_length, _PAGE + sizes.bytes_of_masks)
+        tokens = np.frombuffer(memory, np.int32, offset=self.progress.nbytes + masks.nbytes)
         self.tokens: NDArray[np.int32] = tokens.reshape(num_rows, -1)
 
 
@@ -121,10 +114,6 @@ def new_memory(sizes: Sizes) -> int:
     descriptor = os.memfd_create("tandem-masks", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, sizes.num_bytes)
     return descriptor
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE) * _PAGE
 
 
 class Kind(IntEnum):
@@ -157,10 +146,6 @@ class Fate(IntEnum):
     ENDED = 3
 
 
-class FrameError(ValueError):
-    """A packet that does not hold a frame."""
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One packet."""
@@ -173,41 +158,25 @@ class Frame:
         return _HEAD.pack(self.kind, self.number) + self.payload
 
     def entries(self) -> NDArray[np.int32]:
-        """The rows of an ADVANCE, int32 [n, 4]. Raises FrameError."""
-        size = 4 * _ADVANCE_FIELDS
-        if len(self.payload) % size:
-            raise FrameError(f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; an entry has {size}")
-        return np.frombuffer(self.payload, _ENTRY).reshape(-1, _ADVANCE_FIELDS)
+        """The rows of an ADVANCE, int32 [n, 4]."""
+        return np.frombuffer(self.payload, _ENTRY).reshape(-1, 4)
 
     def of_serving(self) -> tuple[int, float]:
-        """The thread and the slowness of a SERVING. Raises FrameError."""
-        if len(self.payload) != _SERVING.size:
-            raise FrameError(
-                f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; it must have {_SERVING.size}"
-            )
+        """The thread and the slowness of a SERVING."""
         thread, slowness = _SERVING.unpack(self.payload)
         return thread, slowness
 
-    def states(self) -> tuple[list[int], str]:
-        """The states of a TAKEN or MASKED, and the text of the first row that failed. Raises FrameError."""
-        num = int.from_bytes(self.payload[:_COUNT_BYTES], "little")
-        end = _COUNT_BYTES + num
-        if len(self.payload) < end:
-            raise FrameError(
-                f"{self.kind.name} has {numbered(len(self.payload), 'byte')}; {numbered(num, 'row', 'need')} {end}"
-            )
-        return list(self.payload[_COUNT_BYTES:end]), self.payload[end:].decode("utf-8", "replace")
+    def states(self, num_rows: int) -> tuple[list[int], str]:
+        """The states of a TAKEN or MASKED for so many rows, and the text of the first row that failed."""
+        return list(self.payload[:num_rows]), self.payload[num_rows:].decode("utf-8", "replace")
 
 
 def decoded(packet: bytes) -> Frame:
-    """Raises FrameError."""
+    """Raises ValueError."""
     if not _HEAD.size <= len(packet) <= MAX_BYTES:
-        raise FrameError(f"a packet has {numbered(len(packet), 'byte')}; it must have {_HEAD.size} to {MAX_BYTES}")
+        raise ValueError(f"a packet has {numbered(len(packet), 'byte')}; it must have {_HEAD.size} to {MAX_BYTES}")
     kind, number = _HEAD.unpack_from(packet)
-    try:
-        return Frame(Kind(kind), number, packet[_HEAD.size :])
-    except ValueError:
-        raise FrameError(f"{kind} is not a kind of frame") from None
+    return Frame(Kind(kind), number, packet[_HEAD.size :])
 
 
 def advance(number: int, entries: Sequence[tuple[int, int, int, int]]) -> Frame:
@@ -221,7 +190,7 @@ def serving(process: int, preparing_thread: int, slowness: float) -> Frame:
 
 def states(kind: Kind, number: int, values: Sequence[int], detail: str) -> Frame:
     """The answer to a request: a state for each of its rows."""
-    return Frame(kind, number, len(values).to_bytes(_COUNT_BYTES, "little") + bytes(values) + limited(detail))
+    return Frame(kind, number, bytes(values) + limited(detail))
 
 
 def limited(text: str) -> bytes:

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,6 @@ from gpu_worker.constraints.frames import (
     MAX_ENTRIES,
     MAX_NUMBER,
     Frame,
-    FrameError,
     Kind,
     SharedArea,
     Sizes,
@@ -96,7 +96,7 @@ class ServerProcess:
             self._unsent.popleft()
 
     def receive(self) -> list[Frame]:
-        """The frames that have come. Raises ServerGone, ServerUnusable, OSError or FrameError."""
+        """The frames that have come. Raises ServerGone, ServerUnusable, OSError or ValueError."""
         assert self._connection is not None, "the server was started"
         if self._unsent:
             self._flush()
@@ -236,8 +236,8 @@ class Supervisor:
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.payload.decode("utf-8", "replace"))
         else:
-            states, detail = frame.states()
             request = self._requests[frame.number]
+            states, detail = frame.states(len(request))
             if frame.kind is Kind.MASKED:
                 del self._requests[frame.number]
                 self._num_deaths = 0
@@ -273,7 +273,7 @@ class Supervisor:
             self._give_up(self._refusal)
         except OSError as error:
             self._give_up(f"{_NOT_STARTED}: {error}")
-        except (ServerGone, FrameError, LookupError, ValueError) as reason:
+        except (ServerGone, struct.error, LookupError, ValueError) as reason:
             self._died(str(reason))
 
     def _died(self, reason: str) -> None:
