@@ -11,7 +11,7 @@ again, in the next state. A mark is a list of texts and ids of control tokens.
 """
 
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -91,15 +91,12 @@ class TokenTexts:
 
     def beginning_with(self, text: bytes) -> NDArray[np.int64]:
         """The ids of the tokens that begin with a text, which is not empty."""
-        return self._order[bisect_left(self._sorted, text) : bisect_left(self._sorted, text[:-1] + _after(text[-1]))]
+        end = bisect_right(self._sorted, text, key=lambda one: one[: len(text)])
+        return self._order[bisect_left(self._sorted, text) : end]
 
     def equal_to(self, text: bytes) -> NDArray[np.int64]:
         """The ids of the tokens with this text, which is not empty."""
         return self._order[bisect_left(self._sorted, text) : bisect_left(self._sorted, text + b"\0")]
-
-
-def _after(byte: int) -> bytes:
-    return bytes([byte + 1]) if byte < 0xFF else b"\xff\xff"
 
 
 @dataclass(slots=True)
@@ -121,7 +118,7 @@ class NamesOfRow:
     def __init__(self, texts: TokenTexts, places: Places) -> None:
         self._texts, self._places = texts, places
         # Outside of JSON: the state, and the last bytes, in which marks are searched.
-        self._state, self._last, self._is_json = 0, b"", False
+        self._state, self._last = 0, b""
         # None stands for a list.
         self._open: list[_Object | None] = []
         self._is_name_next = self._is_in_string = self._is_escaped = False
@@ -134,13 +131,13 @@ class NamesOfRow:
 
     def _follow(self, text: bytes) -> bool:
         """Returns whether an object got a name twice."""
-        if self._is_json and text.startswith(MARK):
+        if (self._open or self._is_in_string) and text.startswith(MARK):
             return False
         if self._is_in_string and self._name is None and not (self._is_escaped or b'"' in text or b"\\" in text):
             return False
         has_twice = False
         for byte in text:
-            if self._is_json:
+            if self._open or self._is_in_string:
                 has_twice |= self._in_json(byte)
             else:
                 self._outside(byte)
@@ -152,7 +149,7 @@ class NamesOfRow:
             return
         self._state = place.state
         for begun in place.begun:
-            self._is_json = True
+            self._last = b""
             self._in_json(begun)
 
     def _in_json(self, byte: int) -> bool:
@@ -167,7 +164,6 @@ class NamesOfRow:
         elif byte in _CLOSE and self._open:
             self._open.pop()
             self._is_name_next = False
-            self._is_json, self._last = bool(self._open), b""
         elif byte == _COMMA:
             self._is_name_next = bool(self._open) and self._open[-1] is not None
         return False
@@ -180,8 +176,6 @@ class NamesOfRow:
                 self._name.append(byte)
         else:
             self._is_in_string = False
-            if not self._open:
-                self._is_json, self._last = False, b""
             inner = self._open[-1] if self._open else None
             if self._name is not None and inner is not None:
                 has_twice = bytes(self._name) in inner.names
@@ -193,7 +187,7 @@ class NamesOfRow:
 
     def forbid(self, matcher: LLMatcher, mask: Mask) -> None:
         """Takes the tokens out of a mask that would give an object a name twice, or leave no other name."""
-        if not self._is_json:
+        if not self._open and not self._is_in_string:
             return
         whole_names = _allowed(mask, self._texts.with_two_quotes)
         forbidden = [np.array([id_ for id_ in whole_names if self._copy()._follow(self._texts.texts[id_])], np.int64)]
