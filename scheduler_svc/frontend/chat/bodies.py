@@ -98,7 +98,7 @@ class ObjectReader:
     """
 
     __slots__ = (
-        *("_escape", "_in_string", "_is_key", "_is_strict", "_next", "_stack", "_tops"),
+        *("_escape", "_in_string", "_is_strict", "_next", "_stack", "_tops"),
         *("held", "is_broken", "is_complete", "num_signs"),
     )
 
@@ -106,7 +106,7 @@ class ObjectReader:
         self._tops, self._is_strict = tops, is_strict
         self._stack: list[str] = []
         self._next = _Next.VALUE
-        self._in_string = self._is_key = False
+        self._in_string = False
         # What each missing letter of an escape may be.
         self._escape: list[str] = []
         # A number or a word that may go on: read, and not certain.
@@ -162,7 +162,6 @@ class ObjectReader:
         elif char in _SPACE:
             pass
         elif char == '"' and self._next is not _Next.COLON and self._next is not _Next.COMMA_OR_END and self._stack:
-            self._is_key = self._next in (_Next.KEY, _Next.KEY_OR_END)
             self._in_string = True
         elif char in "{[" and self._next in (_Next.VALUE, _Next.VALUE_OR_END) and (self._stack or char in self._tops):
             self._stack.append(char)
@@ -200,7 +199,7 @@ class ObjectReader:
             self._escape = [_ESCAPES]
         elif char == '"':
             self._in_string = False
-            self._next = _Next.COLON if self._is_key else _Next.COMMA_OR_END
+            self._next = _Next.COLON if self._next in (_Next.KEY, _Next.KEY_OR_END) else _Next.COMMA_OR_END
         else:
             self.is_broken = char < " " and self._is_strict
 

@@ -234,13 +234,6 @@ def _target(reference: str, parameters: dict[str, Any]) -> object:
     return target
 
 
-class Shown(NamedTuple):
-    """What a piece of text adds: the name with the first piece, then arguments."""
-
-    name: str
-    arguments: str
-
-
 class CallStream:
     """One region with one call. `mark` is the text that opened it."""
 
@@ -252,18 +245,18 @@ class CallStream:
         self._head = self._rest = ""
         self.has_begun = False
         self._is_hopeless = False
-        if not _has_name_inside(field):
+        if _arguments(field) == "{content}":
             # The pattern may look ahead to the first brace.
             match = field.open_re.match(mark + "{")
             self.name = match["name"].strip() if match is not None and match["name"] else ""
             self._is_hopeless = not self.name
 
-    def feed(self, text: str) -> Shown | None:
-        """What `text` shows of the call."""
+    def feed(self, text: str) -> Call | None:
+        """What `text` shows of the call: its name with the first piece, then arguments."""
         if self._is_hopeless:
             return None
         if self.has_begun:
-            return Shown("", self._read(text)) if text else None
+            return Call("", self._read(text)) if text else None
         self._head += text
         if self.name:
             begins = self._head.lstrip()
@@ -278,7 +271,7 @@ class CallStream:
         if self._is_hopeless or not arguments:
             return None
         self.has_begun = True
-        return Shown(self.name, self._read(arguments))
+        return Call(self.name, self._read(arguments))
 
     def rest(self) -> str:
         """At the end of the region: its text that is not part of the call, unless it only ends the call."""
@@ -286,9 +279,6 @@ class CallStream:
         return "" if self.reader.is_complete and re.fullmatch(r"\s*\}?\s*", rest) else rest
 
     def _read(self, text: str) -> str:
-        if self.reader.is_complete or self.reader.is_broken:
-            self._rest += text
-            return ""
         certain, num_read = self.reader.feed(text)
         self._rest += text[num_read:]
         return certain
@@ -298,13 +288,9 @@ def can_show(field: Any) -> bool:
     """Whether calls of this field are written as JSON that is shown as it comes."""
     if field.content != "json" or field.content_args or field.transform_each or not isinstance(field.transform, dict):
         return False
-    return _arguments(field) == "{content}" or _has_name_inside(field)
+    return _arguments(field) in ("{content}", "{content.arguments}")
 
 
-def _has_name_inside(field: Any) -> bool:
-    return _arguments(field) == "{content.arguments}"
-
-
-def _arguments(field: Any) -> str:
-    function: Any = field.transform.get("function", {})
-    return str(function.get("arguments", ""))
+def _arguments(field: Any) -> object:
+    """Where a transform finds the arguments; with its second form the call has its name inside."""
+    return field.transform.get("function", {}).get("arguments")

@@ -156,10 +156,8 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
             raise GrammarError(f"{field} has the number {number[:32]}; the largest is {sys.float_info.max:g}")
         return value
 
-    def wrong_text(what: str) -> GrammarError:
-        return GrammarError(f"{field} {what}")
-
-    schema = read_json(text, wrong_text, object_pairs_hook=unique, parse_constant=refused, parse_float=finite)
+    hooks: dict[str, Any] = {"object_pairs_hook": unique, "parse_constant": refused, "parse_float": finite}
+    schema = read_json(text, lambda what: GrammarError(f"{field} {what}"), **hooks)
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"{field} is a JSON {type(schema).__name__}; it must be an object or true")
     return cast("Mapping[str, Any] | bool", schema)

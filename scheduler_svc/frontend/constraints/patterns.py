@@ -22,6 +22,9 @@ _SPACE = [(9, 13), (32, 32), (133, 133), (160, 160), (5760, 5760), (8192, 8202),
           (8287, 8287), (12288, 12288)]  # fmt: skip
 # Classes inside classes, and what joins them.
 _SETS = ("[", "&&", "--", "~~")
+# An escape or a character, and those that a line of a grammar has in another form: an escaped line break is one too.
+_ONE = re.compile(r"\\?.", re.DOTALL)
+_IN_ONE_LINE = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "a": 7}
 _ESCAPE = re.compile(r"\\(?:(?:x|u00)([0-9A-Fa-f]{2})|[xu]\{([0-9A-Fa-f]{1,8})\}|u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
@@ -33,7 +36,9 @@ _BOUNDS = re.compile(r"\{\s*+(\d*+)\s*+(,?+)\s*+(\d*+)\s*+\}")
 _MAX_DIGITS = 9
 MOST_NAMES = 64
 _GROUP = re.compile(r"\((\?:|\?P?<\w+>)?(?!\?)")
-_COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
+# A lazy quantifier matches the same texts.
+_QUANTIFIER = re.compile(r"(?:([?*+])|\{(\d{1,4})(,(\d{0,4}))?\})?\??")
+_COUNTS: dict[str | None, tuple[int, int | None]] = {None: (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}
 _ANCHORS = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z", r"\Z"))
 _ANY_TEXT = "(?s:.*)"
 # What matches an empty text where it stands, or anything that is not read here.
@@ -104,19 +109,7 @@ def whole(pattern: str) -> str:
 
 def between_slashes(pattern: str) -> str:
     """A pattern between slashes in one line of a grammar."""
-    out: list[str] = []
-    isbetween_slashes = False
-    for char in pattern:
-        if isbetween_slashes:
-            # An escaped line break is a line break.
-            out.append({"\n": "n", "\r": "r"}.get(char, char))
-            isbetween_slashes = False
-        elif char in "/\n\r":
-            out.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}[char])
-        else:
-            out.append(char)
-            isbetween_slashes = char == "\\"
-    return "".join(out)
+    return _ONE.sub(lambda one: _IN_ONE_LINE.get(one[0], one[0]), pattern)
 
 
 def characters(part: str) -> Ranges:
@@ -251,20 +244,13 @@ class _Reader:
         return names
 
     def _repeated(self, texts: list[str] | None) -> list[str] | None:
-        low: int = 1
-        high: int | None = 1
-        if self._skip("?"):
-            low = 0
-        elif self._skip("*"):
-            low, high = 0, None
-        elif self._skip("+"):
-            high = None
-        elif (bounds := _COUNT.match(self._pattern, self.position)) is not None:
-            self.position = bounds.end()
-            low = int(bounds[1])
-            high = None if bounds[2] and not bounds[3] else int(bounds[3] or low)
-        # A lazy quantifier matches the same texts.
-        self._skip("?")
+        quantifier = _QUANTIFIER.match(self._pattern, self.position)
+        assert quantifier is not None
+        self.position = quantifier.end()
+        low, high = _COUNTS[quantifier[1]]
+        if quantifier[2]:
+            low = int(quantifier[2])
+            high = None if quantifier[3] and not quantifier[4] else int(quantifier[4] or low)
         if self._peek() in ("?", "*", "+", "{"):
             raise UnreadError
         if texts == []:
