@@ -24,14 +24,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tandem_contract.fork_server import serve_forks
-from tandem_contract.grammars import MASK_SECONDS, limit_words
+from tandem_contract.grammars import MASK_SECONDS, limit_words, may_end
 from tandem_contract.needed import ends_with_needed
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 MAX_ERROR_CHARS = 1_000
 # A grammar has at most 64 KiB.
@@ -85,8 +84,9 @@ class Trial:
             if seconds > MASK_SECONDS * self.slowness:
                 took = f"the mask of output token {step + 1} took {seconds * 1e3:.0f} ms of CPU time"
                 return f"{took}; {limit_words(MASK_SECONDS, self.slowness)}"
+            too_early = [token for token in self._eos if bits[token] and not may_end(matcher, token)]
             allowed = bits.nonzero()[0]
-            allowed = allowed[~np.isin(allowed, [*self._hidden, *self._too_early(matcher, bits)])]
+            allowed = allowed[~np.isin(allowed, [*self._hidden, *too_early])]
             if not len(allowed):
                 return f"no token of the model may come as output token {step + 1}"
             token = int(allowed[rng.randrange(len(allowed))])
@@ -94,14 +94,6 @@ class Trial:
                 return ""
             matcher.consume_token(token)
         return ""
-
-    def _too_early(self, matcher: "LLMatcher", bits: NDArray[np.uint8]) -> list[int]:
-        """The EOS tokens of a mask that do not complete the output. A grammar may name one where more must follow."""
-        allowed = [token for token in self._eos if bits[token]]
-        if not allowed or matcher.is_accepting():
-            return []
-        copies = [(token, matcher.deep_copy()) for token in allowed]
-        return [token for token, after in copies if not (after.consume_token(token) and after.is_accepting())]
 
 
 def _reason(text: str) -> str:

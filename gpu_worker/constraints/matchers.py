@@ -13,6 +13,7 @@ import llguidance
 import numpy as np
 
 from gpu_worker.constraints.names import NamesOfRow, Places, TokenTexts
+from tandem_contract.grammars import may_end
 
 _NEWLINE = "\n"
 
@@ -131,20 +132,12 @@ class Matchers:
             _word_of(token, address).value &= ~(1 << (token & 31))
         for token in self._eos:
             word = _word_of(token, address)
-            if word.value >> (token & 31) & 1 and not _may_end(matcher, token):
+            if word.value >> (token & 31) & 1 and not may_end(matcher, token):
                 word.value &= ~(1 << (token & 31))
 
 
 def _word_of(token: int, address: int) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(address + 4 * (token >> 5))
-
-
-def _may_end(matcher: llguidance.LLMatcher, eos: int) -> bool:
-    """Whether the output is complete with EOS. A grammar may name the token where more must follow."""
-    if matcher.is_accepting():
-        return True
-    after = matcher.deep_copy()
-    return after.consume_token(eos) and after.is_accepting()
 
 
 def _check(matcher: llguidance.LLMatcher) -> None:

@@ -92,7 +92,6 @@ class Watch:
 
     def restart(self) -> None:
         """Another process follows, which has not said yet that it serves."""
-        self.is_serving = False
         self._process = self._preparing_thread = 0
         self._slowness = 1.0
         self._work, self._preparation = _Task(), _Task()
@@ -100,21 +99,20 @@ class Watch:
 
     def begin(self, process: int, preparing_thread: int, slowness: float) -> None:
         """The process says that it serves. slowness: that of its machine."""
-        self.is_serving, self._process, self._preparing_thread = True, process, preparing_thread
-        self._slowness = slowness
+        self._process, self._preparing_thread, self._slowness = process, preparing_thread, slowness
 
     @property
     def work(self) -> Work:
-        return Work.of(int(self._progress[WORK])) if self.is_serving else Work(Stage.IDLE, 0)
+        return Work.of(int(self._progress[WORK])) if self._process else Work(Stage.IDLE, 0)
 
     @property
     def prepared(self) -> int:
         """The id of the constraint that is prepared, 0 for none."""
-        return int(self._progress[PREPARED]) if self.is_serving else 0
+        return int(self._progress[PREPARED]) if self._process else 0
 
     def overdue_work(self) -> tuple[Work, Excess] | None:
         """For a worker that waits for rows, and looks again and again: what exceeds its limit."""
-        if not self.is_serving:
+        if not self._process:
             return None
         word, limits = int(self._progress[WORK]), self._limits
         work = Work.of(word)
@@ -156,4 +154,4 @@ class Watch:
 
     def start_overran(self) -> bool:
         """Whether the process should have said by now that it serves."""
-        return not self.is_serving and self._clock() - self._begun > self._limits.start
+        return not self._process and self._clock() - self._begun > self._limits.start

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 # CPU seconds of a mask, and of compiling a grammar with its first mask; a trial, with 64 masks, may take as long.
 MASK_SECONDS, COMPILE_SECONDS = 0.25, 2.0
@@ -70,6 +70,14 @@ def constraint_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Se
     from llguidance import LLTokenizer
 
     return _Ordinary(LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)).whole
+
+
+def may_end(matcher: "LLMatcher", eos: int) -> bool:
+    """Whether the output is complete with EOS. A grammar may name the token where more must follow."""
+    if matcher.is_accepting():
+        return True
+    after = matcher.deep_copy()
+    return after.consume_token(eos) and after.is_accepting()
 
 
 def slowness() -> float:

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, escape_controls, plain, reader_of
+from scheduler_svc.frontend.chat.conversation import inside
 
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -204,7 +205,8 @@ def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str
     if not types and isinstance(reference := given.get("$ref"), str):
         if reference not in known:
             known[reference] = []
-            known[reference] = _types(_target(reference, parameters), parameters, known, depth + 1)
+            target = inside(parameters, "", reference[1:]) if re.match(r"#(/|\Z)", reference) else None
+            known[reference] = _types(target and target[0], parameters, known, depth + 1)
         types += known[reference]
     elif not types:
         parts = (_types(part, parameters, known, depth + 1) for part in _listed(given.get("allOf")))
@@ -222,16 +224,6 @@ def _listed(value: object) -> list[Any]:
 
 def _type_of(value: object) -> str:
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "object")
-
-
-def _target(reference: str, parameters: dict[str, Any]) -> object:
-    """What a JSON pointer within the parameters points to; None if there is nothing."""
-    target: object = parameters
-    first, *path = reference.split("/")
-    for part in path if first == "#" else ["?"]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        target = cast(dict[str, object], target).get(name) if isinstance(target, dict) else None
-    return target
 
 
 class CallStream:

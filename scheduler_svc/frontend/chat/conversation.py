@@ -8,11 +8,13 @@ INVALID_ARGUMENT and names the field, the number and the limit.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, NoReturn, cast
+from urllib.parse import unquote
 
 from tandem.v1 import chat_pb2 as pb
 
@@ -25,6 +27,9 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # `return` is what Transformers makes of the return value of a function.
 _FIELDS = frozenset({"name", "description", "parameters", "strict", "return"})
 MAX_DEPTH = 64
+# The most digits of an index in a pointer; no list is longer.
+_MAX_DIGITS = 9
+_PLAIN = re.compile(r"[\w$-]{1,64}")
 # Names of arguments of a template.
 MAX_TEMPLATE_ARGS = 64
 _check_counts = Check(pb.Chat, "chat.")
@@ -172,6 +177,25 @@ def levels(value: object) -> Iterator[list[object]]:
         yield level
         around = cast(list[dict[str, Any] | list[Any]], [one for one in level if isinstance(one, dict | list)])
         level = [inner for one in around for inner in (one.values() if isinstance(one, dict) else one)]
+
+
+def within(place: str, key: str) -> str:
+    """The place of a key, as errors have it: `.properties.a`."""
+    return f"{place}.{key}" if _PLAIN.fullmatch(key) else f"{place}[{json.dumps(key[:64])}]"
+
+
+def inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
+    """What a JSON pointer leads to from the value at `place`, and its own place; None if there is nothing."""
+    for part in unquote(pointer).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
+        if isinstance(value, list) and idx < len(cast("list[Any]", value)):
+            value, place = cast("list[Any]", value)[idx], f"{place}[{idx}]"
+        elif isinstance(value, dict) and key in value:
+            value, place = cast("dict[str, Any]", value)[key], within(place, key)
+        else:
+            return None
+    return value, place
 
 
 def read_object(field: str, text: str) -> dict[str, Any]:

@@ -46,8 +46,12 @@ class Rendered:
 
     @property
     def text(self) -> str:
-        """What the template made, with the caller's text as it is."""
-        return _MARKER.sub("", self.marked)
+        return without_markers(self.marked)
+
+
+def without_markers(text: str) -> str:
+    """What a template made, with the caller's text as it is."""
+    return _MARKER.sub("", text)
 
 
 class Renderer:
@@ -100,7 +104,7 @@ class Renderer:
                 raise
             except Exception as error:  # Any error of a template: of jinja2, or of Python for wrong types.
                 lines = str(error).strip().splitlines()
-                first = _MARKER.sub("", (lines[0] if lines else type(error).__name__)[:MAX_ERROR_CHARS])
+                first = without_markers((lines[0] if lines else type(error).__name__)[:MAX_ERROR_CHARS])
                 raise status.invalid("chat", f"the model's chat template refuses the chat: {first}") from error
             rendered = Rendered(token_ids=list(token_ids), marked=self._tokenizer.marked)
             self._refuse_lost(conversation, shape)
@@ -187,7 +191,7 @@ def _make_tokenizer(backend: "tokenizers.Tokenizer", template: str, files: worke
         marked = ""
 
         def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
-            num_chars = len(_MARKER.sub("", text))
+            num_chars = len(without_markers(text))
             if num_chars > self.max_chars:
                 refuse("chat", f"becomes {numbered(num_chars, 'character')} with the model's template", self.max_chars)
             if _ESCAPED_MARKER in text.lower():

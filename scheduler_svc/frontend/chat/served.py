@@ -21,7 +21,7 @@ from scheduler_svc.frontend.chat.bodies import mark_all
 from scheduler_svc.frontend.chat.calls import argument_types, compact
 from scheduler_svc.frontend.chat.conversation import Calls, Conversation
 from scheduler_svc.frontend.chat.forms import AnswerForm, ReasoningFormat, choose_form
-from scheduler_svc.frontend.chat.rendering import MARKERS, Rendered, Renderer
+from scheduler_svc.frontend.chat.rendering import Rendered, Renderer, without_markers
 from tandem_contract.version import how_to_install
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ NO_TOKENIZER = "chats need a tokenizer, and the served model has none"
 NO_TEMPLATE = "chats need a chat template, and the served model has none"
 # The longest message that the model continues; only its last region matters.
 MAX_PREFIX_CHARS = 8192
-_MARKER = re.compile(f"[{MARKERS}]")
 
 
 def missing_libraries() -> str:
@@ -67,7 +66,7 @@ class ServedChat:
             return ""
         anchor = spec_of(compact(self.form.template)).start_anchor_re
         ends = [match.end() for match in anchor.finditer(rendered.marked)]
-        text = _MARKER.sub("", rendered.marked[ends[-1] :]) if ends else ""
+        text = without_markers(rendered.marked[ends[-1] :]) if ends else ""
         half = MAX_PREFIX_CHARS // 2
         return text if len(text) <= MAX_PREFIX_CHARS else text[:half] + text[-half:]
 

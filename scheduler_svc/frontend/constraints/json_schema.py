@@ -6,20 +6,15 @@ keyword must be on a list, so that no part of a schema is silently without effec
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
-from urllib.parse import unquote
 
-from scheduler_svc.frontend.chat.conversation import levels, read_json
+from scheduler_svc.frontend.chat.conversation import inside, levels, read_json, within
 from scheduler_svc.frontend.constraints import limits, numbers
 from scheduler_svc.frontend.constraints.limits import CHOICES, GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
 
-# The most digits of an index in a reference; no list is longer.
-_MAX_DIGITS = 9
-_PLAIN = re.compile(r"[\w$-]{1,64}")
 BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf")
 MAPS_OF_SCHEMAS = ("properties", "patternProperties")
@@ -44,11 +39,6 @@ _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "
 _MAX_REFERRED_DEPTH = 256
 
 
-def within(place: str, key: str) -> str:
-    """The place of a key, as errors have it: `.properties.a`."""
-    return f"{place}.{key}" if _PLAIN.fullmatch(key) else f"{place}[{json.dumps(key[:64])}]"
-
-
 class References:
     """The references into one schema. `field` is its place."""
 
@@ -60,7 +50,7 @@ class References:
         """The target of the reference at `place`, and its own place, as errors have it. Raises GrammarError."""
         base, _, pointer = reference.partition("#")
         is_named = base or (pointer and not pointer.startswith("/"))
-        target = self._by_name(reference, base, pointer) if is_named else _inside(self._root, self._field, pointer)
+        target = self._by_name(reference, base, pointer) if is_named else inside(self._root, self._field, pointer)
         if target is None:
             raise wrong(place, f"the reference {reference[:100]!r} has no target")
         return target
@@ -71,21 +61,8 @@ class References:
             self._named = dict(_names(self._root, self._field))
         target = self._named.get(reference)
         if target is None and pointer.startswith("/") and base in self._named:
-            return _inside(*self._named[base], pointer)
+            return inside(*self._named[base], pointer)
         return target or (self._named.get(base) if not pointer else None)
-
-
-def _inside(value: Any, place: str, pointer: str) -> tuple[Any, str] | None:
-    for part in unquote(pointer).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        idx = int(key) if key.isdecimal() and len(key) <= _MAX_DIGITS else sys.maxsize
-        if isinstance(value, list) and idx < len(cast("list[Any]", value)):
-            value, place = cast("list[Any]", value)[idx], f"{place}[{idx}]"
-        elif isinstance(value, dict) and key in value:
-            value, place = cast("dict[str, Any]", value)[key], within(place, key)
-        else:
-            return None
-    return value, place
 
 
 def _names(value: object, place: str) -> list[tuple[str, tuple[object, str]]]:

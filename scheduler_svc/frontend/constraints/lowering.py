@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, cast
 
+from scheduler_svc.frontend.chat.conversation import within
 from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.json_schema import (
     BOUNDS,
@@ -21,7 +22,6 @@ from scheduler_svc.frontend.constraints.json_schema import (
     WRITTEN,
     References,
     check,
-    within,
 )
 from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import MOST_NAMES, UnreadError, names_of, parts, without_lookahead

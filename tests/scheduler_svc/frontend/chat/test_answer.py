@@ -351,7 +351,10 @@ _OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"anyOf": [{"$ref": "#/$defs/Address"}, {"type": "null"}]}, "null", None),
         ({"allOf": [{"$ref": "#/$defs/Address"}], "default": {}}, '{"street": "x"}', {"street": "x"}),
         ({"$ref": "#/$defs/a~1b"}, "5", 5),
+        ({"$ref": "#/%24defs/a~1b"}, "5", 5),
+        ({"$ref": "#/$defs/wide/anyOf/1000"}, "5", 5),
         ({"$ref": "#/$defs/none"}, "5", "5"),
+        ({"$ref": "$defs/a~1b"}, "5", "5"),
         ({"$ref": "#/$defs/self"}, "5", "5"),
         # Without an end where each of its references is followed again.
         ({"$ref": "#/$defs/wide"}, "5", 5),
