@@ -29,7 +29,9 @@ _STAGE_SHIFT = _TOKEN_BITS + _ENTRY_BITS
 _NUMBER_SHIFT = _STAGE_SHIFT + _STAGE_BITS
 # Rows of one request: 2,048, so that a packet fits into the buffer of a socket. Numbers of frames are int32.
 MAX_ENTRIES, MAX_NUMBER = 1 << _ENTRY_BITS, (1 << 31) - 1
-_HEAD, _SERVING = struct.Struct("<ii"), struct.Struct("<id")
+_HEAD = struct.Struct("<ii")
+# The payload of SERVING: the thread that prepares, and the slowness of the machine.
+SERVING = struct.Struct("<id")
 _ENTRY = np.dtype("<i4")
 # The largest source of a constraint, and the largest text of an error.
 MAX_SOURCE_BYTES, _MAX_DETAIL_BYTES = 65_536, 1_000
@@ -130,7 +132,7 @@ class Kind(IntEnum):
     # The rows of a request have taken their tokens, or have their masks; their states.
     TAKEN = 6
     MASKED = 7
-    # The first frame of a server, with the `number` of its process: from now on it shows its progress (`serving`).
+    # The first frame of a server, with the `number` of its process: from now on it shows its progress.
     SERVING = 8
 
 
@@ -161,11 +163,6 @@ class Frame:
         """The rows of an ADVANCE, int32 [n, 4]."""
         return np.frombuffer(self.payload, _ENTRY).reshape(-1, 4)
 
-    def of_serving(self) -> tuple[int, float]:
-        """The thread and the slowness of a SERVING."""
-        thread, slowness = _SERVING.unpack(self.payload)
-        return thread, slowness
-
     def states(self, num_rows: int) -> tuple[list[int], str]:
         """The states of a TAKEN or MASKED for so many rows, and the text of the first row that failed."""
         return list(self.payload[:num_rows]), self.payload[num_rows:].decode("utf-8", "replace")
@@ -181,11 +178,6 @@ def decoded(packet: bytes) -> Frame:
 
 def advance(number: int, entries: Sequence[tuple[int, int, int, int]]) -> Frame:
     return Frame(Kind.ADVANCE, number, np.array(entries, _ENTRY).tobytes())
-
-
-def serving(process: int, preparing_thread: int, slowness: float) -> Frame:
-    """The first frame of a server: its thread that prepares, and the slowness of its machine."""
-    return Frame(Kind.SERVING, process, _SERVING.pack(preparing_thread, slowness))
 
 
 def states(kind: Kind, number: int, values: Sequence[int], detail: str) -> Frame:

@@ -15,6 +15,7 @@ import numpy as np
 from gpu_worker.constraints.frames import (
     MAX_BYTES,
     PREPARED,
+    SERVING,
     WORK,
     Fate,
     Frame,
@@ -23,7 +24,6 @@ from gpu_worker.constraints.frames import (
     Stage,
     decoded,
     limited,
-    serving,
     states,
     work_word,
 )
@@ -56,7 +56,7 @@ class MaskServer:
         self._show(Stage.IDLE, 0)
         preparing = NeededThread(target=self._prepare, name="prepare")
         preparing.start()
-        self._send(serving(os.getpid(), preparing.native_id or 0, self._slowness))
+        self._send(Frame(Kind.SERVING, os.getpid(), SERVING.pack(preparing.native_id or 0, self._slowness)))
         while packet := self._connection.recv(MAX_BYTES + 1):
             frame = decoded(packet)
             match frame.kind:

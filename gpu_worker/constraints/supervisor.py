@@ -22,6 +22,7 @@ from gpu_worker.constraints.frames import (
     MAX_BYTES,
     MAX_ENTRIES,
     MAX_NUMBER,
+    SERVING,
     Frame,
     Kind,
     SharedArea,
@@ -232,7 +233,7 @@ class Supervisor:
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.SERVING:
-            self._watch.begin(frame.number, *frame.of_serving())
+            self._watch.begin(frame.number, *SERVING.unpack(frame.payload))
         elif frame.kind is Kind.PREPARED:
             self._answer(frame.number, frame.payload.decode("utf-8", "replace"))
         else:

@@ -5,7 +5,6 @@ literals of the chat template; see the README there. Calls of tools and reasonin
 `reasoning` of these files. Knows nothing of requests.
 """
 
-import dataclasses
 import functools
 import json
 import re
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from scheduler_svc.frontend.chat.calls import CALLS_FIELD
 
@@ -29,10 +28,9 @@ _OF_ALL = frozenset(
 FOLDER = Path(__file__).parent / "response_templates"
 # The names that response templates have for reasoning.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls
-# with the name in their mark and the arguments in between.
+# In a response template of ours: a text or reasoning in several regions, joined by line breaks; the transform of calls.
 _USUAL = "usual"
-_CALL = {"name": "{name}", "arguments": "{content}"}
+Part = TypeVar("Part", "TaggedArguments", "CallFormat", "ReasoningFormat")
 _KEYS = {"family", "literals", "response_template", "call", "reasoning", "content_begin"}
 
 
@@ -76,13 +74,12 @@ class CallFormat:
         keywords = sorted(schema.keys() & _OF_ALL) if self.tagged is not None else []
         return f"{keywords[0]} is not enforced where a model writes each argument by itself" if keywords else ""
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> Self:
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> "CallFormat":
         """Raises ValueError for a key that is missing or unknown, and for a trigger that does not begin a call."""
-        tagged = value.get("tagged")
-        given = None if tagged is None else _texts(TaggedArguments, cast(Mapping[str, object], tagged))
-        texts = _texts(cls, {name: text for name, text in value.items() if name != "tagged"})
-        call = cls(**texts, tagged=None if given is None else TaggedArguments(**given))
+        call = _made(CallFormat, {name: text for name, text in value.items() if name != "tagged"})
+        if (tagged := value.get("tagged")) is not None:
+            call = replace(call, tagged=_made(TaggedArguments, cast(Mapping[str, object], tagged)))
         if not call.trigger or not (call.calls_begin + call.call_begin).startswith(call.trigger):
             raise ValueError(f"trigger is {call.trigger!r}, which does not begin a call")
         return call
@@ -95,11 +92,6 @@ class ReasoningFormat:
     open: str
     close: str
     after: str = ""
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> Self:
-        """Raises ValueError for a key that is missing or unknown."""
-        return cls(**_texts(cls, value))
 
     def as_written(self, between: str) -> Self:
         """The same with the white space of a chat template, which writes `between` from reasoning to content."""
@@ -121,14 +113,15 @@ class ReasoningState(Enum):
     OVER = "over"
 
 
-def _texts(kind: type, value: Mapping[str, object]) -> dict[str, str]:
+def _made(kind: type[Part], value: Mapping[str, object]) -> Part:
+    """A part of a form, of which all but `tagged` are texts. Raises ValueError for a key that is missing or unknown."""
     defaults = {field.name: field.default for field in fields(kind) if field.name != "tagged"}
     if not {name for name, default in defaults.items() if default is MISSING} <= value.keys() <= defaults.keys():
         raise ValueError(f"it has {', '.join(sorted(value))}; it must have {', '.join(sorted(defaults))}")
     for name, text in value.items():
         if not isinstance(text, str):
             raise ValueError(f"{name} is {text!r}, not a string")
-    return cast(dict[str, str], dict(value))
+    return kind(**cast(dict[str, Any], value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +157,7 @@ def read_form(value: object, name: str) -> AnswerForm:
     if not isinstance(template, dict) or not isinstance(cast(dict[str, Any], template).get("fields"), dict):
         raise ValueError("response_template must be an object with fields")
     call = given.get("call")
-    reasoning = ReasoningFormat.from_json(given["reasoning"]) if given.get("reasoning") is not None else None
+    reasoning = None if given.get("reasoning") is None else _made(ReasoningFormat, given["reasoning"])
     return AnswerForm(
         family=str(given.get("family", name)),
         template=_whole(cast(dict[str, Any], template), reasoning),
@@ -175,16 +168,26 @@ def read_form(value: object, name: str) -> AnswerForm:
 
 
 def _whole(template: dict[str, Any], reasoning: ReasoningFormat | None) -> dict[str, Any]:
-    """A response template with all that "usual" stands for."""
+    """A response template with all that "usual" and marks by themselves stand for."""
     fields = dict[str, Any](template["fields"])
     for name, field in fields.items():
         if field == _USUAL:
             fields[name] = {"repeats": True, "join": "\n"}
             if reasoning is not None and name in REASONING_FIELDS:
                 fields[name] |= {"open": reasoning.open, "close": reasoning.close}
+        elif isinstance(field, str) and name not in ("content", CALLS_FIELD, *REASONING_FIELDS):
+            fields[name] = {"open": field, "close_pattern": r"(?=[\s\S])", "repeats": True}
         elif isinstance(field, dict) and cast(dict[str, Any], field).get("transform") == _USUAL:
-            fields[name] = {**field, "transform": {"type": "function", "function": _CALL}}
+            fields[name] = {**field, "transform": {"type": "function", "function": _call_in(cast(Any, field))}}
     return {**template, "fields": fields}
+
+
+def _call_in(field: Mapping[str, Any]) -> dict[str, str]:
+    """Where a call has its name and arguments: the name in the first mark, in each element of a list, or inside."""
+    if "(?P<name>" in str(field.get("open_pattern")):
+        return {"name": "{name}", "arguments": "{content}"}
+    within = "" if field.get("transform_each") else "content."
+    return {"name": f"{{{within}name}}", "arguments": f"{{{within}arguments}}"}
 
 
 @functools.cache
@@ -212,7 +215,7 @@ def choose_form(templates: Sequence[str], of_checkpoint: str, override: AnswerFo
     template = read_form(json.loads(of_checkpoint), "checkpoint").template
     if family is None:
         return AnswerForm(family="checkpoint", template=template, calls=None, reasoning=None)
-    return dataclasses.replace(family, family="checkpoint", template=template)
+    return replace(family, family="checkpoint", template=template)
 
 
 def _has_all(text: str, literals: Sequence[str]) -> bool:

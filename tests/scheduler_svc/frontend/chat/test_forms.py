@@ -145,4 +145,4 @@ def test_a_wrong_description_is_refused(change: dict[str, object], says: str) ->
     ],
 )
 def test_the_prompt_tells_where_the_reasoning_is(prefix: str, state: ReasoningState) -> None:
-    assert ReasoningFormat.from_json({"open": "<think>", "close": "</think>"}).state(prefix) is state
+    assert ReasoningFormat(open="<think>", close="</think>").state(prefix) is state
