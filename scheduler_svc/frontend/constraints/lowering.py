@@ -23,7 +23,7 @@ from scheduler_svc.frontend.constraints.json_schema import (
     References,
     check,
 )
-from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, unsupported, wrong
+from scheduler_svc.frontend.constraints.limits import too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import MOST_NAMES, UnreadError, names_of, parts, without_lookahead
 
 # How deep it looks for two properties that differ.
@@ -164,10 +164,7 @@ class _Lowering:
         while self._waiting:
             name, target, place = self._waiting.pop()
             self._definitions[name] = self._schema(target, place)
-        try:
-            numbers.check_factors(self._factors)
-        except numbers.UnkeptError as error:
-            raise wrong(self._field, str(error)) from None
+        numbers.check_factors(self._field, self._factors)
         if isinstance(root, dict) and self._definitions:
             root["$defs"] = self._definitions
         return root, self._has_free_names
@@ -223,7 +220,8 @@ class _Lowering:
         if name in BOUNDS:
             return int(value)
         if name in ("const", "enum"):
-            return self._value(value, here)
+            numbers.check_values(here, value)
+            return numbers.plain(value)
         if name == "pattern":
             return _writable(self._pattern(value, here))
         return self._format(value, place) if name == "format" else value
@@ -234,13 +232,6 @@ class _Lowering:
             self._names[id(target)] = str(len(self._names))
             self._waiting.append((self._names[id(target)], target, where))
         return f"#/$defs/{self._names[id(target)]}"
-
-    def _value(self, value: Any, here: str) -> Any:
-        try:
-            numbers.check_values(value)
-        except numbers.UnkeptError as error:
-            raise GrammarError(f"{here} {error}", here) from None
-        return numbers.plain(value)
 
     def _pattern(self, pattern: str, here: str) -> str:
         same = SAME_PATTERNS.get(pattern, pattern)
@@ -265,13 +256,10 @@ class _Lowering:
         return name if name in _FORMATS or not isinstance(name, str) else None
 
     def _check_numbers(self, out: dict[str, Any], place: str) -> None:
-        try:
-            bounds = numbers.bounds(out)
-            if "multipleOf" in out:
-                out["multipleOf"] = numbers.factor(out["multipleOf"])
-                self._factors.add(out["multipleOf"])
-        except numbers.UnkeptError as error:
-            raise wrong(place, str(error)) from None
+        bounds = numbers.bounds(place, out)
+        if "multipleOf" in out:
+            out["multipleOf"] = numbers.factor(place, out["multipleOf"])
+            self._factors.add(out["multipleOf"])
         for name in numbers.BOUNDS:
             out.pop(name, None)
         out.update(bounds)

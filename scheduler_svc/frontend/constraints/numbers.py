@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, cast
 
 from scheduler_svc.frontend.chat.conversation import levels
+from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, wrong
 from tandem_contract.plural import numbered
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
@@ -32,6 +33,7 @@ _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 # (name, the name of the exclusive one, 1 for a lower bound or -1 for an upper one)
 _SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+Number = int | float
 
 
 class Written(float):
@@ -46,24 +48,17 @@ class Written(float):
         return number
 
 
-class UnkeptError(Exception):
-    """llguidance does not keep a number; the text follows the field, or begins with `keyword`."""
-
-    def __init__(self, text: str, keyword: str = "") -> None:
-        super().__init__(f"{keyword} {text}" if keyword else text)
-
-
-def check_values(value: object) -> None:
-    """Refuses a value of enum or const with a part that llguidance does not keep. Raises UnkeptError."""
+def check_values(place: str, value: object) -> None:
+    """Refuses a value of enum or const with a part that llguidance does not keep. Raises GrammarError."""
     for one in chain.from_iterable(levels(value)):
         if isinstance(one, str):
             if (control := _CONTROL.search(one)) is not None:
-                code = f"U+{ord(control[0]):04X}"
-                raise UnkeptError(f"has the character {code}, which llguidance does not write; leave it out")
+                what = f"has the character U+{ord(control[0]):04X}, which llguidance does not write; leave it out"
+                raise GrammarError(f"{place} {what}", place)
         elif isinstance(one, int | float) and not isinstance(one, bool):
             exact = _exact(one)
             if exact is None or not (_is_integer(exact) if exact.denominator == 1 else _is_decimal(exact)):
-                raise _lost(one)
+                raise GrammarError(f"{place} {_lost(one, 'write it as a string')}", place)
 
 
 def plain(value: Any) -> Any:
@@ -75,8 +70,8 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
-    """The bounds of a schema as llguidance keeps them. Raises UnkeptError."""
+def bounds(place: str, schema: Mapping[str, Any]) -> dict[str, Number]:
+    """The bounds of a schema as llguidance keeps them. Raises GrammarError."""
     given = {name: schema[name] for name in BOUNDS if name in schema}
     for inclusive, exclusive, _ in _SIDES:
         # Draft 4 and OpenAPI 3.0 say with a boolean what the other bound is.
@@ -87,11 +82,11 @@ def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
     if not given:
         return {}
     is_integer = schema.get("type") == "integer"
-    kept = dict[str, int | float]()
+    kept = dict[str, Number]()
     for inclusive, exclusive, sign in _SIDES:
         for name in (inclusive, exclusive):
             if name in given:
-                _add(kept, name, given[name], inclusive, sign, is_integer=is_integer)
+                _add(place, kept, name, given[name], inclusive, sign, is_integer=is_integer)
     least, most = (_LEAST_INTEGER, _MOST_INTEGER) if is_integer else (-_MOST_NUMBER, _MOST_NUMBER)
     lower = max((kept[name] for name in ("minimum", "exclusiveMinimum") if name in kept), default=None)
     upper = min((kept[name] for name in ("maximum", "exclusiveMaximum") if name in kept), default=None)
@@ -103,19 +98,19 @@ def bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def _add(
-    kept: dict[str, int | float], name: str, value: int | float, inclusive: str, sign: int, *, is_integer: bool
+    place: str, kept: dict[str, Number], name: str, value: Number, inclusive: str, sign: int, *, is_integer: bool
 ) -> None:
     """Adds a bound. `sign` makes an upper one a lower one of the negated numbers, so all here is said of lower ones."""
     exact = _exact(value)
     if exact is None:
-        raise _lost(value, name)
+        raise _lost_at(place, name, value)
     exact, is_exclusive = sign * exact, name != inclusive
     if is_integer:
         # It becomes inclusive, because that needs no addition in floats.
         bound = math.floor(exact) + 1 if is_exclusive else math.ceil(exact)
         bound = max(bound, _LEAST_INTEGER if sign > 0 else -_MOST_INTEGER)
         if sign * bound != _MOST_INTEGER and not _is_integer(Fraction(bound)):
-            raise _lost(value, name)
+            raise _lost_at(place, name, value)
         kept[inclusive] = sign * max(bound, sign * kept.get(inclusive, sign * bound))
         return
     if -exact > _MOST_NUMBER:
@@ -123,43 +118,43 @@ def _add(
         return
     is_kept = _is_decimal(exact) and (exact.denominator > 1 or _is_integer(exact))
     if not is_kept or (is_exclusive and abs(exact) >= _MOST_STEP):
-        raise _lost(value, name)
+        raise _lost_at(place, name, value)
     if is_exclusive and exact.denominator == 1 and exact >= 0:
         # llguidance takes 2 where more than 2 and at most 2.5 is wanted. The next decimal takes its place.
         step = Fraction(1, 10 ** max(0, _MOST_DIGITS - len(str(int(exact)))))
-        after: int | float = plain(float(exact + step) if exact else _LEAST_NUMBER)
+        after: Number = plain(float(exact + step) if exact else _LEAST_NUMBER)
         kept[inclusive] = sign * max(after, sign * kept.get(inclusive, sign * after))
         return
     kept[name] = sign * int(exact) if exact.denominator == 1 else value
 
 
-def factor(value: int | float) -> int | float:
-    """multipleOf, as llguidance reads it: a whole number of 32 bits, divided by a power of ten. Raises UnkeptError."""
+def factor(place: str, value: Number) -> Number:
+    """multipleOf, as llguidance reads it: a whole number of 32 bits, divided by a power of ten. Raises GrammarError."""
     if value <= 0:
-        raise UnkeptError(f"is {shown(value)}; it must be greater than 0", "multipleOf")
+        raise wrong(place, f"multipleOf is {shown(value)}; it must be greater than 0")
     exact = _exact(value)
     if exact is None or exact > _MOST_FACTOR:
-        raise _lost(value, "multipleOf")
+        raise _lost_at(place, "multipleOf", value)
     number, exponent = float(value), 0
     while not number.is_integer() and exponent < 400:
         number, exponent = number * 10, exponent + 1
     if number > _MOST_FACTOR or Fraction(int(number), 10**exponent) != exact:
-        raise _lost(value, "multipleOf")
+        raise _lost_at(place, "multipleOf", value)
     return int(exact) if exact.denominator == 1 else value
 
 
-def check_factors(factors: Iterable[int | float]) -> None:
-    """Refuses numbers if llguidance cannot compute their common multiple in 32 bits. Raises UnkeptError."""
+def check_factors(place: str, factors: Iterable[Number]) -> None:
+    """Refuses numbers if llguidance cannot compute their common multiple in 32 bits. Raises GrammarError."""
     product, exact = 1, [one for one in map(_exact, set(factors)) if one is not None]
     scale = math.lcm(*(one.denominator for one in exact)) if exact else 1
     scale = next(10**digits for digits in range(400) if 10**digits % scale == 0)
     for one in exact:
         product *= int(one * scale)
     if len(exact) > 1 and product > _MOST_FACTOR:
-        raise UnkeptError(f"has several numbers; their product is {product}; the limit is {_MOST_FACTOR}", "multipleOf")
+        raise too_large(place, "multipleOf has several numbers; their product is", product, _MOST_FACTOR)
 
 
-def _exact(value: int | float) -> Fraction | None:
+def _exact(value: Number) -> Fraction | None:
     """The number; None if it is so small that a float rounds it to 0."""
     if isinstance(value, Written) and value != 0:
         return Fraction(value.text)
@@ -181,12 +176,15 @@ def _is_decimal(exact: Fraction) -> bool:
     return scaled.denominator == 1 and len(str(abs(scaled.numerator)).rstrip("0")) <= _MOST_DIGITS
 
 
-def _lost(value: int | float, keyword: str = "") -> UnkeptError:
-    instead = "write one of at most 15 digits" if keyword else "write it as a string"
-    return UnkeptError(f"is {shown(value)}, a number that llguidance does not keep exactly; {instead}", keyword)
+def _lost(value: Number, instead: str) -> str:
+    return f"is {shown(value)}, a number that llguidance does not keep exactly; {instead}"
 
 
-def shown(value: int | float) -> str:
+def _lost_at(place: str, keyword: str, value: Number) -> GrammarError:
+    return wrong(place, f"{keyword} {_lost(value, 'write one of at most 15 digits')}")
+
+
+def shown(value: Number) -> str:
     """A number as it was written, and not longer than a line."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {numbered(value.bit_length(), 'bit')}"
