@@ -1,11 +1,7 @@
 """Keeps a mask server running: its process, the exchange of frames, the limits of time, and the next one.
 
-`ServerProcess` is the worker's end of one: the process, its socket, and the memory that both share. Nothing in it waits
-for the server, except `wait`.
-
-A server that computes too long is killed, and one that has ended is started again; the next one takes all output
-tokens again. What was computed for too long fails, and what two servers ended in. Knows nothing of the order of events
-in a step.
+Nothing waits for the server, except `wait`. What it computes for too long fails, and what two servers ended in. Knows
+nothing of the order of events in a step.
 """
 
 import logging
@@ -92,8 +88,7 @@ class ServerProcess:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._look_at_forks()
-                raise ServerGone(str(error)) from None
+                raise self._end(str(error)) from None
             self._unsent.popleft()
 
     def receive(self) -> list[Frame]:
@@ -110,23 +105,16 @@ class ServerProcess:
             except OSError:
                 packet = b""
             if not packet:
-                self._look_at_forks()
-                raise ServerGone("the process has ended")
+                raise self._end("the process has ended")
             frames.append(decoded(packet))
         return frames
 
-    def _look_at_forks(self) -> None:
-        """Raises ServerUnusable or ServerGone if the process that forks has said why it ends, or has ended.
-
-        Raises OSError if it could not be started.
-        """
-        reason = self._forks.last_words()
-        if reason is None:
-            return
+    def _end(self, why: str) -> ServerGone | ServerUnusable:
+        """What is to be said of a server that has ended. Raises OSError if the process that forks cannot be started."""
+        if (reason := self._forks.last_words()) is None:
+            return ServerGone(why)
         self._forks.kill()
-        if reason:
-            raise ServerUnusable(reason)
-        raise ServerGone("the process that forks has ended")
+        return ServerUnusable(reason) if reason else ServerGone("the process that forks has ended")
 
     def wait(self, seconds: float) -> None:
         """Waits until a frame has come or can be sent, for `seconds` at most."""

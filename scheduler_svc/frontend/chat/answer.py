@@ -1,11 +1,9 @@
 """Owns the parsing of one answer: its reasoning, its content and its calls of tools, from text that arrives in pieces.
 
-What is not a valid call is content, so no text of the model is lost. A call that the end of the answer cuts off is
-incomplete instead: its name, if that is known, and its arguments so far. White space at the edges of a part belongs to
-the marks and is left out, as Transformers' parse_response does; at the start and the end of the whole answer it stays.
-Where the prompt ends with a mark, white space that the model writes next is left out too. Content that matches a
-constraint is what the constraint says to the letter: it begins where the prompt ends, or after the reasoning and the
-white space that its grammar has there.
+What is not a valid call is content, so no text of the model is lost. White space at the edges of a part belongs to the
+marks and is left out, but stays at the start and the end of the whole answer. Content that matches a constraint is what
+that says to the letter: it begins where the prompt ends, or after the reasoning and the white space that its grammar
+has there.
 
 Tokens of a sample are parsed one by one, so the number of tokens of reasoning does not depend on how they arrive.
 """
@@ -28,8 +26,6 @@ MAX_CALL_CHARS = 65_536
 
 class _Part:
     """The visible text of a field that may have several regions."""
-
-    __slots__ = ("_between", "_held", "_is_empty", "_join", "_keeps_start", "_skip", "_strips")
 
     def __init__(self, spec: Any, *, keeps_start: bool) -> None:
         self._strips: bool = spec is None or spec.content_args.get("strip", True)

@@ -97,11 +97,6 @@ class ObjectReader:
     Models write line breaks and tabs into strings: what is certain has their escapes. `is_strict`: they are errors.
     """
 
-    __slots__ = (
-        *("_escape", "_in_string", "_is_strict", "_next", "_stack", "_tops"),
-        *("held", "is_broken", "is_complete", "num_signs"),
-    )
-
     def __init__(self, tops: str = "{", *, is_strict: bool = False) -> None:
         self._tops, self._is_strict = tops, is_strict
         self._stack: list[str] = []

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
 from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, escape_controls, plain, reader_of
-from scheduler_svc.frontend.chat.conversation import inside
+from scheduler_svc.frontend.chat.conversation import inside, type_of
 
 # Letters and digits, as Mistral's templates demand of ids.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -25,9 +25,6 @@ _BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(\s*,\s*"arg
 MAX_HEAD_CHARS = 1024
 # How deep the types of an argument are looked for.
 _MAX_NESTED = 4
-_TYPES: list[tuple[type, str]] = [
-    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (type(None), "null")
-]  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -201,7 +198,7 @@ def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str
     declared: Any = given.get("type")
     types: list[Any] = [declared] if isinstance(declared, str) else [*_listed(declared)]
     if not types:
-        types += [_type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
+        types += [type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
     if not types and isinstance(reference := given.get("$ref"), str):
         if reference not in known:
             known[reference] = []
@@ -220,10 +217,6 @@ def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str
 
 def _listed(value: object) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else []
-
-
-def _type_of(value: object) -> str:
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), "object")
 
 
 class CallStream:

@@ -27,6 +27,9 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 # `return` is what Transformers makes of the return value of a function.
 _FIELDS = frozenset({"name", "description", "parameters", "strict", "return"})
 MAX_DEPTH = 64
+_TYPES: list[tuple[type, str]] = [
+    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (type(None), "null")
+]  # fmt: skip
 # The most digits of an index in a pointer; no list is longer.
 _MAX_DIGITS = 9
 _PLAIN = re.compile(r"[\w$-]{1,64}")
@@ -170,6 +173,11 @@ def read_json(text: str, refusal: Callable[[str], Exception], **hooks: Any) -> A
     return value
 
 
+def type_of(value: object) -> str:
+    """The type of a JSON value, as JSON schema names it."""
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "object")
+
+
 def levels(value: object) -> Iterator[list[object]]:
     """The values in a JSON value, by their depth: itself, those right inside it, those inside these, and so on."""
     level = [value]
@@ -202,8 +210,7 @@ def read_object(field: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`. Raises Refusal."""
     value: object = read_json(text, partial(wrong, field), parse_constant=_refuse_constant)
     if not isinstance(value, dict):
-        kinds: dict[type, str] = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-        raise wrong(field, f"is a JSON {kinds.get(type(value), 'number')}; it must be an object")
+        raise wrong(field, f"is a JSON {type_of(value).replace('integer', 'number')}; it must be an object")
     fields = cast(dict[str, Any], value)
     if (depth := sum(any(isinstance(one, dict | list) for one in level) for level in levels(fields))) > MAX_DEPTH:
         refuse(field, f"is nested {depth} deep", MAX_DEPTH)

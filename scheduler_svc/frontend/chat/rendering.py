@@ -1,8 +1,7 @@
 """Owns the tokenizer that renders chats: Transformers' own, with the served checkpoint's templates.
 
-Control tokens come from the template alone: those in the caller's strings become ordinary text. Transformers sees to
-the strings; this module refuses control tokens in keys, which Transformers leaves as they are. Transformers is imported
-with the first chat template, and imports no torch. Templates are the operator's; callers cannot send any.
+Transformers turns control tokens in the caller's strings into ordinary text; this module refuses those in keys, which
+Transformers leaves as they are. Transformers is imported with the first chat template, and imports no torch.
 """
 
 import dataclasses

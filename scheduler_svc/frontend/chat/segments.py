@@ -49,11 +49,6 @@ class Segmenter:
     The fields in `hidden` are calls and the marks around them, which callers do not see as the model writes them.
     """
 
-    __slots__ = (
-        *("_buffer", "_doubt", "_doubt_signs", "_from", "_hidden", "_implicit", "_is_open", "_pos"),
-        *("_read_to", "_reader", "_spec", "_watched", "current"),
-    )
-
     def __init__(self, spec: Any, ignored: frozenset[str] = frozenset(), hidden: frozenset[str] = frozenset()) -> None:
         self._spec = spec
         self._watched = [field for field in spec.fields.values() if field.name not in ignored and field.open_re]

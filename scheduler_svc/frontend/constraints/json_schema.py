@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from scheduler_svc.frontend.chat.conversation import inside, levels, read_json, within
+from scheduler_svc.frontend.chat.conversation import inside, levels, read_json, type_of, within
 from scheduler_svc.frontend.constraints import limits, numbers
 from scheduler_svc.frontend.constraints.limits import CHOICES, GrammarError, too_large, unsupported, wrong
 from scheduler_svc.frontend.constraints.patterns import repetition
@@ -136,7 +136,9 @@ def parsed(field: str, text: str) -> Mapping[str, Any] | bool:
     hooks: dict[str, Any] = {"object_pairs_hook": unique, "parse_constant": refused, "parse_float": finite}
     schema = read_json(text, lambda what: GrammarError(f"{field} {what}"), **hooks)
     if not isinstance(schema, dict | bool):
-        raise GrammarError(f"{field} is a JSON {type(schema).__name__}; it must be an object or true")
+        raise GrammarError(
+            f"{field} is a JSON {type_of(schema).replace('integer', 'number')}; it must be an object or true"
+        )
     return cast("Mapping[str, Any] | bool", schema)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, cast
 
-from scheduler_svc.frontend.chat.conversation import within
+from scheduler_svc.frontend.chat.conversation import type_of, within
 from scheduler_svc.frontend.constraints import numbers
 from scheduler_svc.frontend.constraints.json_schema import (
     BOUNDS,
@@ -123,17 +123,9 @@ class Unions:
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    given = schema.get("type", _ALL_KINDS if values is None else [_kind_of(value) for value in values])
+    given = schema.get("type", _ALL_KINDS if values is None else [type_of(value) for value in values])
     kinds = {given} if isinstance(given, str) else set(given)
     return {"number" if kind == "integer" else kind for kind in kinds}
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else "boolean"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def lower(field: str, schema: Mapping[str, Any] | bool) -> tuple[dict[str, Any] | bool, bool]:

@@ -4,9 +4,6 @@ Owns no state. Whether an expression is valid is llguidance's to say.
 
 `((x{10}){20}){30}` repeats x 6,000 times. `*` and `+` count as 1, because llguidance does not unroll them. That measure
 reads only escapes, classes, groups and quantifiers, and reads the text once.
-
-llguidance takes the names that are required or listed out of a pattern of patternProperties, and finds only in the
-middle of an output that nothing is left. So a pattern with few names becomes properties before it is compiled.
 """
 
 import re

@@ -1,9 +1,7 @@
 """Which grammar is tried next, for which tenant, and the answers of earlier trials. Owns the process that tries them.
 
-One grammar is tried at a time. The tenant that has used the least time of the process goes first (`rpc/gate`), so a
-tenant with slow grammars delays another's by one of its own at most. Equal grammars share one trial, and a result is
-kept by the grammar's hash. The other side of the process is
-`scheduler_svc/constraint_trial`.
+The tenant that has used the least time of the process goes first (`rpc/gate`), and equal grammars share one trial. The
+other side of the process is `scheduler_svc/constraint_trial`.
 """
 
 import asyncio
