@@ -183,15 +183,15 @@ class AnswerParser:
             if not self._is_named and self._stream is not None and self._stream.name:
                 self._is_babble = self._stream.name not in self._names
             return
+        is_end = event.kind is not Kind.TEXT
         if self._stream is not None and not self._is_babble:
-            if event.kind is Kind.TEXT:
+            if not is_end:
                 self._show(self._stream, event.text, parsed)
             if self._stream.has_begun:
-                if event.kind is not Kind.TEXT:
+                if is_end:
                     self._end_shown(self._stream, parsed, is_cut=event.kind is Kind.CUT)
                 return
-        is_end = event.kind is not Kind.TEXT
-        if event.kind is Kind.TEXT:
+        if not is_end:
             self._region += event.text
         if is_end and not self._is_babble:
             read = cut_calls if event.kind is Kind.CUT else read_calls

@@ -289,12 +289,11 @@ def check_size(chat: pb.Chat, max_chars: int) -> None:
     _check_counts(chat)
     if not chat.messages:
         raise wrong("chat.messages", "is empty; at least 1 message is needed")
-    num_chars = sum(map(len, chat.tools_json)) + len(chat.template_args_json)
+    texts = [*chat.tools_json, chat.template_args_json]
     for message in chat.messages:
-        num_chars += sum(map(len, message.content)) + len(message.reasoning) + len(message.name)
-        num_chars += len(message.tool_call_id) + sum(
-            len(call.id) + len(call.name) + len(call.arguments_json) for call in message.tool_calls
-        )
+        texts += [*message.content, message.reasoning, message.name, message.tool_call_id]
+        texts += [text for call in message.tool_calls for text in (call.id, call.name, call.arguments_json)]
+    num_chars = sum(map(len, texts))
     if num_chars > max_chars:
         refuse("chat", f"has {numbered(num_chars, 'character')}", max_chars)
 

@@ -191,13 +191,10 @@ def _call_in(field: Mapping[str, Any]) -> dict[str, str]:
 
 
 @functools.cache
-def _table() -> tuple[tuple[tuple[tuple[str, ...], ...], AnswerForm], ...]:
+def _table() -> list[tuple[list[list[str]], AnswerForm]]:
     """The files in the order of their names, each with its literals."""
-    table = list[tuple[tuple[tuple[str, ...], ...], AnswerForm]]()
-    for path in sorted(FOLDER.glob("*.json")):
-        value = json.loads(path.read_text(encoding="utf-8"))
-        table.append((tuple(tuple(every) for every in value["literals"]), read_form(value, path.stem)))
-    return tuple(table)
+    values = [(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("*.json"))]
+    return [(value["literals"], read_form(value, name)) for name, value in values]
 
 
 def choose_form(templates: Sequence[str], of_checkpoint: str, override: AnswerForm | None) -> AnswerForm | None:

@@ -60,9 +60,9 @@ class Segmenter:
         self._buffer = ""
         self._pos = 0
         self._hidden = hidden
-        # The region's state: what it encloses, up to where that is read, and from where its end mark is searched.
+        # The region's state: what it encloses, and up to where that is read.
         self._reader: Reader | None = None
-        self._read_to = self._from = 0
+        self._read_to = 0
         # An end mark that may be text, and how many signs had been read before it.
         self._doubt: _Mark | None = None
         self._doubt_signs = 0
@@ -78,7 +78,7 @@ class Segmenter:
         yield from self._advance(is_end=False)
         keep = max(0, self._pos - MAX_LOOK_BEHIND)
         self._buffer, self._pos = self._buffer[keep:], self._pos - keep
-        self._read_to, self._from = self._read_to - keep, self._from - keep
+        self._read_to -= keep
         if (doubt := self._doubt) is not None:
             self._doubt = doubt._replace(start=doubt.start - keep, end=doubt.end - keep)
 
@@ -146,7 +146,7 @@ class Segmenter:
         yield from self._close("")
         self.current, self._is_open = mark.field.name, True
         self._reader, self._doubt = reader_of(mark.field), None
-        self._read_to = self._from = mark.end
+        self._read_to = mark.end
         yield Event(Kind.OPEN, mark.field.name, self._buffer[mark.start : mark.end])
 
     def _find(self, *, is_end: bool) -> tuple[_Mark | None, int]:
@@ -174,12 +174,13 @@ class Segmenter:
     def _find_close(self, reader: Reader, field: Any, *, is_end: bool) -> tuple[_Mark | None, int]:
         """As `_find`, for the end of a region that is read."""
         buffer, match = self._buffer, None
+        begin = max(self._read_to, self._pos)
         while True:
             if field.close_re is not None:
-                match = field.close_re.search(buffer, max(self._from, self._pos), partial=not is_end)
+                match = field.close_re.search(buffer, begin, partial=not is_end)
             at = len(buffer) if match is None else match.start()
             reader.feed(buffer[self._read_to : at])
-            self._read_to = self._from = at
+            self._read_to = at
             if self._doubt is not None and reader.num_signs > self._doubt_signs:
                 self._doubt = None
             if self._doubt is not None and (reader.is_broken or (match is None and is_end)):
@@ -194,7 +195,7 @@ class Segmenter:
                 return mark, at
             if self._doubt is None:
                 self._doubt, self._doubt_signs = mark, reader.num_signs
-            self._from = at + 1
+            begin = at + 1
 
     def _expected(self) -> list[tuple[Kind, Any]]:
         current = None if self.current is None else self._spec.fields[self.current]

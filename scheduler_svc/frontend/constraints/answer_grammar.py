@@ -71,9 +71,6 @@ class Marks:
             at = mark.end()
         return [part for part in [*parts, text[at:]] if part != ""]
 
-    def are_in(self, text: str) -> bool:
-        return self._pattern.search(text) is not None
-
     def until(self, name: str, text: str, held: Sequence[str] = ()) -> str:
         """The lines of the rule `name`, which matches everything up to and with the first `text`.
 
@@ -258,7 +255,7 @@ class _Answer:
         if calls.quote:
             rest = marks.until("bare_rest", calls.quote)
             self._lines += [*_BARE, f"bare_text: {marks.rule(calls.quote)} bare_rest", rest]
-        if self._content is not None and not choice.is_forced and not marks.are_in(calls.trigger):
+        if self._content is not None and not choice.is_forced and marks.parts(calls.trigger) == [calls.trigger]:
             # Both begin with ordinary text. A lexer takes the longest word, so both have the words of JSON.
             names, begin = self._names(calls, calls.call_begin), ""
         else:

@@ -26,6 +26,7 @@ from scheduler_svc.frontend.constraints.answer_grammar import (
     why_not_held,
 )
 from scheduler_svc.frontend.constraints.grammar import (
+    ANSWER,
     WrittenSchemas,
     check_combination,
     grammar_of,
@@ -44,8 +45,6 @@ from tandem_contract.plural import numbered
 MAX_KILLED = 2
 # A caller may send 128 tools, and the core keeps what a stream begins with.
 MAX_WARNINGS, MAX_REASON_CHARS = 8, 200
-# How an error names the whole grammar.
-ANSWER = "the answer"
 # Larger constraints and tools are checked in the threads of long texts, so that the event loop goes on: 1 ms of work.
 LONG_BYTES = 4_096
 Result = TypeVar("Result")
@@ -70,7 +69,7 @@ class AnswerGrammar:
         self, chat: ServedChat, conversation: Conversation, rendered: Rendered, *, content: str | None
     ) -> None:
         """`content` is the grammar of the request's constraint."""
-        self._chat, self._rendered, self._write = chat, rendered, WrittenSchemas(ANSWER)
+        self._chat, self._rendered, self._write = chat, rendered, WrittenSchemas()
         self._choice, self._tools = conversation.choice, conversation.tools
         assert chat.renderer is not None
         self._format = AnswerFormat(

@@ -48,6 +48,8 @@ _DIGITS = re.compile(r"\d+")
 _MAY_BEGIN_JSON = re.compile(r'[{\["]|\\[xu]')
 # An escape such as \\u0061 would be another spelling of a name, which llguidance takes for another name.
 _ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+# How an error names the grammar of a chat's answer.
+ANSWER = "the answer"
 # A blank after each comma and colon, as people and models write JSON in one line, and no other white space.
 JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, **_ESCAPES}
 
@@ -237,19 +239,17 @@ def _written(
 class WrittenSchemas:
     """The schemas of an answer of a chat as llguidance takes them: each is checked and written once."""
 
-    def __init__(self, field: str) -> None:
-        """`field`: how an error names a schema that has no field of its own."""
-        self._field = field
+    def __init__(self) -> None:
         # By the id of a schema, which is kept so that no other one gets its id.
         self._known = dict[int, tuple[Mapping[str, Any], str, bool]]()
 
-    def __call__(self, schema: Mapping[str, Any], field: str = "") -> tuple[str, bool]:
+    def __call__(self, schema: Mapping[str, Any], field: str = ANSWER) -> tuple[str, bool]:
         """The text of a schema, and whether an object under it may have names that it does not list.
 
         Raises GrammarError.
         """
         if id(schema) not in self._known:
-            written, is_free = _written(field or self._field, schema, JSON_OPTIONS)
+            written, is_free = _written(field, schema, JSON_OPTIONS)
             self._known[id(schema)] = schema, _compact(written), is_free
         return self._known[id(schema)][1:]
 

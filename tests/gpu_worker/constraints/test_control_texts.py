@@ -94,7 +94,7 @@ def _tool_grammar(text: str) -> str:
     form = AnswerFormat(
         calls=CallFormat(call_begin="CALL ", middle=" WITH ", call_end=" END", trigger="CALL "),
         reasoning=None,
-        write_schema=WrittenSchemas("answer"),
+        write_schema=WrittenSchemas(),
     )
     choice = Choice(calls=Calls.EXACTLY_ONE, tools=(Tool(name="f", parameters=parameters, is_strict=True),))
     made = answer_grammar(choice, form, "", content=None)
