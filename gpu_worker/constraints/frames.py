@@ -98,7 +98,6 @@ class SharedArea:
 
     def __init__(self, descriptor: int, sizes: Sizes) -> None:
         """Maps the memory; the caller keeps the descriptor. Raises OSError or ValueError if it is too small."""
-        self.sizes = sizes
         memory = mmap.mmap(descriptor, sizes.num_bytes)
         num_rows = sizes.max_rows + 1
         # uint64 [2].

@@ -50,16 +50,11 @@ def plain(text: str) -> str:
 
 def mark_all(text: str, controls: Collection[str]) -> str:
     """`text`, a text or a regular expression, with every text of a control token marked."""
-    texts = {form: marked(mark)[0] + form[len(form) - len(rest) :] for mark in controls for form, rest in _forms(mark)}
+    texts = {form(mark): marked(mark)[0] + form(mark[1:]) for mark in controls for form in (str, re.escape)}
     if not texts:
         return text
     longest_first = sorted(texts, key=len, reverse=True)
     return re.sub("|".join(map(re.escape, longest_first)), lambda match: texts[match.group()], text)
-
-
-def _forms(control: str) -> list[tuple[str, str]]:
-    """How a text may write a control token, each with what follows its first character."""
-    return [(control, control[1:]), (re.escape(control), re.escape(control[1:]))]
 
 
 def marking(decode: Decode, controls: Mapping[int, str]) -> Decode:

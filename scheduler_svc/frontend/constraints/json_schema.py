@@ -65,19 +65,17 @@ class References:
         return target or (self._named.get(base) if not pointer else None)
 
 
-def _names(value: object, place: str) -> list[tuple[str, tuple[object, str]]]:
-    names: list[tuple[str, tuple[object, str]]] = []
+def _names(value: object, place: str) -> Iterator[tuple[str, tuple[object, str]]]:
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
         for key, prefix in (("$id", ""), ("$anchor", "#")):
             if isinstance(name := fields.get(key), str):
-                names.append((prefix + name.removesuffix("#"), (fields, place)))
+                yield prefix + name.removesuffix("#"), (fields, place)
         for key, one in fields.items():
-            names += _names(one, within(place, key))
+            yield from _names(one, within(place, key))
     elif isinstance(value, list):
         for idx, one in enumerate(cast("list[object]", value)):
-            names += _names(one, f"{place}[{idx}]")
-    return names
+            yield from _names(one, f"{place}[{idx}]")
 
 
 def _is_number(value: object) -> bool:

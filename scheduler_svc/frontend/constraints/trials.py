@@ -123,8 +123,12 @@ class TrialProcess:
     async def _begin(self) -> None:
         """Starts the process, unless it runs, and a child that serves. Raises TrialUnusable."""
         for _ in range(MAX_DEATHS):
+            packet = b""
             try:
-                packet = await self._fork()
+                self._connection = self._forks.fork()
+                with suppress(ConnectionError):
+                    async with asyncio.timeout(START_SECONDS):
+                        packet = await asyncio.get_running_loop().sock_recv(self._connection, MAX_PACKET)
                 words = "" if packet else self._forks.last_words()
             except OSError as error:
                 self.close()
@@ -137,14 +141,6 @@ class TrialProcess:
             if words:
                 raise TrialUnusable(words)
         raise TrialUnusable("its process has ended")
-
-    async def _fork(self) -> bytes:
-        """The first packet of a new child; empty if it has ended."""
-        self._connection = self._forks.fork()
-        with suppress(ConnectionError):
-            async with asyncio.timeout(START_SECONDS):
-                return await asyncio.get_running_loop().sock_recv(self._connection, MAX_PACKET)
-        return b""
 
     def _kill_child(self) -> None:
         """Kills the child, which has just been seen alive. The process that forked it may wait long for its turn."""
