@@ -1,12 +1,10 @@
 """The matchers of a mask server: one per constraint, and one per row, by llguidance.
 
-Owns them, and the words of their errors. Knows nothing of sockets or processes. No method raises because of a
-constraint: llguidance's errors and panics become a `MatcherError`.
+Owns them, and the words of their errors. Knows nothing of sockets or processes.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import llguidance
@@ -63,13 +61,15 @@ class Matchers:
     def compiled(self, source: bytes) -> Compiled:
         """A constraint with its first mask computed. May run in another thread. Raises MatcherError."""
         scratch = np.zeros(self._num_words, np.int32)
-        with _errors():
+        try:
             matcher = llguidance.LLMatcher(self._tokenizer, source.decode(), log_level=0)
             _check(matcher)
             self._fill(matcher, scratch.ctypes.data)
             places = Places.of(source)
             if places is not None and self._texts is None:
                 self._texts = TokenTexts(self._tokenizer)
+        except BaseException as error:  # llguidance's panics are not Exceptions
+            raise MatcherError(sentence_of(error)) from None
         if not scratch.any():
             raise NO_TOKEN
         return Compiled(matcher, places)
@@ -84,17 +84,16 @@ class Matchers:
     def row(self, row: int, start: int, constraint: int) -> FollowedRow:
         """The row as far as it was followed. start: numbers the starts of rows; another one is another sequence.
 
-        Raises MatcherError.
+        Raises MatcherError, and the exceptions of llguidance.
         """
         followed = self._rows.get(row)
         if followed is None or followed.start != start:
             base = self._constraints.get(constraint)
             if base is None:
                 raise MatcherError("the constraint is not prepared")
-            with _errors():
-                texts, places = self._texts, base.places
-                names = None if texts is None or places is None else NamesOfRow(texts, places)
-                followed = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
+            texts, places = self._texts, base.places
+            names = None if texts is None or places is None else NamesOfRow(texts, places)
+            followed = self._rows[row] = FollowedRow(start, constraint, base.matcher.deep_copy(), names)
         return followed
 
     def take(self, followed: FollowedRow, tokens: Sequence[int]) -> None:
@@ -145,15 +144,6 @@ def _check(matcher: llguidance.LLMatcher) -> None:
         raise MatcherError(_sentence(matcher.get_error()))
     if matcher.is_stopped() and not matcher.is_accepting():
         raise MatcherError(f"the constraint stopped: {matcher.stop_reason()}")
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Turns all that llguidance raises into a MatcherError; its panics are not Exceptions."""
-    try:
-        yield
-    except BaseException as error:
-        raise MatcherError(sentence_of(error)) from None
 
 
 def sentence_of(error: BaseException) -> str:

@@ -144,62 +144,55 @@ def check(field: str, schema: Mapping[str, Any] | bool) -> None:
     """Refuses keywords that are not supported, and sizes beyond the limits. Raises GrammarError."""
     if sum(1 for _ in levels(schema)) > limits.MAX_DEPTH:
         raise GrammarError(f"{field} is nested deeper than the limit of {limits.MAX_DEPTH}")
-    _Check(References(field, schema)).measure(schema, field)
+    _measured(schema, field, References(field, schema), {}, 0)
 
 
-class _Check:
-    def __init__(self, references: References) -> None:
-        self._references = references
-        # The measure of each object by its id, so that many references to one cost no more than one. 1 while it is
-        # being measured, because a recursive schema is not unrolled.
-        self._measured: dict[int, int] = {}
-        self._depth = 0
+def _measured(schema: object, place: str, references: References, known: dict[int, int], depth: int) -> int:
+    """Returns the largest product of nested repetitions in a schema, after checking it.
 
-    def measure(self, schema: object, place: str) -> int:
-        """Returns the largest product of nested repetitions in a schema, after checking it."""
-        if isinstance(schema, bool):
-            return 1
-        if not isinstance(schema, dict):
-            raise wrong(place, "a schema must be an object or a boolean")
-        fields = cast("dict[str, Any]", schema)
-        key = id(fields)
-        if key not in self._measured:
-            if self._depth == _MAX_REFERRED_DEPTH:
-                raise wrong(place, f"references lead through more than {_MAX_REFERRED_DEPTH} schemas")
-            self._measured[key] = 1
-            self._depth += 1
-            self._measured[key] = self._product(fields, place)
-            self._depth -= 1
-        return self._measured[key]
+    `known` has that of each object by its id, so that many references to one cost no more than one. It is 1 while it is
+    being measured, because a recursive schema is not unrolled.
+    """
+    if isinstance(schema, bool):
+        return 1
+    if not isinstance(schema, dict):
+        raise wrong(place, "a schema must be an object or a boolean")
+    fields = cast("dict[str, Any]", schema)
+    if id(fields) in known:
+        return known[id(fields)]
+    if depth == _MAX_REFERRED_DEPTH:
+        raise wrong(place, f"references lead through more than {_MAX_REFERRED_DEPTH} schemas")
+    known[id(fields)] = 1
+    _check_keywords(fields, place)
+    inner = max((_measured(one, at, references, known, depth + 1) for one, at in _subschemas(fields, place)), default=1)
+    if "pattern" in fields:
+        inner = max(inner, repetition(f"{place}.pattern", fields["pattern"]))
+    for pattern in fields.get("patternProperties", ()):
+        inner = max(inner, repetition(f"{place}.patternProperties", pattern))
+    if "$ref" in fields:
+        target = references.target(fields["$ref"], place)
+        inner = max(inner, _measured(*target, references, known, depth + 1))
+    product = inner * max(1, *(_bound(fields, name, place) for name in BOUNDS))
+    if product > limits.MAX_REPETITION:
+        raise too_large(place, "nested repetitions make", product, limits.MAX_REPETITION)
+    known[id(fields)] = product
+    return product
 
-    def _product(self, fields: dict[str, Any], place: str) -> int:
-        self._check_keywords(fields, place)
-        inner = max((self.measure(one, at) for one, at in _subschemas(fields, place)), default=1)
-        if "pattern" in fields:
-            inner = max(inner, repetition(f"{place}.pattern", fields["pattern"]))
-        for pattern in fields.get("patternProperties", ()):
-            inner = max(inner, repetition(f"{place}.patternProperties", pattern))
-        if "$ref" in fields:
-            inner = max(inner, self.measure(*self._references.target(fields["$ref"], place)))
-        product = inner * max(1, *(_bound(fields, name, place) for name in BOUNDS))
-        if product > limits.MAX_REPETITION:
-            raise too_large(place, "nested repetitions make", product, limits.MAX_REPETITION)
-        return product
 
-    def _check_keywords(self, schema: dict[str, Any], place: str) -> None:
-        for name in schema:
-            if name not in _KNOWN and not name.startswith("x-"):
-                raise unsupported(place, name[:100])
-        for name, (form, is_valid) in _FORMS.items():
-            if name in schema and not is_valid(schema[name]):
-                raise wrong(place, f"{name} must be {form}")
-        if "$schema" in schema and not str(schema["$schema"]).rstrip("#").endswith(_DRAFTS):
-            raise unsupported(place, f"the dialect {str(schema['$schema'])[:100]!r}")
-        items = [schema["const"]] if "const" in schema else []
-        for item in [*items, *schema.get("enum", ())]:
-            if (count := len(json.dumps(item, ensure_ascii=False))) > CHOICES.chars:
-                what = "an item of enum or const has"
-                raise too_large(place, what, count, CHOICES.chars, " characters")
+def _check_keywords(schema: dict[str, Any], place: str) -> None:
+    for name in schema:
+        if name not in _KNOWN and not name.startswith("x-"):
+            raise unsupported(place, name[:100])
+    for name, (form, is_valid) in _FORMS.items():
+        if name in schema and not is_valid(schema[name]):
+            raise wrong(place, f"{name} must be {form}")
+    if "$schema" in schema and not str(schema["$schema"]).rstrip("#").endswith(_DRAFTS):
+        raise unsupported(place, f"the dialect {str(schema['$schema'])[:100]!r}")
+    items = [schema["const"]] if "const" in schema else []
+    for item in [*items, *schema.get("enum", ())]:
+        if (count := len(json.dumps(item, ensure_ascii=False))) > CHOICES.chars:
+            what = "an item of enum or const has"
+            raise too_large(place, what, count, CHOICES.chars, " characters")
 
 
 def _bound(schema: dict[str, Any], name: str, place: str) -> int:
