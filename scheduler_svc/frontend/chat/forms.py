@@ -1,8 +1,6 @@
 """Owns which form the answers of the served model have: a response template of Transformers, and how calls are written.
 
-A checkpoint may bring its own response template. Otherwise the form is chosen from the files in `response_templates` by
-literals of the chat template; see the README there. Calls of tools and reasoning are described by the parts `call` and
-`reasoning` of these files. Knows nothing of requests.
+The files in `response_templates` and their README say what families there are. Knows nothing of requests.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Says which numbers of a JSON schema llguidance keeps. Owns no state.
 
-llguidance reads each number as a float, writes the shortest decimal of it, and keeps integers in 64 bits. So it would
-turn 1234567890123456789 into another number. A number that it does not keep is refused by name. A bound beyond 64 bits
-moves to the last number that it writes under any bound: what comes out is still valid.
+llguidance reads each number as a float, writes the shortest decimal of it, and keeps integers in 64 bits. A number that
+it does not keep is refused by name. A bound beyond 64 bits moves to the last number that it writes under any bound.
 """
 
 import math

@@ -166,13 +166,8 @@ def _of_one(part: str) -> Ranges:
 
 
 def bound_of(first: str, last: str) -> int:
-    """The larger number of a quantifier's two, at least 1."""
-    return max(1, _number(first), _number(last))
-
-
-def _number(digits: str) -> int:
-    """The number, or one beyond any limit if it has many digits."""
-    return int(digits or 0) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
+    """The larger number of a quantifier's two, at least 1, and beyond any limit if it has many digits."""
+    return max(1, *(int(digits or 0) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS for digits in (first, last)))
 
 
 def repetition(field: str, pattern: str) -> int:
