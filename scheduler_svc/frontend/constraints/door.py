@@ -114,8 +114,8 @@ class AnswerGrammar:
     async def settle(self, run: Run, judge: Callable[[str], Awaitable[Verdict]]) -> str | None:
         """The grammar with all schemas that can be enforced, None if any text is an answer. Raises GrammarError.
 
-        `run` does what may take long, and `judge` tries a grammar. It may still be refused, but not for a tool. The
-        error is that of a strict tool, with the field of its schema.
+        `run` does what may take long, and `judge` tries a grammar. The grammar may still be refused, but not for a
+        tool. The error is that of a strict tool, with the field of its schema.
         """
 
         async def tried(make: Callable[[], str | None]) -> tuple[str | None, Verdict]:
