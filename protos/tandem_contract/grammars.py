@@ -1,8 +1,7 @@
 """What the processes of llguidance, a front end's trial and a worker's mask server, share: limits and tokenizer.
 
 Limits of CPU time are in seconds of the reference machine, so a machine that is busy or slow refuses nothing that a
-quiet one takes. The unit is the CPU time of one piece of work of the same kind: `_GRAMMAR` is compiled with a tokenizer
-of single bytes, and its first mask is computed. It is measured once, at the start of the process.
+quiet one takes. A process measures its machine once, at its start: by the CPU time of `_GRAMMAR` and its first mask.
 
 llguidance tokenizes forced text with the model's tokenizer, which takes the text of a control token for that token.
 Then a literal with `<|im_end|>` in it would end the output there, or fail. Control tokens are here those that
@@ -82,20 +81,16 @@ def may_end(matcher: "LLMatcher", eos: int) -> bool:
 
 def slowness() -> float:
     """By what limits are multiplied: LEAST to MOST. Takes some 30 ms."""
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
-    tokenizer = LLTokenizer("byte")
-    return bounded(min(_seconds(tokenizer) for _ in range(_NUM_TRIES)) * 1e3 / REFERENCE_MS)
+    tokenizer, tries = LLTokenizer("byte"), list[float]()
+    for _ in range(_NUM_TRIES):
+        begun = time.thread_time()
+        LLMatcher(tokenizer, _GRAMMAR, log_level=0).compute_bitmask()
+        tries.append(time.thread_time() - begun)
+    return bounded(min(tries) * 1e3 / REFERENCE_MS)
 
 
 def bounded(ratio: float) -> float:
     """A measured ratio within its bounds, in steps of 0.01."""
     return round(min(max(ratio, LEAST), MOST), 2)
-
-
-def _seconds(tokenizer: "LLTokenizer") -> float:
-    from llguidance import LLMatcher
-
-    begun = time.thread_time()
-    LLMatcher(tokenizer, _GRAMMAR, log_level=0).compute_bitmask()
-    return time.thread_time() - begun
