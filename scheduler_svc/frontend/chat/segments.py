@@ -153,7 +153,7 @@ class Segmenter:
         """Returns (the first mark that is certain, where text begins that may still become one)."""
         if self._reader is not None:
             return self._find_close(self._reader, self._spec.fields[self.current], is_end=is_end)
-        marks = list[_Mark]()
+        best: tuple[tuple[int, int, bool, str], _Mark] | None = None
         hold_from = len(self._buffer)
         for kind, field in self._expected():
             pattern = field.open_re if kind is Kind.OPEN else field.close_re
@@ -162,14 +162,11 @@ class Segmenter:
                 continue
             if not is_end and (match.partial or self._may_grow(kind, field, match)):
                 hold_from = min(hold_from, match.start())
-            else:
-                marks.append(_Mark(kind, field, match.start(), match.end()))
-        first = min(
-            marks,
-            key=lambda mark: (mark.start, mark.start - mark.end, mark.kind is Kind.CLOSE, mark.field.name),
-            default=None,
-        )
-        return first if first is not None and first.start < hold_from else None, max(hold_from, self._pos)
+                continue
+            key = (match.start(), match.start() - match.end(), kind is Kind.CLOSE, field.name)
+            if best is None or key < best[0]:
+                best = key, _Mark(kind, field, match.start(), match.end())
+        return best[1] if best is not None and best[1].start < hold_from else None, max(hold_from, self._pos)
 
     def _find_close(self, reader: Reader, field: Any, *, is_end: bool) -> tuple[_Mark | None, int]:
         """As `_find`, for the end of a region that is read."""
