@@ -17,6 +17,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ class Holder:
         self._users: dict[socket.socket, User] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(self._path)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._mark, self._problem = _mark(self._path), ""
         self._stopping = False
 
@@ -82,14 +83,11 @@ class Holder:
 
     def serve(self, wake: socket.socket) -> None:
         """Answers workers until `stop`, which is noticed when `wake` is readable."""
-        self._selector.register(wake, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ, lambda: None)
         try:
             while not self._stopping:
                 for key, _ in self._selector.select(_COLLECT_SECONDS):
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif isinstance(key.fileobj, socket.socket) and key.fileobj is not wake:
-                        self._answer(key.fileobj)
+                    key.data()
                 self._pools.collect(time.monotonic())
                 if _mark(self._path) != self._mark:
                     self._listen_again()
@@ -115,7 +113,7 @@ class Holder:
         self._selector.unregister(self._listener)
         self._listener.close()
         self._listener, self._mark, self._problem = listener, _mark(self._path), ""
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
         log.info("%s was removed or replaced, and was made again", self._path)
 
     def _accept(self) -> None:
@@ -132,7 +130,7 @@ class Holder:
             connection.close()
             return
         self._users[connection] = user
-        self._selector.register(connection, selectors.EVENT_READ)
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._answer, connection))
 
     def _answer(self, connection: socket.socket) -> None:
         try:
@@ -220,10 +218,7 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A listening socket at the path, in place of one that a dead holder left.
-
-    Raises HolderRuns, ValueError, OSError.
-    """
+    """A listening socket in place of one that a dead holder left. Raises HolderRuns, ValueError, OSError."""
     check_socket_name(path)
     with new_socket() as probe:
         try:

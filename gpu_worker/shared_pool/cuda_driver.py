@@ -7,7 +7,6 @@ call.
 """
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 # CUdeviceptr and CUmemGenericAllocationHandle; CUdevice and enumerations.
@@ -29,15 +28,6 @@ class Location(ctypes.Structure):
     _fields_ = [("type", _Enum), ("id", ctypes.c_int)]
 
 
-class _AllocFlags(ctypes.Structure):
-    _fields_ = [
-        ("compression_type", ctypes.c_ubyte),
-        ("gpu_direct_rdma_capable", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    ]
-
-
 class AllocationProp(ctypes.Structure):
     """CUmemAllocationProp."""
 
@@ -46,7 +36,8 @@ class AllocationProp(ctypes.Structure):
         ("requested_handle_types", _Enum),
         ("location", Location),
         ("win32_handle_meta_data", ctypes.c_void_p),
-        ("alloc_flags", _AllocFlags),
+        # compression_type, gpu_direct_rdma_capable, usage and reserved, all 0.
+        ("alloc_flags", ctypes.c_ubyte * 8),
     ]
 
 
@@ -56,50 +47,39 @@ class AccessDesc(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", _Enum)]
 
 
-class Uuid(ctypes.Structure):
-    """CUuuid."""
-
-    _fields_ = [("bytes", ctypes.c_ubyte * 16)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A function of libcuda. It returns a CUresult."""
-
-    arguments: tuple[type, ...]
-    # What helps if it fails; empty if the code says it all.
-    hint: str = ""
-
-
+# CUuuid.
+Uuid = ctypes.c_ubyte * 16
 _OF = ctypes.POINTER
 
-CALLS: dict[str, Call] = {
-    "cuInit": Call(arguments=(ctypes.c_uint,), hint="nvidia-smi shows whether the driver works"),
-    "cuDeviceGet": Call(arguments=(_OF(Device), ctypes.c_int), hint="CUDA_VISIBLE_DEVICES chooses the devices"),
-    "cuDeviceGetAttribute": Call(arguments=(_OF(ctypes.c_int), _Enum, Device)),
-    "cuDeviceGetUuid_v2": Call(arguments=(_OF(Uuid), Device), hint="the driver must be of CUDA 11.4 or newer"),
-    "cuMemGetAllocationGranularity": Call(arguments=(_OF(_Size), _OF(AllocationProp), _Enum)),
-    "cuMemAddressReserve": Call(
-        arguments=(_OF(Address), _Size, _Size, Address, _Flags), hint="ulimit -v may limit the addresses of the process"
-    ),
-    "cuMemAddressFree": Call(arguments=(Address, _Size)),
-    "cuMemCreate": Call(
-        arguments=(_OF(Handle), _Size, _OF(AllocationProp), _Flags),
-        hint="nvidia-smi shows what else uses the GPU, and a pool of a dead worker is kept for 600 s",
-    ),
-    "cuMemRelease": Call(arguments=(Handle,)),
-    "cuMemMap": Call(arguments=(Address, _Size, _Size, Handle, _Flags)),
-    "cuMemUnmap": Call(arguments=(Address, _Size)),
-    "cuMemSetAccess": Call(arguments=(Address, _Size, _OF(AccessDesc), _Size)),
-    "cuMemExportToShareableHandle": Call(
-        arguments=(ctypes.c_void_p, Handle, _Enum, _Flags), hint="ulimit -n may allow too few open files"
-    ),
-    "cuMemImportFromShareableHandle": Call(
-        arguments=(_OF(Handle), ctypes.c_void_p, _Enum),
-        hint="the memory is gone if the driver has reset the GPU or unloaded it (nvidia-smi -pm 1 keeps it loaded)",
+CALLS: dict[str, tuple[type, ...]] = {
+    "cuInit": (ctypes.c_uint,),
+    "cuDeviceGet": (_OF(Device), ctypes.c_int),
+    "cuDeviceGetAttribute": (_OF(ctypes.c_int), _Enum, Device),
+    "cuDeviceGetUuid_v2": (_OF(Uuid), Device),
+    "cuMemGetAllocationGranularity": (_OF(_Size), _OF(AllocationProp), _Enum),
+    "cuMemAddressReserve": (_OF(Address), _Size, _Size, Address, _Flags),
+    "cuMemAddressFree": (Address, _Size),
+    "cuMemCreate": (_OF(Handle), _Size, _OF(AllocationProp), _Flags),
+    "cuMemRelease": (Handle,),
+    "cuMemMap": (Address, _Size, _Size, Handle, _Flags),
+    "cuMemUnmap": (Address, _Size),
+    "cuMemSetAccess": (Address, _Size, _OF(AccessDesc), _Size),
+    "cuMemExportToShareableHandle": (ctypes.c_void_p, Handle, _Enum, _Flags),
+    "cuMemImportFromShareableHandle": (_OF(Handle), ctypes.c_void_p, _Enum),
+}
+"""The arguments of every function, by its name in the library. All return a CUresult."""
+HINTS = {
+    "cuInit": "nvidia-smi shows whether the driver works",
+    "cuDeviceGet": "CUDA_VISIBLE_DEVICES chooses the devices",
+    "cuDeviceGetUuid_v2": "the driver must be of CUDA 11.4 or newer",
+    "cuMemAddressReserve": "ulimit -v may limit the addresses of the process",
+    "cuMemCreate": "nvidia-smi shows what else uses the GPU, and a pool of a dead worker is kept for 600 s",
+    "cuMemExportToShareableHandle": "ulimit -n may allow too few open files",
+    "cuMemImportFromShareableHandle": (
+        "the memory is gone if the driver has reset the GPU or unloaded it (nvidia-smi -pm 1 keeps it loaded)"
     ),
 }
-"""Every function, by its name in the library."""
+"""What helps if a call fails; of the others the code says it all."""
 ERROR_TEXTS = ("cuGetErrorName", "cuGetErrorString")
 """Functions that return the text of a CUresult: (code, address of the text)."""
 
@@ -107,13 +87,9 @@ ERROR_TEXTS = ("cuGetErrorName", "cuGetErrorString")
 class CudaError(RuntimeError):
     """A call of the driver failed. The message names the call, the code and what helps."""
 
-    def __init__(self, message: str, *, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
-    @property
-    def is_out_of_memory(self) -> bool:
-        return self.code == OUT_OF_MEMORY
+class DeviceMemoryUsedUp(CudaError):
+    """It failed with the code OUT_OF_MEMORY."""
 
 
 class Driver:
@@ -122,14 +98,14 @@ class Driver:
     def __init__(self, library: Any, ordinal: int) -> None:
         """ordinal: the number of the device, as in cuda:N. Raises CudaError."""
         self._library, self.ordinal = library, ordinal
-        for name, call in CALLS.items():
+        for name, arguments in CALLS.items():
             function = getattr(library, name, None)
             if function is None:
-                raise CudaError(f"{_LIBRARY} has no {name}: the driver must be of CUDA 11.4 or newer", code=-1)
-            function.argtypes, function.restype = call.arguments, ctypes.c_int
+                raise CudaError(f"{_LIBRARY} has no {name}: the driver must be of CUDA 11.4 or newer")
+            function.argtypes, function.restype = arguments, ctypes.c_int
         for name in ERROR_TEXTS:
             function = getattr(library, name)
-            function.argtypes, function.restype = (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)), ctypes.c_int
+            function.argtypes, function.restype = (ctypes.c_int, _OF(ctypes.c_char_p)), ctypes.c_int
         self._call("cuInit", 0)
         self._device = self._found("cuDeviceGet", Device(), ordinal)
         location = Location(type=ON_DEVICE, id=ordinal)
@@ -145,7 +121,7 @@ class Driver:
         """Names the device in every process of this machine: 32 hexadecimal digits."""
         uuid = Uuid()
         self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device)
-        return bytes(uuid.bytes).hex()
+        return bytes(uuid).hex()
 
     def granularity(self) -> int:
         """Sizes, and addresses of mappings, are multiples of this number of bytes."""
@@ -199,8 +175,9 @@ class Driver:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code != SUCCESS:
-            hint = f"; {CALLS[name].hint}" if CALLS[name].hint else ""
-            raise CudaError(f"{name} failed with {self._text(code)}{hint}", code=code)
+            hint = f"; {HINTS[name]}" if name in HINTS else ""
+            kind = DeviceMemoryUsedUp if code == OUT_OF_MEMORY else CudaError
+            raise kind(f"{name} failed with {self._text(code)}{hint}")
 
     def _text(self, code: int) -> str:
         """`CUDA_ERROR_OUT_OF_MEMORY (2): out of memory`."""

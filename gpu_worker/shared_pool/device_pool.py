@@ -1,8 +1,7 @@
 """A KV pool in memory of a GPU that outlives its worker, and the taking over of a dead worker's pool.
 
-Owns the pool's memory on the device, and its header in memory of the holder. Until the worker gets requests, only the
-first pages have memory, because the pool of the worker that serves, or that has died, is on the same card. The whole
-pool is mapped at the same addresses when a plan needs it, or takes a pool over.
+Owns the pool's memory on the device, and its header in memory of the holder. Until a plan needs the whole pool, or
+takes one over, only the first pages have memory (`README.md`).
 """
 
 import hashlib
@@ -17,8 +16,9 @@ import torch
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.geometry import Geometry, align_up, num_first_pages
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.shared_pool.cuda_driver import CudaError, Driver
-from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at
+from gpu_worker.shared_pool.cuda_driver import CudaError, DeviceMemoryUsedUp, Driver
+from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, mapped_at_new_addresses
+from gpu_worker.shared_pool.guard import pages_begun, pages_read
 from gpu_worker.shared_pool.messages import HolderClient, PoolError
 from gpu_worker.shared_pool.pool import WorkerPool, layout_of, shapes_of
 from gpu_worker.shared_pool.region import header_bytes
@@ -47,13 +47,13 @@ class DevicePool(WorkerPool):
 
         Raises HolderError, CudaError or OSError.
         """
-        self._device, self._num_first, self._uuid = device, num_first_pages(geometry), driver.uuid()
+        self._device, self._driver, self._uuid = device, driver, driver.uuid()
+        self._num_first = num_first_pages(geometry)
         self._alignment = granularity = driver.granularity()
         shapes = shapes_of(layers, geometry)
-        sizes = [align_up(math.prod(shape) * dtype.itemsize, granularity) for shape in shapes]
-        self._device_bytes = sum(sizes)
-        self._region = DeviceRegion(driver, self._device_bytes)
-        self._address = self._region.address
+        self._device_bytes = sum(align_up(math.prod(shape) * dtype.itemsize, granularity) for shape in shapes)
+        self.region = DeviceRegion(driver, self._device_bytes)
+        self._address = self.region.address
         # Another device cannot map the memory.
         layout = hashlib.sha256(layout_of(layers, geometry, dtype) + f"{self._uuid} {granularity}".encode()).digest()
         num_bytes = header_bytes(geometry.num_pages)
@@ -62,50 +62,52 @@ class DevicePool(WorkerPool):
         if is_whole:
             self._allocate()
         else:
-            starts = [sum(sizes[:number]) for number in range(len(sizes))]
-            self._region.map_pieces(
-                piece_offsets(shapes, starts, itemsize=dtype.itemsize, geometry=geometry, granularity=granularity)
-            )
+            self.region.map_pieces(piece_offsets(shapes, dtype.itemsize, geometry, granularity))
         self.zero()
-
-    @property
-    def is_whole(self) -> bool:
-        return self._region.is_whole
 
     def zero(self) -> None:
         """Makes every page zero that has memory."""
-        for offset, num_bytes in self._region.mapped:
-            bytes_at(self._region.address + offset, num_bytes, self._device).zero_()
+        for offset, num_bytes in self.region.mapped.items():
+            bytes_at(self.region.address + offset, num_bytes, self._device).zero_()
         self._describe()
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
         """As of any pool. Raises PoolError, too, if the whole pool is needed and has no memory."""
-        if not self.is_whole and (not self._region.mapped or _needs_whole(plan, self._num_first)):
+        if not self.region.is_whole and (not self.region.mapped or self._needs_whole(plan, tables.geometry.page_size)):
             self._grow()
         super().begin_step(plan, tables)
 
+    def _needs_whole(self, plan: Plan, page_size: int) -> bool:
+        """Whether the plan may need all pages: it names others than the first ones, or it is for requests.
+
+        The worker's own plans have generation 0, and the first one of a scheduler is a trial of one token.
+        """
+        if plan.generation and plan.step > 1:
+            return True
+        return max((*pages_begun(plan, page_size), *pages_read(plan, page_size)), default=0) >= self._num_first
+
     def _map(self, memories: Sequence[int]) -> None:
         with self._as_pool_error("the pool of a dead worker cannot be mapped"):
-            handle = self._region.import_from(memories[1])
+            handle = self._driver.import_from(memories[1])
             try:
-                with self._region.elsewhere(handle):
+                with mapped_at_new_addresses(self._driver, handle, self._device_bytes):
                     pass
                 self._wait()
-                self._region.replace(handle)
+                self.region.replace(handle)
             finally:
-                self._region.release(handle)
+                self._driver.release(handle)
         super()._map(memories)
 
     def _grow(self) -> None:
         """Maps the whole pool, with the content of the first pages."""
         self._wait()
-        with self._as_pool_error(f"the KV pool of {self._region.num_bytes >> 20} MiB cannot be allocated"):
+        with self._as_pool_error(f"the KV pool of {self._device_bytes >> 20} MiB cannot be allocated"):
             until = time.monotonic() + _GROW_SECONDS
             while True:
                 try:
                     return self._allocate()
-                except CudaError as error:
-                    if not error.is_out_of_memory or time.monotonic() > until:
+                except DeviceMemoryUsedUp:
+                    if time.monotonic() > until:
                         raise
                 # Pools that dead workers left and no worker has taken over.
                 self._holder.free_unused(self._uuid)
@@ -113,22 +115,22 @@ class DevicePool(WorkerPool):
 
     def _allocate(self) -> None:
         """Maps new memory over the whole region, zeroed but for what was mapped before, and lets the holder keep it."""
-        handle = self._region.create()
+        handle = self._driver.create(self._device_bytes)
         try:
-            with self._region.elsewhere(handle) as address:
-                whole = bytes_at(address, self._region.num_bytes, self._device).zero_()
-                for offset, num_bytes in self._region.mapped:
-                    before = bytes_at(self._region.address + offset, num_bytes, self._device)
+            with mapped_at_new_addresses(self._driver, handle, self._device_bytes) as address:
+                whole = bytes_at(address, self._device_bytes, self._device).zero_()
+                for offset, num_bytes in self.region.mapped.items():
+                    before = bytes_at(self.region.address + offset, num_bytes, self._device)
                     whole[offset : offset + num_bytes].copy_(before)
                 self._wait()
-            descriptor = self._region.export(handle)
+            descriptor = self._driver.export(handle)
             try:
-                self._holder.attach(self.pool_id, descriptor, self._region.num_bytes)
+                self._holder.attach(self.pool_id, descriptor, self._device_bytes)
             finally:
                 os.close(descriptor)
-            self._region.replace(handle)
+            self.region.replace(handle)
         finally:
-            self._region.release(handle)
+            self._driver.release(handle)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -142,38 +144,21 @@ class DevicePool(WorkerPool):
             raise PoolError(f"{what}: {error}") from error
 
 
-def _needs_whole(plan: Plan, num_first: int) -> bool:
-    """Whether the plan may need all pages: it names others than the first ones, or it is for requests.
-
-    The worker's own plans have generation 0, and the first one of a scheduler is a trial of one token.
-    """
-    if plan.generation and plan.step > 1:
-        return True
-    orders = plan.page_orders
-    named = [plan.append_pages, orders.zeroed, orders.copied_to, orders.copied_from, orders.saved_pages]
-    named += [orders.loaded_pages, *(() if plan.started is None else plan.started.pages)]
-    return any(pages.size and int(pages.max()) >= num_first for pages in named)
-
-
 def piece_offsets(
-    shapes: Sequence[tuple[int, int, int]],
-    starts: Sequence[int],
-    *,
-    itemsize: int,
-    geometry: Geometry,
-    granularity: int,
+    shapes: Sequence[tuple[int, int, int]], itemsize: int, geometry: Geometry, granularity: int
 ) -> list[int]:
     """Offsets of the pieces, of one granule each, that hold the first pages of every head.
 
-    Pages of a head are consecutive, heads are not. shapes: (heads, tokens, dimension) of each tensor, which starts at
-    the byte of `starts`.
+    Pages of a head are consecutive, heads are not. shapes: (heads, tokens, dimension) of each tensor; one starts in the
+    next granule after the one before.
     """
-    pieces: set[int] = set()
-    for (heads, tokens, dimension), start in zip(shapes, starts, strict=True):
+    pieces, start = set[int](), 0
+    for heads, tokens, dimension in shapes:
         head_bytes, page_bytes = (count * dimension * itemsize for count in (tokens, geometry.page_size))
         # The page behind the last one is that of learned sinks.
         of_pages, of_sinks = num_first_pages(geometry) * page_bytes, geometry.num_pages * page_bytes
         for first in range(start, start + heads * head_bytes, head_bytes):
             for begin, end in ((first, first + of_pages), (first + of_sinks, first + head_bytes)):
                 pieces.update(range(begin // granularity, -(-end // granularity)) if begin < end else ())
+        start += align_up(heads * head_bytes, granularity)
     return [granularity * piece for piece in sorted(pieces)]

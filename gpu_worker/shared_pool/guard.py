@@ -209,7 +209,7 @@ class PageGuard:
             return
         begun = pages_begun(plan, tables.geometry.page_size)
         if self._may_be_unchecked:
-            pages = sorted(_pages_read(plan, tables.geometry.page_size) - {0, *begun})
+            pages = sorted(pages_read(plan, tables.geometry.page_size) - {0, *begun})
             self._check([page for page in pages if self._is_unchecked[page]])
         # Few pages: loops take less time than the arrays' own operations.
         filled_by, is_unchecked = self._header.filled_by, self._is_unchecked
@@ -252,7 +252,7 @@ class PageGuard:
             self._is_unchecked[page] = 0
 
 
-def _pages_read(plan: Plan, page_size: int) -> set[int]:
+def pages_read(plan: Plan, page_size: int) -> set[int]:
     """Pages that rows of the plan start with, and that are copied or saved. Page 0 stands for one that is not read."""
     pages: set[int] = {*plan.page_orders.copied_from.tolist(), *plan.page_orders.saved_pages.tolist()}
     if plan.started is not None:

@@ -1,9 +1,8 @@
 """The memory of shared pools: creates it, grants it to one process at a time, and frees it.
 
 Owns the memory and the rule which process may have it: memfds, and descriptors of memory of GPUs, which workers hand
-over. A process has a pool from the grant until it has given the pool back or is dead. Dead means that its pidfd is
-readable: a worker that hangs and wakes up still writes to its pages, so no other process gets them before. Knows
-nothing of sockets, and nothing of CUDA.
+over. A process has a pool from the grant until it has given the pool back or is dead, because one that hangs and wakes
+up still writes to its pages. Knows nothing of sockets, and nothing of CUDA.
 """
 
 import fcntl
@@ -38,8 +37,9 @@ class User:
         return bool(poll.poll(0))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False)
 class _Pool:
+    pool_id: bytes
     memory: int
     num_bytes: int
     user: User | None
@@ -86,9 +86,8 @@ class Pools:
         except OSError:
             os.close(memory)
             raise
-        self._pools[pool_id] = _Pool(
-            memory=memory, num_bytes=num_bytes, user=user, unused_since=now, device=device, num_pages=num_pages
-        )
+        pool = _Pool(pool_id, memory, num_bytes, user, unused_since=now, device=device, num_pages=num_pages)
+        self._pools[pool_id] = pool
         return pool_id, memory
 
     def attach(self, pool_id: bytes, user: User, memory: int, num_bytes: int) -> None:
@@ -101,10 +100,7 @@ class Pools:
         pool.device_memory, pool.device_bytes = memory, num_bytes
 
     def take(self, pool_id: bytes, user: User, now: float) -> tuple[list[int], dict[str, int]]:
-        """Returns descriptors and bytes of a pool with a dead last user: of its memory, and on a GPU of its pages'.
-
-        Raises HolderError.
-        """
+        """Descriptors and bytes of a dead user's pool: its memory, and on a GPU its pages. Raises HolderError."""
         self.collect(now)
         pool = self._pools.get(pool_id)
         if pool is None:
@@ -114,15 +110,13 @@ class Pools:
         if pool.device and pool.device_memory is None:
             raise HolderError("the pool has no memory on a device: its worker died before it served")
         pool.user = user
-        memories, sizes = [pool.memory], {"bytes": pool.num_bytes}
-        if pool.device_memory is not None:
-            memories, sizes = [*memories, pool.device_memory], {**sizes, "device_bytes": pool.device_bytes}
-        return memories, sizes
+        if pool.device_memory is None:
+            return [pool.memory], {"bytes": pool.num_bytes}
+        return [pool.memory, pool.device_memory], {"bytes": pool.num_bytes, "device_bytes": pool.device_bytes}
 
     def give_back(self, pool_id: bytes, user: User) -> None:
         """Frees a pool that its user needs no longer. Raises HolderError for another process."""
-        self._own(pool_id, user, "give a pool back")
-        self._free(pool_id)
+        self._free(self._own(pool_id, user, "give a pool back"))
 
     def collect(self, now: float) -> None:
         """Notes which users are dead, and frees pools that were unused for long, and the oldest of too many."""
@@ -130,9 +124,9 @@ class Pools:
             if pool.user is not None and pool.user.is_dead():
                 pool.user, pool.unused_since = None, now
         unused = self._unused()
-        late = [pool_id for pool_id in unused if now - self._pools[pool_id].unused_since >= HOLD_SECONDS]
-        for pool_id in dict.fromkeys([*late, *unused[:-MAX_UNUSED]]):
-            self._free(pool_id)
+        late = [pool for pool in unused if now - pool.unused_since >= HOLD_SECONDS]
+        for pool in dict.fromkeys([*late, *unused[:-MAX_UNUSED]]):
+            self._free(pool)
 
     def unused_on(self, device: str) -> tuple[int, int]:
         """Memory of a GPU that unused pools occupy, and the number of pages of the newest of them.
@@ -140,25 +134,24 @@ class Pools:
         Without a device, host memory and 0. Pages there that were never touched take none.
         """
         if not device:
-            return sum(512 * os.fstat(self._pools[pool_id].memory).st_blocks for pool_id in self._unused()), 0
-        pools = [self._pools[pool_id] for pool_id in self._unused_on(device)]
+            return sum(512 * os.fstat(pool.memory).st_blocks for pool in self._unused()), 0
+        pools = self._unused_on(device)
         return sum(pool.device_bytes for pool in pools), pools[-1].num_pages if pools else 0
 
     def free_unused(self, device: str) -> int:
         """Frees the unused pools with memory of a GPU, and returns their number."""
         unused = self._unused_on(device)
-        for pool_id in unused:
-            self._free(pool_id)
+        for pool in unused:
+            self._free(pool)
         return len(unused)
 
-    def _unused_on(self, device: str) -> list[bytes]:
-        unused = ((pool_id, self._pools[pool_id]) for pool_id in self._unused())
-        return [pool_id for pool_id, pool in unused if pool.device == device and pool.device_memory is not None]
+    def _unused_on(self, device: str) -> list[_Pool]:
+        return [pool for pool in self._unused() if pool.device == device and pool.device_memory is not None]
 
     def close(self) -> None:
         """Frees all pools. Processes that have one mapped keep it until they end."""
-        for pool_id in list(self._pools):
-            self._free(pool_id)
+        for pool in list(self._pools.values()):
+            self._free(pool)
 
     def _own(self, pool_id: bytes, user: User, wish: str) -> _Pool:
         pool = self._pools.get(pool_id)
@@ -166,16 +159,15 @@ class Pools:
             raise HolderError(f"only its user can {wish}")
         return pool
 
-    def _unused(self) -> list[bytes]:
+    def _unused(self) -> list[_Pool]:
         """Pools without a user, the longest unused first."""
-        unused = [pool_id for pool_id, pool in self._pools.items() if pool.user is None]
-        return sorted(unused, key=lambda pool_id: self._pools[pool_id].unused_since)
+        return sorted((pool for pool in self._pools.values() if pool.user is None), key=lambda pool: pool.unused_since)
 
     def _total(self) -> int:
         return sum(pool.num_bytes for pool in self._pools.values())
 
-    def _free(self, pool_id: bytes) -> None:
-        pool = self._pools.pop(pool_id)
+    def _free(self, pool: _Pool) -> None:
+        del self._pools[pool.pool_id]
         os.close(pool.memory)
         if pool.device_memory is not None:
             # The driver frees the memory when no process has it mapped any more.

@@ -150,10 +150,7 @@ class HolderClient:
         self._ask({"want": "give back", "pool_id": pool_id.hex()})
 
     def unused_on(self, device: str) -> tuple[int, int]:
-        """Bytes of pools without a user on a GPU, or in host memory if it is empty; on a GPU the pages of the newest.
-
-        Raises HolderError.
-        """
+        """Bytes of unused pools on a GPU, and pages of the newest; of "" in host memory. Raises HolderError."""
         answer, _ = self._ask({"want": "unused", "device": device})
         return number(answer, "bytes", 0, MAX_POOL_BYTES), number(answer, "pages", 0, MAX_POOL_BYTES)
 
@@ -207,9 +204,8 @@ def _descriptors(answer: dict[str, object], files: list[int], sizes: dict[str, i
         if len(files) != len(sizes):
             raise HolderError(f"the holder's answer has {numbered(len(files), 'descriptor')}; {len(sizes)} are needed")
         # The size of device memory shows only when it is mapped.
-        given = {"its memory": os.fstat(files[0]).st_size}
-        given |= {name: number(answer, name, 1, MAX_POOL_BYTES) for name in sizes}
-        for size, needed in zip(given.values(), [next(iter(sizes.values())), *sizes.values()], strict=True):
+        given = [os.fstat(files[0]).st_size, *(number(answer, name, 1, MAX_POOL_BYTES) for name in sizes)]
+        for size, needed in zip(given, [sizes["bytes"], *sizes.values()], strict=True):
             if size != needed:
                 raise HolderError(f"the pool has {numbered(size, 'byte')}; {needed} are needed")
     except (HolderError, MessageError) as error:

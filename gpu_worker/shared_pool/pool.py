@@ -7,7 +7,7 @@ recorded kernels point to the region's addresses, so a pool that is taken over i
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -25,7 +25,7 @@ from gpu_worker.shared_pool.region import HUGE_PAGE_BYTES, VERSION, Header, Regi
 from gpu_worker.wire.frames import Plan
 
 
-class WorkerPool(PoolMemory):
+class WorkerPool(PageGuard, PoolMemory):
     """A worker's pool in memory that outlives it, on a CPU (`SharedPool`) or a GPU (`DevicePool`)."""
 
     # K and V of each layer follow each other: where the next one begins, and of what number each takes a multiple.
@@ -56,8 +56,8 @@ class WorkerPool(PoolMemory):
         finally:
             os.close(memory)
         self._header_bytes = header_bytes(geometry.num_pages)
-        self._header = Header(self._host.bytes_at(0, self._header_bytes), geometry.num_pages)
-        self._guard = PageGuard(self._header, geometry.num_pages)
+        header = Header(self._host.bytes_at(0, self._header_bytes), geometry.num_pages)
+        super().__init__(header, geometry.num_pages)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next tensor of the pool. Called for K and V of each layer, in order."""
@@ -68,18 +68,7 @@ class WorkerPool(PoolMemory):
 
     def attach(self, pools: Sequence[Tensor], page_size: int) -> None:
         """Lets the checksums of pages be those of these tensors, which `zeros` returned."""
-        self._guard.checksums = checksums_of(words_of(pools, page_size))
-
-    def begin_generation(self, generation: int) -> None:
-        self._guard.begin_generation(generation)
-
-    def begin_step(self, plan: Plan, tables: RowTables) -> None:
-        """Called before a step, with its rows and pages in the tables, positions as before it. Raises PoolError."""
-        self._guard.begin_step(plan, tables)
-
-    def end_step(self, step: int) -> Callable[[], None] | None:
-        """Called when the step is computed, or enqueued. What it returns is called when the step has ended."""
-        return self._guard.end_step(step)
+        self.checksums = checksums_of(words_of(pools, page_size))
 
     def take_over(self, order: pb.TakeOver) -> None:
         """Replaces the own pool by that of a dead worker, if it is the pool that the order describes.
@@ -95,7 +84,7 @@ class WorkerPool(PoolMemory):
             raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         finally:
             close_all(memories)
-        self._guard.restart(is_unchecked=True)
+        self.restart(is_unchecked=True)
         replaced_id, self.pool_id = self.pool_id, order.pool_id
         if replaced_id != order.pool_id:
             # If the holder does not answer, it frees the pool when this process ends.
@@ -109,7 +98,7 @@ class WorkerPool(PoolMemory):
     def _describe(self) -> None:
         """Notes that the pool is zeroed: no page is whole."""
         self._header.write(pool_id=self.pool_id, layout=self.layout, identity=self._identity)
-        self._guard.restart(is_unchecked=False)
+        self.restart(is_unchecked=False)
 
 
 class SharedPool(WorkerPool):

@@ -40,7 +40,10 @@ class Region:
         """Maps the object behind the descriptor `memory`. Raises OSError."""
         assert num_bytes % HUGE_PAGE_BYTES == 0
         self.num_bytes = num_bytes
-        self._libc = _libc()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         # More addresses than needed, so that a multiple of the system's huge pages is among them.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         reserved = self._mmap(None, num_bytes + HUGE_PAGE_BYTES, _PROT_NONE, flags, -1)
@@ -74,14 +77,6 @@ class Region:
         if self._libc.madvise(self.address, self.num_bytes, advice) != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"madvise({advice}) failed: {os.strerror(number)}")
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
 
 
 def header_bytes(num_pages: int) -> int:

@@ -162,7 +162,7 @@ class FakeLibcuda:
         return 0
 
     def _cuDeviceGetUuid_v2(self, out: Any, device: int) -> int:
-        ctypes.memmove(out.bytes, self.card.uuid, 16)
+        ctypes.memmove(out, self.card.uuid, 16)
         return 0
 
     def _cuMemGetAllocationGranularity(self, out: Any, prop: Any, option: int) -> int:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gpu_worker.shared_pool.cuda_driver import Driver, cuda_driver
-from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable
+from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable, mapped_at_new_addresses
 from gpu_worker.shared_pool.messages import HolderClient
 from tests.rigs.processes import Child, Rig
 
@@ -34,13 +34,13 @@ device = torch.device("cuda", 0)
 torch.cuda.init()
 driver, num_bytes = cuda_driver(0), int(sys.argv[2])
 region, holder = DeviceRegion(driver, num_bytes), HolderClient(Path(sys.argv[1]))
-handle = region.create()
+handle = driver.create(region.num_bytes)
 region.replace(handle)
 pool, _ = holder.create(2 << 20, device=driver.uuid(), pages=2)
 words = bytes_at(region.address, num_bytes, device).view(torch.int32)
 torch.arange(words.numel(), dtype=torch.int32, device=device, out=words)
 torch.cuda.synchronize()
-holder.attach(pool, region.export(handle), num_bytes)
+holder.attach(pool, driver.export(handle), num_bytes)
 print(pool.hex(), flush=True)
 half = words[words.numel() // 2 :]
 while True:
@@ -90,7 +90,7 @@ def test_memory_outlives_a_killed_process_and_is_no_longer_written(
         header, memory = holder.take(pool_id, HEADER_BYTES, NUM_BYTES)
         os.close(header)
         region = DeviceRegion(driver, NUM_BYTES)
-        handle = region.import_from(memory)
+        handle = driver.import_from(memory)
         os.close(memory)
         region.replace(handle)
         words = bytes_at(region.address, NUM_BYTES, device).view(torch.int32)
@@ -103,7 +103,7 @@ def test_memory_outlives_a_killed_process_and_is_no_longer_written(
         assert torch.equal(words[half:], first_look)
     free = torch.cuda.mem_get_info(device)[0]
     region.clear()
-    region.release(handle)
+    driver.release(handle)
     holder.give_back(pool_id)
     torch.cuda.synchronize()
     assert torch.cuda.mem_get_info(device)[0] >= free + NUM_BYTES - (2 << 20)
@@ -124,12 +124,12 @@ def test_a_graph_replays_on_memory_that_is_mapped_later(driver: Driver, device: 
         second.copy_(first)
         second.add_(1)
     for value in (5, 7):
-        handle = region.create()
-        with region.elsewhere(handle) as address:
+        handle = driver.create(region.num_bytes)
+        with mapped_at_new_addresses(driver, handle, region.num_bytes) as address:
             bytes_at(address, 8 * granule, device).fill_(value)
             torch.cuda.synchronize()
         region.replace(handle)
-        region.release(handle)
+        driver.release(handle)
         graph.replay()
         torch.cuda.synchronize()
         assert bool((first == value).all()) and bool((second == value + 1).all())
@@ -139,9 +139,9 @@ def test_a_graph_replays_on_memory_that_is_mapped_later(driver: Driver, device: 
 def test_unmapped_memory_is_free_again(driver: Driver, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0]
     region = DeviceRegion(driver, NUM_BYTES)
-    handle = region.create()
+    handle = driver.create(region.num_bytes)
     region.replace(handle)
-    region.release(handle)
+    driver.release(handle)
     assert torch.cuda.mem_get_info(device)[0] <= free - NUM_BYTES
     region.clear()
     assert torch.cuda.mem_get_info(device)[0] >= free - (2 << 20)

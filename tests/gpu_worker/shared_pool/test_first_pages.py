@@ -65,7 +65,7 @@ def test_pieces_cover_the_first_pages_of_every_head_and_fit_their_estimate(geome
     shape = (heads, (geometry.num_pages + extra) * geometry.page_size, dimension)
     size = -(-np.prod(shape) * itemsize // GRANULE) * GRANULE
     starts = [0, int(size)]
-    offsets = piece_offsets([shape] * 2, starts, itemsize=itemsize, geometry=geometry, granularity=GRANULE)
+    offsets = piece_offsets([shape] * 2, itemsize, geometry, GRANULE)
     covered = np.zeros(2 * int(size) // GRANULE, np.bool_)
     covered[np.array(offsets) // GRANULE] = True
     page_bytes = geometry.page_size * dimension * itemsize
