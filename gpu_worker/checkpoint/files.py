@@ -42,7 +42,6 @@ _LEAST_SAMPLES = 4
 _MAX_VOCABULARY = 1 << 24
 # The worker's setting decides in which dtype a model is served.
 _DTYPES = ("dtype", "torch_dtype")
-_START_ANEW = "start the worker with this folder instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class ModelFiles:
 
 
 def read_files(folder: Path, served: ModelFiles | None = None) -> ModelFiles:
-    """Reads the folder, and only the headers of weights; own: of the served model, which has what the folder lacks.
+    """Reads the folder, and only the headers of weights; served: the model that has what the folder lacks.
 
     Raises ModelRefused, or OSError with the file's name.
     """
@@ -218,7 +217,7 @@ def _fingerprint(path: Path, num_samples: int) -> Iterator[bytes]:
 def check_described(served: ModelFiles, new: ModelFiles) -> None:
     """Raises ModelRefused, which names file and field, unless both folders describe the same for Join."""
     for name in differences(_for_join(served), _for_join(new)):
-        raise ModelRefused(f"{name}; {_START_ANEW}")
+        raise ModelRefused(f"{name}; start the worker with this folder instead")
 
 
 def differences(served: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> Iterator[str]:

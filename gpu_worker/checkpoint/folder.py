@@ -79,7 +79,7 @@ def find_weights(folder: Path) -> WeightFiles:
     if single.is_file():
         return WeightFiles(paths=(single,), tensor_bytes=_tensor_bytes(single))
     if not index.is_file():
-        raise _refused(folder, of_names(folder))
+        raise ModelRefused(of_names(folder).sentence(folder))
     return _sharded(folder, index)
 
 
@@ -117,7 +117,7 @@ def opened_weights(folder: str, roots: Sequence[str]) -> Iterator[Path]:
             _open_into(view, resolved, name, roots, stack)
         if not _open_into(view, resolved, SINGLE, roots, stack):
             if not _open_into(view, resolved, INDEX, roots, stack):
-                raise _refused(resolved, of_names(resolved, view))
+                raise ModelRefused(of_names(resolved, view).sentence(resolved))
             # A shard that does not exist is refused when the view is read.
             for name in sorted(set(_read_index(view / INDEX).values())):
                 _open_into(view, resolved, name, roots, stack)
@@ -144,7 +144,7 @@ def _open_into(view: Path, folder: Path, name: str, roots: Sequence[str], stack:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise ModelRefused(f"{folder / name} is not a file")
     if os.pread(descriptor, len(POINTER), 0) == POINTER:
-        raise _refused(folder, Found(Kind.POINTER, name))
+        raise ModelRefused(Found(Kind.POINTER, name).sentence(folder))
     (view / name).symlink_to(opened)
     return True
 
@@ -195,14 +195,10 @@ def _read_index(index: Path) -> dict[str, str]:
     return shard_of
 
 
-def _refused(what: object, content: Found) -> ModelRefused:
-    return ModelRefused(content.sentence(what))
-
-
 def by_kind(error: ModelRefused, settings: Mapping[str, Any]) -> ModelRefused:
     """A check's refusal as that of the kind of model, if config.json shows which; else the refusal itself."""
     content = of_refused(settings, str(error))
-    return _refused("the folder", content) if content else error
+    return ModelRefused(content.sentence("the folder")) if content else error
 
 
 def tensor_types(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -255,7 +251,7 @@ def locate(name: str) -> Path:
         inside = [] if (folder / CONFIG).exists() else snapshots_of(folder)
         return (inside[0] if len(inside) == 1 else folder).resolve()
     if folder.suffix == ".gguf" and folder.exists():
-        raise _refused(f"model {folder}", Found(Kind.GGUF, folder.name))
+        raise ModelRefused(Found(Kind.GGUF, folder.name).sentence(f"model {folder}"))
     if folder.exists():
         beside = (folder.parent / CONFIG).is_file()
         which = f"its folder {folder.parent}" if beside else "the folder with config.json and safetensors"
@@ -295,7 +291,7 @@ def _from_hub(name: str) -> Path:
 def check_folder(folder: Path) -> None:
     """Raises ModelRefused for a folder without a complete model in safetensors, or with one that cannot be served."""
     if content := recognise(folder):
-        raise _refused(folder, content)
+        raise ModelRefused(content.sentence(folder))
     read_settings(folder)
     find_weights(folder)
 
@@ -304,10 +300,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The contents of config.json. Raises ModelRefused, or OSError with the file's name."""
     path = folder / CONFIG
     if not path.is_file():
-        raise _refused(folder, of_names(folder))
+        raise ModelRefused(of_names(folder).sentence(folder))
     settings = read_json(path)
     if content := of_config(settings):
-        raise _refused(folder, content)
+        raise ModelRefused(content.sentence(folder))
     return settings
 
 

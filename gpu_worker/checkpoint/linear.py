@@ -11,6 +11,7 @@ embedding keeps the original. Knows nothing of models.
 """
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeGuard
@@ -129,24 +130,20 @@ class LinearKernel:
         """Elements in a word of 32 bits."""
         return _WORD_BYTES // self.dtype.itemsize
 
+    def _packed_shape(self, weight: Tensor) -> tuple[int, int, int, int]:
+        return -(-weight.shape[0] // self.panel), -(-weight.shape[1] // self.per_word), self.panel, self.per_word
+
     def packed_bytes(self, weight: Tensor) -> int:
         """Bytes of the packed weight, with its padding."""
-        num_panels, num_words = -(-weight.shape[0] // self.panel), -(-weight.shape[1] // self.per_word)
-        return num_panels * num_words * self.panel * _WORD_BYTES
+        return math.prod(self._packed_shape(weight)) * weight.itemsize
 
     def pack(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """`weight` [output features, input features] packed, in the memory of the flat tensor `out` if given."""
-        rows, columns = weight.shape
-        num_panels, num_words = -(-rows // self.panel), -(-columns // self.per_word)
-        shape = num_panels, num_words, self.panel, self.per_word
+        num_panels, num_words, panel, per_word = shape = self._packed_shape(weight)
         packed = weight.new_empty(shape) if out is None else out.view(shape)
-        if rows == num_panels * self.panel and columns == num_words * self.per_word:
-            packed.copy_(weight.view(num_panels, self.panel, num_words, self.per_word).transpose(1, 2))
-        else:
-            padded = weight.new_zeros(num_panels * self.panel, num_words * self.per_word)
-            padded[:rows, :columns] = weight
-            packed.copy_(padded.view(num_panels, self.panel, num_words, self.per_word).transpose(1, 2))
-        return packed
+        rows, columns = num_panels * panel - weight.shape[0], num_words * per_word - weight.shape[1]
+        padded = nn.functional.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
+        return packed.copy_(padded.view(num_panels, panel, num_words, per_word).transpose(1, 2))
 
     def unpack(self, packed: Tensor, out_features: int, in_features: int) -> Tensor:
         num_panels, num_words, panel, per_word = packed.shape
@@ -155,9 +152,7 @@ class LinearKernel:
 
     def pack_bias(self, bias: Tensor) -> Tensor:
         """`bias` in float32, padded to panels."""
-        packed = torch.zeros(-(-bias.shape[0] // self.panel) * self.panel)
-        packed[: bias.shape[0]] = bias
-        return packed
+        return nn.functional.pad(bias.float(), (0, -bias.shape[0] % self.panel))
 
     def multiply(self, x: Tensor, packed: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
         """x W^T + b [..., out_features] for x [..., in_features] of this dtype. Raises ValueError.

@@ -7,9 +7,11 @@ plans or sockets.
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +42,8 @@ _BAR_OF_TRANSFORMERS = "Loading weights"
 _NUM_NAMED = 3
 # Kinds of tensors that the warning of unused ones names.
 _NUM_KINDS = 16
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+# A layer's number in the name of a module or tensor.
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # As safetensors names them.
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _LOG_SECONDS, _TERMINAL_SECONDS = 3.0, 0.1
@@ -52,22 +55,12 @@ class Progress:
     """Counts loaded bytes. `now` returns seconds; `draw` writes to the terminal and is None without one."""
 
     def __init__(
-        self,
-        what: str,
-        total_bytes: int,
-        *,
-        draw: Callable[[str], None] | None = None,
-        now: Callable[[], float] = time.monotonic,
+        self, total_bytes: int, draw: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._what, self._total, self._draw, self._now = what, max(1, total_bytes), draw, now
+        self._total, self._draw, self._now = max(1, total_bytes), draw, now
         self._interval = _LOG_SECONDS if draw is None else _TERMINAL_SECONDS
         self._done = 0
         self._begun = self._shown = now()
-
-    @classmethod
-    def of_this_process(cls, what: str, total_bytes: int) -> "Progress":
-        """Progress that draws a bar if stderr is a terminal."""
-        return cls(what, total_bytes, draw=logs.draw if logs.can_draw() else None)
 
     def add(self, num_bytes: int) -> None:
         self._done = min(self._total, self._done + num_bytes)
@@ -89,9 +82,9 @@ class Progress:
         if self._draw is not None:
             filled = _BAR_WIDTH * self._done // self._total
             bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
-            self._draw(f"\r\x1b[K{self._what} [{bar}] {figures}")
+            self._draw(f"\r\x1b[Kweights [{bar}] {figures}")
         else:
-            log.info("%s: %s", self._what, figures.strip())
+            log.info("weights: %s", figures.strip())
 
 
 def loads_to_device(device: torch.device) -> bool:
@@ -141,7 +134,7 @@ def load_plain(
     `load_weights`.
     """
     register()
-    progress = Progress.of_this_process("weights", files.weights.num_bytes)
+    progress = Progress(files.weights.num_bytes, logs.draw if logs.can_draw() else None)
     try:
         with _quiet_transformers() as warnings, _reporting_to(progress, files.weights.tensor_bytes):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -165,8 +158,9 @@ def load_plain(
     except RuntimeError as error:
         if "conversion" not in str(error):
             raise
-        for line in warnings:
-            log.error("Transformers: %s", line)
+        for warning in warnings:
+            for line in warning.getMessage().splitlines():
+                log.error("Transformers: %s", line)
         raise ModelRefused(
             f"the weights in {files.folder} cannot be converted for {files.config.model_type}; "
             "checkpoint and config.json do not belong together"
@@ -258,7 +252,7 @@ def _warn_of_unused(names: Iterable[str]) -> None:
     """Names the tensors that the model does not have, those of all layers as one."""
     unused = sorted(names)
     if unused:
-        kinds = list(dict.fromkeys(_NUMBER.sub("*", name) for name in unused))
+        kinds = list(dict.fromkeys(NUMBER.sub("*", name) for name in unused))
         more = ", …" if len(kinds) > _NUM_KINDS else ""
         log.warning(
             "%s unknown to the model and ignored, as Transformers does: %s%s",
@@ -310,18 +304,12 @@ def _counted(items: Iterable[Any], progress: Progress, tensor_bytes: Mapping[str
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[list[str]]:
+def _quiet_transformers() -> Iterator[list[logging.LogRecord]]:
     """Collects Transformers' warnings instead of logging them, because an exception reports the fault in one line."""
-    lines: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.extend(record.getMessage().splitlines())
-
-    logger = logging.getLogger("transformers")
+    logger, collector = logging.getLogger("transformers"), BufferingHandler(sys.maxsize)
     before, propagates = logger.handlers[:], logger.propagate
-    logger.handlers[:], logger.propagate = [Collector()], False
+    logger.handlers[:], logger.propagate = [collector], False
     try:
-        yield lines
+        yield collector.buffer
     finally:
         logger.handlers[:], logger.propagate = before, propagates

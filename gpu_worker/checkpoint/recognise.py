@@ -20,9 +20,6 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 # How a file begins that Git LFS has not fetched.
 POINTER = b"version https://git-lfs"
 _LISTED, _SHOWN, _TEXT_CHARS = 10_000, 4, 300
-# A part of config.json that may have quantization_config, besides the top level.
-_PARTS = ("text_config",)
-
 
 _TEXT_MODEL = "serve a model that generates text by attention alone, such as Llama, Qwen3, Gemma 3 or Mistral"
 _ORIGINAL = "give the folder of the original checkpoint, with config.json and safetensors"
@@ -117,15 +114,11 @@ class Found:
     kind: Kind
     sign: str = ""
 
-    @property
-    def text(self) -> str:
-        """What follows the folder's name."""
-        # A name may have line breaks.
-        return self.kind.value[0].format(" ".join(self.sign.split())[:_TEXT_CHARS])
-
     def sentence(self, what: object) -> str:
-        """`<what> <text>; <remedy>`, in one line. `what`: the folder or file."""
-        return f"{what} {self.text}; {self.kind.value[1]}"
+        """What the kind says of `what`, the folder or file, and the remedy; in one line."""
+        text, remedy = self.kind.value
+        # A name may have line breaks.
+        return f"{what} {text.format(' '.join(self.sign.split())[:_TEXT_CHARS])}; {remedy}"
 
 
 def recognise(folder: Path) -> Found | None:
@@ -166,7 +159,7 @@ def of_names(folder: Path, view: Path | None = None) -> Found:
 
 def of_config(settings: Mapping[str, Any]) -> Found | None:
     """What config.json says of a model that is surely not served; None if it may be."""
-    for part in (settings, *(settings.get(name) for name in _PARTS)):
+    for part in (settings, settings.get("text_config")):
         given = part.get("quantization_config") if isinstance(part, dict) else None
         if given is not None:
             method = given.get("quant_method") if isinstance(given, dict) else None
@@ -188,7 +181,7 @@ def of_config(settings: Mapping[str, Any]) -> Found | None:
 
 def of_refused(settings: Mapping[str, Any], why: str = "") -> Found | None:
     """The kind of a model that a check refuses with the sentence `why`; without it, that has no class for a text."""
-    parts = [part for part in (settings, *(settings.get(name) for name in _PARTS)) if isinstance(part, dict)]
+    parts = [part for part in (settings, settings.get("text_config")) if isinstance(part, dict)]
     names = [str(part.get("model_type")) for part in parts] + [name for part in parts for name in part]
     names += [kind for part in parts for name in part if name.startswith("layer") for kind in _list(part[name])]
     classes = _list(settings.get("architectures"))

@@ -1,14 +1,11 @@
 """Layers of which a rank holds a part, as plain layers of that part and a collective call where one is due.
 
-Transformers loads them with parameters that know of all ranks (DTensor) and replaces their forwards by its own, which
-unwrap the parameters at every call. Plain linear layers cost nothing beside the product and the call, and can be merged
-and packed as those of one process. The styles are Transformers': the names say how the parameters lie. A layer with
+Transformers' own forwards unwrap the parameters (DTensor) at every call; plain linear layers cost nothing beside the
+product, and can be merged and packed. The styles are Transformers': the names say how the parameters lie. A layer with
 another style, or with parameters that lie otherwise, stays as it was loaded.
 
 Shape legend: T tokens, I and O features of input and output, n ranks.
 """
-
-import re
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,8 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from gpu_worker.checkpoint.linear import linear_of
+from gpu_worker.checkpoint.loading import NUMBER, own_part
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # The name of the call since torch 2.13, and before.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _ROWS, _COLUMNS, _WHOLE = (Shard(0),), (Shard(1),), (Replicate(),)
@@ -68,33 +65,12 @@ class GatheredLinear(_OfRank):
         return parts.movedim(0, -2).flatten(-2)[..., : self.out_features]
 
 
-class SummedLookup:
-    """The forward of an embedding of which this rank holds rows: those of other ranks are zero, and the sum is whole.
-
-    The class's own forward computes the rows, because some scale them.
-    """
-
-    def __init__(self, embedding: nn.Embedding, begin: int, ranks: dist.ProcessGroup) -> None:
-        """begin: the first token of this rank's rows."""
-        self._own = type(embedding).forward
-        self._embedding, self._begin, self._ranks = embedding, begin, ranks
-        self._end = begin + embedding.weight.shape[0]
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """tokens int64 [.., T] → [.., T, O]."""
-        is_elsewhere = (tokens < self._begin) | (tokens >= self._end)
-        rows = self._own(self._embedding, (tokens - self._begin).masked_fill(is_elsewhere, 0))
-        rows = rows.masked_fill(is_elsewhere.unsqueeze(-1), 0)
-        dist.all_reduce(rows, group=self._ranks)
-        return rows
-
-
 def plain_layers(model: PreTrainedModel) -> int:
     """Replaces the layers of a known style, one by one. Returns their number."""
     styles: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
     count = 0
     for name, module in list(model.named_modules()):
-        style = styles.get(_NUMBER.sub("*", name), "")
+        style = styles.get(NUMBER.sub("*", name), "")
         if style == "embedding_rowwise" and isinstance(module, nn.Embedding):
             count += _look_up_rows(module)
         plain = _plain_layer(module, style) if type(module) is nn.Linear else None
@@ -111,11 +87,22 @@ def _look_up_rows(embedding: nn.Embedding) -> bool:
         return False
     ranks, whole = _ranks_of(embedding), embedding.weight.shape[0]
     # As torch.chunk, all parts but the last are equally large.
-    begin = dist.get_rank(ranks) * -(-whole // dist.get_world_size(ranks))
+    begin = min(dist.get_rank(ranks) * -(-whole // dist.get_world_size(ranks)), whole)
     embedding.weight = nn.Parameter(_local(embedding.weight), requires_grad=False)
     # It names a row of the whole, and matters to gradients only.
     embedding.padding_idx = None
-    embedding.forward = SummedLookup(embedding, min(begin, whole), ranks)  # type: ignore[method-assign]
+    own, end = type(embedding).forward, begin + embedding.weight.shape[0]
+
+    def forward(tokens: Tensor) -> Tensor:
+        """tokens int64 [.., T] → [.., T, O]: rows of other ranks are zero, and the sum is whole."""
+        is_elsewhere = (tokens < begin) | (tokens >= end)
+        # The class's own forward computes the rows, because some scale them.
+        rows = own(embedding, (tokens - begin).masked_fill(is_elsewhere, 0))
+        rows = rows.masked_fill(is_elsewhere.unsqueeze(-1), 0)
+        dist.all_reduce(rows, group=ranks)
+        return rows
+
+    embedding.forward = forward  # type: ignore[method-assign]
     return True
 
 
@@ -145,8 +132,7 @@ def _part(linear: nn.Linear) -> nn.Linear:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local.detach()
+    return own_part(parameter).detach()
 
 
 def _ranks_of(layer: nn.Linear | nn.Embedding) -> dist.ProcessGroup:

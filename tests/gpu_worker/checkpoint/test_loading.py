@@ -31,10 +31,9 @@ class Counted(Progress):
 
     added: ClassVar[list[int]] = []
 
-    @classmethod
-    def of_this_process(cls, what: str, total_bytes: int) -> "Counted":
-        cls.added = []
-        return cls(what, total_bytes)
+    def __init__(self, total_bytes: int, draw: object) -> None:
+        super().__init__(total_bytes)
+        Counted.added = []
 
     def add(self, num_bytes: int) -> None:
         Counted.added.append(num_bytes)

@@ -20,7 +20,7 @@ class Clock:
 def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpu_worker.checkpoint.loading")
     clock = Clock()
-    progress = Progress("weights", 10 * GIB, now=clock)
+    progress = Progress(10 * GIB, now=clock)
     for _ in range(80):
         clock.seconds += 0.125
         progress.add(GIB // 8)
@@ -35,7 +35,7 @@ def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -
 def test_a_terminal_gets_one_line_that_is_cleared(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gpu_worker.checkpoint.loading")
     clock, drawn = Clock(), list[str]()
-    progress = Progress("weights", 2 * GIB, draw=drawn.append, now=clock)
+    progress = Progress(2 * GIB, draw=drawn.append, now=clock)
     for _ in range(2):
         clock.seconds += 0.5
         progress.add(GIB)
@@ -52,7 +52,7 @@ def test_a_terminal_gets_one_line_that_is_cleared(caplog: pytest.LogCaptureFixtu
 
 def test_progress_never_exceeds_the_total() -> None:
     clock, drawn = Clock(), list[str]()
-    progress = Progress("weights", 0, draw=drawn.append, now=clock)
+    progress = Progress(0, draw=drawn.append, now=clock)
     clock.seconds += 1
     progress.add(5)
     assert "100 %" in drawn[0]
