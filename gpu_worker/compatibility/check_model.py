@@ -1,10 +1,8 @@
 """Checks, before a weight is loaded, whether a model can be served, and reads the parameters of its attention layers.
 
-Owns the `LayerMap` and the reasons for refusing how a model is built. No rule names a model family: a copy of the model
-on PyTorch's meta device, which has shapes and no data, runs one step, and its calls of attention are recorded. Meta
-tensors cannot branch on data, so a forward that does so is refused too. Shapes of attention that do not compile, or do
-not start, on a CUDA device are those that no line of the table of kernel options covers. Knows nothing of weights or
-pages, and asks no device.
+Owns the `LayerMap` and the reasons for refusing how a model is built. A copy of the model on PyTorch's meta device,
+which has shapes and no data, runs one step, and its calls of attention are recorded. Meta tensors cannot branch on
+data, so a forward that does so is refused too. Knows nothing of weights or pages, and asks no device.
 """
 
 import copy
@@ -27,9 +25,10 @@ from gpu_worker.compatibility.probe import (
     Call,
     Recorded,
     UnreadableMask,
-    attend_eagerly,
+    attending,
     calls_with_masks,
     calls_without_masks,
+    forward,
     place_of,
     read_pattern,
 )
@@ -40,14 +39,13 @@ from tandem_contract.plural import numbered
 # A tile of 16 keys must fit the kernels' shared memory.
 MAX_HEAD_DIM = 512
 _OTHER_PAST = "layers keep their past outside attention, as convolutions and state spaces do"
-# Arguments that models pass to attention and that change no score, or that the mask expresses more exactly.
-_HARMLESS_KEYWORDS = frozenset(
-    {
-        *("cache_position", "dropout", "is_causal", "logits_to_keep", "output_attentions", "output_hidden_states"),
-        *("output_router_logits", "position_ids", "return_dict", "scaling", "sliding_window", "step", "use_cache"),
-    }
+# Arguments that models pass to attention: those that are read, and others that change no score, or that the mask
+# expresses more exactly.
+_KNOWN_KEYWORDS = (
+    *("scaling", "softcap", "s_aux"),
+    *("cache_position", "dropout", "is_causal", "logits_to_keep", "output_attentions", "output_hidden_states"),
+    *("output_router_logits", "position_ids", "return_dict", "sliding_window", "step", "use_cache"),
 )
-_READ_KEYWORDS = frozenset({"softcap", "s_aux"})
 
 
 def default_length(config: PreTrainedConfig) -> int:
@@ -155,8 +153,11 @@ def _run_with_masks(meta_model: PreTrainedModel) -> Recorded:
 
 def run_eagerly(meta_model: PreTrainedModel) -> None:
     """Runs what the self-check compares with, on this model in bfloat16. Raises ModelRefused."""
+    # Transformers passes on a mask of this form and makes none, so that no operator of a mask runs.
+    mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=meta_model.dtype, device="meta")
     try:
-        attend_eagerly(meta_model)
+        with attending(meta_model, "eager"):
+            forward(meta_model, attention_mask=mask)
     except Exception as error:  # any error of the model's own code
         raise ModelRefused(f"the model's own eager attention does not run: {_place(error)}") from error
 
@@ -202,7 +203,7 @@ def _check_layers(meta_model: PreTrainedModel, recorded: Recorded) -> None:
 def _pattern(call: Call, masked: Recorded, name: str, length: int) -> AttentionPattern:
     if call.mask is None:
         raise ModelRefused(f"a layer attends without a mask: {name} sees every token of a batch")
-    function = masked.mask_function(call.mask)
+    function = next((function for mask, function in masked.masks if mask is call.mask), None)
     if function is None:
         raise ModelRefused(f"the model has its own mask: {name} changes the mask that Transformers makes")
     try:
@@ -227,7 +228,7 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
             f"heads have more than {MAX_HEAD_DIM} dimensions: {name} has keys of {key_dim} and values of {value_dim}"
         )
     for keyword, value in call.keywords.items():
-        if keyword not in _HARMLESS_KEYWORDS | _READ_KEYWORDS and value is not None:
+        if keyword not in _KNOWN_KEYWORDS and value is not None:
             raise ModelRefused(f"attention has an unknown argument: {name} passes {keyword}")
     sinks = call.keywords.get("s_aux")
     if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape != (heads,)):
@@ -245,7 +246,7 @@ def _kind(call: Call, name: str, pattern: AttentionPattern) -> AttentionKind:
 
 
 def check_cuda_shapes(layers: LayerMap, dtype: torch.dtype) -> None:
-    """Raises ModelRefused, which names the layer, the limit and a remedy."""
+    """Raises ModelRefused for a shape that no line of the table of kernel options covers, so that it would not run."""
     name, widest = str(dtype).removeprefix("torch."), most_head_dim(dtype)
     for layer in layers.layers:
         kind = layer.kind

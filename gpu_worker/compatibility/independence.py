@@ -34,7 +34,6 @@ _DECORATED_IN = modeling_rope_utils.__file__
 
 def check_independence(model: PreTrainedModel, max_length: int) -> None:
     """Raises ModelRefused, which names the dependence between tokens. Leaves the model unchanged."""
-    device, dtype = model.device, model.dtype
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, model.config.get_text_config().vocab_size, (_NUM_TOKENS,), generator=generator)
     # Near and far positions: tables that depend on the batch differ in either.
@@ -50,37 +49,35 @@ def check_independence(model: PreTrainedModel, max_length: int) -> None:
 
     def hidden(tokens: Tensor, at: Tensor | None) -> Tensor:
         """Last hidden states [tokens, hidden] of one packed step; without positions the model numbers the tokens."""
-        places = None if at is None else at[None].to(device)
-        return model.base_model(input_ids=tokens[None].to(device), position_ids=places, use_cache=False)[0][0]
+        places = None if at is None else at[None].to(model.device)
+        return model.base_model(input_ids=tokens[None].to(model.device), position_ids=places, use_cache=False)[0][0]
 
+    compare = functools.partial(_compare, _TOLERANCE.get(model.dtype, 1e-3))
     AttentionInterface.register(_LOCAL_NAME, _attend_to_itself)
     with torch.inference_mode(), attending(model, _LOCAL_NAME):
-        _compare(
+        compare(
             hidden(ids, positions)[order],
             hidden(ids[order], positions[order]),
-            dtype,
             "tokens interact outside attention, or positions are numbered by their order in the batch: reordering it "
             "changes its results",
         )
-        _compare(
+        compare(
             hidden(ids, near)[:half],
             hidden(other_ids, far)[:half],
-            dtype,
             "results depend on the rest of the batch: other tokens and positions in the batch change a token's result",
         )
         alone = ids[:max_length]
-        _compare(
+        compare(
             hidden(alone, None),
             hidden(alone, torch.arange(alone.shape[0])),
-            dtype,
             "positions do not count from 0: without position_ids the model numbers a text's tokens differently",
         )
 
 
-def _compare(one: Tensor, other: Tensor, dtype: torch.dtype, problem: str) -> None:
+def _compare(tolerance: float, one: Tensor, other: Tensor, problem: str) -> None:
     one, other = one.double().nan_to_num(), other.double().nan_to_num()
     error = (one - other).norm(dim=-1) / one.norm(dim=-1).clamp(min=1e-30)
-    agreeing = float((error <= _TOLERANCE.get(dtype, 1e-3)).double().mean())
+    agreeing = float((error <= tolerance).double().mean())
     if agreeing < _AGREEING:
         raise ModelRefused(f"{problem} ({agreeing:.0%} of tokens agree, median error {float(error.median()):.2g})")
 

@@ -59,11 +59,8 @@ class Recorded:
     # Lines of the model's code that number the tokens of a batch, or run a convolution.
     numberings: list[str] = field(default_factory=list)
     convolutions: list[str] = field(default_factory=list)
+    # Each mask that Transformers made, and its function.
     masks: list[tuple[Tensor, MaskFunction]] = field(default_factory=list)
-
-    def mask_function(self, mask: Tensor) -> MaskFunction | None:
-        """The function that made `mask`. Returns None if the model changed the mask, or made its own."""
-        return next((function for tensor, function in self.masks if tensor is mask), None)
 
 
 _recorded: ContextVar[Recorded] = ContextVar("recorded")
@@ -139,7 +136,7 @@ def _recording(model: PreTrainedModel, name: str) -> Iterator[Recorded]:
         _recorded.reset(token)
 
 
-def _forward(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS, **arguments: Any) -> Any:
+def forward(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS, **arguments: Any) -> Any:
     """One forward of the worker's arguments and these. Passes on every exception of the model."""
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device="meta")
     with torch.inference_mode():
@@ -147,13 +144,10 @@ def _forward(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS, **argume
 
 
 def calls_without_masks(meta_model: PreTrainedModel, num_tokens: int = NUM_TOKENS) -> tuple[Recorded, tuple[int, ...]]:
-    """The model's calls in a step of the worker, and the shape of its logits if those of one token are requested.
-
-    Passes on every exception of the model.
-    """
+    """The calls in a step of the worker, and the shape of one token's logits. Passes on exceptions of the model."""
     kept = torch.zeros(1, dtype=torch.int64, device="meta")
     with _recording(meta_model, CALLS_NAME) as recorded, _Watch(recorded, num_tokens):
-        out = _forward(meta_model, num_tokens, logits_to_keep=kept, step=STEP)
+        out = forward(meta_model, num_tokens, logits_to_keep=kept, step=STEP)
     return recorded, tuple(out.logits.shape)
 
 
@@ -163,16 +157,8 @@ def calls_with_masks(meta_model: PreTrainedModel) -> Recorded:
     # the data.
     everything = torch.ones(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     with _recording(meta_model, MASKS_NAME) as recorded:
-        _forward(meta_model, attention_mask=everything)
+        forward(meta_model, attention_mask=everything)
     return recorded
-
-
-def attend_eagerly(meta_model: PreTrainedModel) -> None:
-    """One whole sequence with the model's own eager attention. Passes on every exception of the model."""
-    # Transformers passes on a mask of this form and makes none, so that no operator of a mask runs.
-    mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=meta_model.dtype, device="meta")
-    with attending(meta_model, "eager"):
-        _forward(meta_model, attention_mask=mask)
 
 
 class UnreadableMask(ValueError):

@@ -167,10 +167,7 @@ def activation_bytes(meta_model: PreTrainedModel, layers: LayerMap, dtype: torch
 
 
 def meta_weight_bytes(meta_model: nn.Module, *, packs: bool) -> int:
-    """Bytes of the model's weights, a tied one counted once.
-
-    packs: linear layers are packed, and a tied one is packed as a copy.
-    """
+    """Bytes of the weights, a tied one counted once; packs: linear layers are packed, a tied one as a copy."""
     total = sum(parameter.nbytes for parameter in meta_model.parameters())
     if not packs:
         return total

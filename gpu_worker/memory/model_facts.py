@@ -1,9 +1,7 @@
 """What the meta model shows of a model, kept in a file, and whether two configs compute the same.
 
-The facts are its attention layers, its memory, its linear layers with a common input, and a hash of what it computes.
-Building and running the meta model takes half a second or more, so the facts are kept in a file. Its name is a hash of
-all that they depend on: the config, dtype, versions of torch and Transformers, the file of the model's class, and the
-worker's sources. A file that cannot be read, is not this user's, or does not match its checksum is
+Building and running the meta model takes half a second or more, so the facts are kept in a file, with a hash of all
+that they depend on as its name. A file that cannot be read, is not this user's, or does not match its checksum is
 ignored. Refusals are not kept.
 
 The hash of a computation covers every operator, with its numbers and the tensors that it joins, of a step and of the
@@ -18,7 +16,6 @@ import json
 import logging
 import platform
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getfile
 from pathlib import Path
@@ -199,8 +196,9 @@ def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
 
     lengths = default_length(meta_model.config), length_limit(meta_model.config)
     add(type(meta_model).__name__, lengths, layers)
-    for name, tensor in meta_model.state_dict(keep_vars=True).items():
-        add(name, tuple(tensor.shape))
+    of_checkpoints = {name: tuple(tensor.shape) for name, tensor in meta_model.state_dict(keep_vars=True).items()}
+    for name, shape in of_checkpoints.items():
+        add(name, shape)
     with in_bfloat16(meta_model), _Operators(add):
         calls_without_masks(meta_model)
         run_eagerly(meta_model)
@@ -208,8 +206,9 @@ def computation_of(meta_model: PreTrainedModel, layers: LayerMap) -> str:
     # Some tables depend on the longest text; a model that was pinned for any length has one of these.
     for length in (2, *lengths):
         pin(meta_model, length)
-        for name, table in _tables(meta_model):
-            add(name, tuple(table.shape), hashlib.sha256(table.flatten().view(torch.uint8).numpy().data).digest())
+        for name, table in meta_model.named_buffers():
+            if name not in of_checkpoints:
+                add(name, tuple(table.shape), hashlib.sha256(table.flatten().view(torch.uint8).numpy().data).digest())
     return digest.hexdigest()
 
 
@@ -259,13 +258,6 @@ def _make_tables(meta_model: PreTrainedModel) -> None:
         if tables:
             setattr(module, "_is_hf_initialized", False)  # noqa: B010, its type has only tensors and modules
     meta_model.initialize_weights()
-
-
-def _tables(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    of_checkpoints = set(model.state_dict())
-    for name, buffer in model.named_buffers():
-        if name not in of_checkpoints:
-            yield name, buffer
 
 
 def shared_inputs(meta_model: PreTrainedModel) -> Groups:

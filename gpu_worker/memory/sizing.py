@@ -2,15 +2,7 @@
 
 Owns the sum of a worker's memory, the arithmetic of its KV pool and of the pages of host memory to which KV is swapped
 out, the defaults by device, and the table of the chosen sizes in the log, planned and measured. Every figure is an
-argument. Knows nothing of torch, models or sockets.
-
-Standby workers run the same model on the same device. Each takes weights, a step, graphs and tables beside its pool. On
-a CPU its pool takes no memory before it is written, which is after the end of the worker that it replaces. On a GPU
-its pool is allocated at its start, unless it is shared: then it gets the memory of the other worker's pool.
-
-A KV pool of a GPU that outlives its worker takes memory beside its pages. A worker that waits to take a pool over has
-memory for its first pages (`num_first_pages`); that memory stays free while it has a whole pool, because the worker
-after it needs it. Checksums need sums of a few pages.
+argument. Knows nothing of torch, models or sockets. `README.md` says what standby workers take.
 """
 
 from dataclasses import dataclass, replace
@@ -428,7 +420,11 @@ _ENDS, _ENDS_OF_SINKS = 1, 2
 
 
 def bytes_beside_pool(costs: Costs, geometry: Geometry) -> int:
-    """The most bytes for any number of pages."""
+    """What a KV pool of a GPU takes that outlives its worker, beside its pages; the most for any number of them.
+
+    A worker that waits to take a pool over has memory for its first pages; that memory stays free while it has a whole
+    pool, because the worker after it needs it. Checksums need sums of a few pages.
+    """
     num_pages = num_first_pages(replace(geometry, num_pages=MAX_PAGE_IDS))
     total = 0
     for tensors in costs.pool:

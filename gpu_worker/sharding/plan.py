@@ -1,18 +1,11 @@
 """How the ranks of a group share a model: the plan of its class in Transformers, and our strings where it lacks some.
 
-Two things are added to a class's own plan. If the model has fewer KV heads than ranks, every rank computes all of them
-and keeps those that its query heads read. And gpt-oss, whose plan in Transformers shards its experts only, also shards
-its attention.
-
 A plan can be wrong without an error: the statistics of a layer with a sharded input are those of a part, for example.
-Eager attention on the same ranks would be wrong in the same way, so the self-check cannot find it. `make census
-ARGS="--ranks 2 --write"` compares a tiny model of each class with the whole model in one process, and writes
-`proven.json`: a hash of each plan that gave the logits of one process, by model type.
-
-What one rank holds and computes is found before a byte of weights is read. Transformers applies the plan to a copy of
-the model without data, in a process group that exists in this process alone (torch's `fake` backend, whose collective
-calls do nothing). Its parameters show what the rank stores, and its calls of attention which heads reach it. Owns the
-strings, the hash and the file; and that process group, which is gone before the real one is made.
+`proven.json` has a hash of each plan that gave the logits of one process, by model type, as `make census ARGS="--ranks
+2 --write"` found. What one rank holds and computes is found before a byte of weights is read: Transformers applies the
+plan to a copy of the model without data, in a process group that exists in this process alone. Its parameters show what
+the rank stores, and its calls of attention which heads reach it. Owns the strings, the hash and the file; and that
+process group, which is gone before the real one is made.
 """
 
 import copy
@@ -51,7 +44,8 @@ _MOST_KEPT = 0.95
 _KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj)$")
 
 
-# By model type, styles by the name of a layer or parameter, with * for a layer's number. Their ranks share experts too.
+# By model type, styles by the name of a layer or parameter, with * for a layer's number. Transformers' own plan
+# for these models shards experts only; both hold together.
 _ADDED: Mapping[str, Mapping[str, str]] = {
     "gpt_oss": {
         "model.layers.*.self_attn.q_proj": "colwise",
@@ -77,6 +71,7 @@ def plan_for(model: PreTrainedModel, layers: LayerMap, size: int) -> Distributed
     if projections:
         _check_heads(name, layers, size)
     if any(kind.num_kv_heads < size for kind in layers.kinds):
+        # Each rank computes all KV heads and keeps those that its query heads read.
         overrides |= dict.fromkeys(projections, "replicate")
     return DistributedConfig(tp_size=size, tp_plan=overrides or None, ep_size=ep_size)
 
@@ -123,10 +118,7 @@ def part_of(
     dtype: torch.dtype,
     packs: bool,
 ) -> Part:
-    """This rank's part of the model. Raises ModelRefused.
-
-    whole: the facts of the whole model. packs: linear layers will be packed.
-    """
+    """This rank's part of the `whole` model; packs: linear layers will be packed. Raises ModelRefused."""
     with pretended_group(ranks):
         model, plan = sharded_model(config, whole.layers, ranks)
         hashed = plan_hash(model, plan)
@@ -157,7 +149,7 @@ def part_of(
 
 @contextmanager
 def pretended_group(ranks: Ranks) -> Iterator[None]:
-    """A process group for the duration, without its other ranks; its collective calls do nothing."""
+    """A process group for the duration, without its other ranks; collective calls of torch's `fake` do nothing."""
     dist.init_process_group("fake", rank=ranks.rank, world_size=ranks.size, store=FakeStore())
     try:
         yield

@@ -1,8 +1,8 @@
 """Compares a plan that no file knows with the whole model: on a tiny model of the class, by the ranks that will serve.
 
-The ranks load the tiny model by the plan, and the runner of each computes prompts, chunks and decode steps; the logits
-are compared with those of the whole tiny model in the same process. A plan that gave them is kept in a file of the
-user's cache, so a version of Transformers is tried once. Owns that file and the sizes of the tiny model.
+The runner of each rank computes what the self-check does, beside the whole tiny model in the same process. A plan that
+gave its logits is kept in a file of the user's cache, so a version of Transformers is tried once. Owns that file and
+the sizes of the tiny model.
 """
 
 import logging
@@ -51,7 +51,7 @@ class PlanTrial:
 
         least: `Together.least`.
         """
-        path = _file(self.part.plan_hash, ranks.size)
+        path = cache_dir("plans") / f"{self.part.plan_hash}-{ranks.size}-torch-{torch.__version__}"
         # Another host's cache may not have it.
         if least([path.exists() and is_private(path)])[0]:
             return
@@ -172,7 +172,3 @@ def _whole(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
     save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
     config.save_pretrained(folder)
     return model
-
-
-def _file(plan_hash: str, size: int) -> Path:
-    return cache_dir("plans") / f"{plan_hash}-{size}-torch-{torch.__version__}"
