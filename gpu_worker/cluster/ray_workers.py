@@ -169,9 +169,10 @@ def _ask(actors: dict[int, Any], method: str) -> dict[int, Any]:
     return {number: _answer(reference) for number, reference in asked.items()}
 
 
-def _wait(asked: list[Any], seconds: float) -> int:
-    """Returns how many have an answer, when all have one or the time is over."""
-    return len(ray.wait(asked, num_returns=len(asked), timeout=seconds)[0]) if asked else 0
+def _wait(asked: list[Any], seconds: float) -> None:
+    """Returns when all have an answer, or the time is over."""
+    if asked:
+        ray.wait(asked, num_returns=len(asked), timeout=seconds)
 
 
 def _answer(asked: Any) -> Any:

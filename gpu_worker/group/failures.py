@@ -26,10 +26,10 @@ def refusal_in_group(error: Exception, step: int) -> tuple["pb.StepStatus.ValueT
     """As `refusal_of`, for errors that all ranks have. Raises RankLost for others."""
     if is_lost_peer(error):
         raise RankLost(f"another rank ended in step {step}") from error
+    refusal = refusal_of(error, step)
     if not isinstance(error, PlanError | OutOfSync):
-        refusal_of(error, step)
         raise RankLost(f"step {step} failed on this rank: {type(error).__name__}") from error
-    return refusal_of(error, step)
+    return refusal
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpu_worker.group.failures import GROUP_LOST, REFUSED_CODES
 from gpu_worker.link.connection import HOW_TO_MAKE
@@ -59,29 +59,24 @@ _SIOCGIFADDR, _IFREQ_BYTES, _ADDRESS_AT = 0x8915, 256, slice(20, 24)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the launchers of a group meet (torchrun calls it the rendezvous)."""
+    """Where the launchers of a group meet (torchrun calls it the rendezvous); by default one meets itself."""
 
-    num_hosts: int
-    host: str
-    port: int
-    run_id: str
+    num_hosts: int = 1
+    host: str = "localhost"
+    port: int = 0
+    run_id: str = field(default_factory=lambda: f"{RUN_PREFIX}{os.getpid()}")
     # The address of this host.
-    address: str
+    address: str = "localhost"
 
     @property
     def endpoint(self) -> str:
         return f"{self.host}:{self.port}"
 
 
-def on_one_host() -> Meeting:
-    """The meeting of one launcher with itself."""
-    return Meeting(num_hosts=1, host="localhost", port=0, run_id=f"{RUN_PREFIX}{os.getpid()}", address="localhost")
-
-
 def meeting_of(settings: WorkerSettings) -> Meeting:
     """The meeting that the settings describe. Raises SettingError."""
     if settings.nnodes == 1:
-        return on_one_host()
+        return Meeting()
     matched = _ENDPOINT.fullmatch(settings.rdzv_endpoint)
     if matched is None or not 0 < int(matched["port"]) < 1 << 16:
         raise SettingError(

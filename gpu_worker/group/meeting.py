@@ -127,10 +127,7 @@ class Place:
         self._tasks: list[asyncio.Future[Any]] = []
 
     def variables(self) -> dict[str, str] | None:
-        """Joins the meeting. Returns the variables of a start of the ranks once all hosts are there, None before.
-
-        Raises OSError.
-        """
+        """Joins the meeting. The variables of a start once all hosts are there, None before. Raises OSError."""
         if self._joining is None:
             meeting = self._meeting
             log.info(

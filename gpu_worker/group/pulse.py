@@ -1,10 +1,9 @@
 """Signs of life between the ranks of a group: a thread in each rank says how its serving loop fares.
 
 The thread alone would go on in a process with a loop that hangs, so a sign contains the loop's age: the time since its
-last turn, or since the begin of its step. A rank without signs is stopped or dead; one with a loop that does not turn
-between steps hangs. Either way the group is lost. This process then ends at once, because its own loop may be in a
-collective call that waits for the lost rank, and its launcher then kills the others of its host. Owns the thread, and
-the socket once it runs.
+last turn, or since the begin of its step. If a rank is silent or hangs, this process ends at once, because its own loop
+may be in a collective call that waits for that rank; its launcher then kills the others of its host. Owns the thread,
+and the socket once it runs.
 """
 
 import logging

@@ -231,10 +231,10 @@ class Ranks(Supervised):
     num_processes = 2
 
     async def keep(self) -> None:
-        from gpu_worker.group.launch import on_one_host, ranks_of_host
+        from gpu_worker.group.launch import Meeting, ranks_of_host
         from tandem_contract.child import python
 
-        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), on_one_host()))
+        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), Meeting()))
 
 
 MACHINES: dict[str, type[Machine]] = {

@@ -2,7 +2,7 @@
 
 import sys
 
-from gpu_worker.group.launch import launch, on_one_host
+from gpu_worker.group.launch import Meeting, launch
 
 if __name__ == "__main__":
-    sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], on_one_host(), program="tests.rigs.recorded_worker"))
+    sys.exit(launch(2, [*sys.argv[1:], "--ranks", "2"], Meeting(), program="tests.rigs.recorded_worker"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpu_worker.__main__ import check_before_imports
-from gpu_worker.group.launch import Meeting, check_keys, interface_of, meeting_of, on_one_host
+from gpu_worker.group.launch import Meeting, check_keys, interface_of, meeting_of
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.settings import SettingError
@@ -75,4 +75,4 @@ def test_a_host_is_known_by_its_address_towards_the_meeting() -> None:
 
 
 def test_one_host_needs_no_settings() -> None:
-    assert meeting_of(WorkerSettings(ranks=2)) == on_one_host()
+    assert meeting_of(WorkerSettings(ranks=2)) == Meeting()

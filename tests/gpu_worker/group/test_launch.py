@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_worker.group.launch import launch, on_one_host
+from gpu_worker.group.launch import Meeting, launch
 from tests.rigs.processes import REPOSITORY, child_environment
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 LAUNCH = """
 import sys
-from gpu_worker.group.launch import launch, on_one_host
-raise SystemExit(launch(2, sys.argv[1:], on_one_host(), "tests.gpu_worker.group.one_rank"))
+from gpu_worker.group.launch import Meeting, launch
+raise SystemExit(launch(2, sys.argv[1:], Meeting(), "tests.gpu_worker.group.one_rank"))
 """
 
 # One host of two; both are this one.
@@ -73,7 +73,7 @@ def test_sigterm_is_for_the_leader_who_ends_the_group_in_order(tmp_path: Path) -
 def test_ranks_that_the_system_cannot_start_end_the_launcher_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(OSError, match=r"^the group of 2 ranks could not be started: No such file or directory$"):
-        launch(2, [], on_one_host())
+        launch(2, [], Meeting())
 
 
 @pytest.mark.parametrize(("what", "starts"), [("end", 1), pytest.param("die", 2, marks=pytest.mark.long)])
