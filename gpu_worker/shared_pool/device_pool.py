@@ -8,8 +8,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -87,7 +86,7 @@ class DevicePool(WorkerPool):
         return max((*pages_begun(plan, page_size), *pages_read(plan, page_size)), default=0) >= self._num_first
 
     def _map(self, memories: Sequence[int]) -> None:
-        with self._as_pool_error("the pool of a dead worker cannot be mapped"):
+        try:
             handle = self._driver.import_from(memories[1])
             try:
                 with mapped_at_new_addresses(self._driver, handle, self._device_bytes):
@@ -96,22 +95,24 @@ class DevicePool(WorkerPool):
                 self.region.replace(handle)
             finally:
                 self._driver.release(handle)
+        except CudaError as error:
+            raise PoolError(f"the pool of a dead worker cannot be mapped: {error}") from error
         super()._map(memories)
 
     def _grow(self) -> None:
         """Maps the whole pool, with the content of the first pages."""
         self._wait()
-        with self._as_pool_error(f"the KV pool of {self._device_bytes >> 20} MiB cannot be allocated"):
-            until = time.monotonic() + _GROW_SECONDS
-            while True:
-                try:
-                    return self._allocate()
-                except DeviceMemoryUsedUp:
-                    if time.monotonic() > until:
-                        raise
-                # Pools that dead workers left and no worker has taken over.
-                self._holder.free_unused(self._uuid)
-                time.sleep(_TRY_SECONDS)
+        until = time.monotonic() + _GROW_SECONDS
+        while True:
+            try:
+                return self._allocate()
+            except CudaError as error:
+                if not isinstance(error, DeviceMemoryUsedUp) or time.monotonic() > until:
+                    what = f"the KV pool of {self._device_bytes >> 20} MiB cannot be allocated"
+                    raise PoolError(f"{what}: {error}") from error
+            # Pools that dead workers left and no worker has taken over.
+            self._holder.free_unused(self._uuid)
+            time.sleep(_TRY_SECONDS)
 
     def _allocate(self) -> None:
         """Maps new memory over the whole region, zeroed but for what was mapped before, and lets the holder keep it."""
@@ -135,13 +136,6 @@ class DevicePool(WorkerPool):
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-    @contextmanager
-    def _as_pool_error(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except CudaError as error:
-            raise PoolError(f"{what}: {error}") from error
 
 
 def piece_offsets(
