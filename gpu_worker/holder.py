@@ -122,9 +122,7 @@ class Holder:
         except OSError:
             return
         connection.setblocking(False)
-        user = None
-        if len(self._users) < _MAX_CONNECTIONS:
-            user = _user_of(connection)
+        user = _user_of(connection) if len(self._users) < _MAX_CONNECTIONS else None
         if user is None:
             log.info("refused a connection: it is of another user, its process has ended, or there are too many")
             connection.close()
