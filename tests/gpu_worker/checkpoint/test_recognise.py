@@ -153,8 +153,8 @@ def test_a_folder_that_holds_something_else_is_named_with_what_would_work(name: 
     found = recognise(folder)
     assert found is not None
     assert found.kind is kind
-    sentence = f"{folder} {found.text}; {kind.value[1]}"
-    assert sign in sentence
+    sentence = found.sentence(folder)
+    assert sentence.startswith(f"{folder} ") and sign in sentence and sentence.endswith(f"; {kind.value[1]}")
     assert refusal(lambda: find_model(str(folder))) == sentence
     # An order to load weights takes what the folder lacks from the served model; weights are what it may not lack.
     if kind not in (Kind.NO_CONFIG, Kind.EMBEDDING):
@@ -168,8 +168,8 @@ def test_a_config_of_something_else_is_named_at_every_door(name: str, saved: Pat
     found = recognise(folder)
     assert found is not None
     assert found.kind is kind
-    assert sign in found.text
-    sentence = f"{folder} {found.text}; {kind.value[1]}"
+    sentence = found.sentence(folder)
+    assert sentence.startswith(f"{folder} ") and sign in sentence and sentence.endswith(f"; {kind.value[1]}")
     assert refusal(lambda: find_model(str(folder))) == refusal(lambda: read_files(folder)) == sentence
     with opened_weights(str(folder), [str(tmp_path)]) as view:
         assert refusal(lambda: read_files(view)) == sentence.replace(str(folder), str(view))

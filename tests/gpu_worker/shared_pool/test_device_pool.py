@@ -104,7 +104,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(card: Card, monkeypatch
     monkeypatch.setattr(device_pool, "_GROW_SECONDS", 0.0)
     first, second = card.rig(is_whole=True), card.rig()
     core = served(first)
-    held = sum(num_bytes for _, num_bytes in pool_of(first).region.mapped)
+    held = sum(pool_of(first).region.mapped.values())
     # Room for the pool that is held and the pieces of the second worker, but not for a second pool.
     card.fake.num_bytes = card.fake.used() + GRANULARITY
     second.step(one := TinyCore(core.geometry, generation=1, page_order=list(range(1, 9))), chunks=begun(second, one))
@@ -137,7 +137,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str)
     first, second = card.rig(is_whole=True), card.rig()
     core, own = served(first), second.runner.pool_id
     card.dies(first)
-    mapped, before = pool_of(second).region.mapped, set(os.listdir("/proc/self/fd"))
+    mapped, before = dict(pool_of(second).region.mapped), set(os.listdir("/proc/self/fd"))
     card.libraries[1].fails[name] = 1
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
@@ -163,7 +163,7 @@ def test_no_handle_and_no_descriptor_is_left(card: Card) -> None:
     assert outcome.status == pb.STEP_STATUS_OK and not card.libraries[1].handles
     # The second worker's own header is gone.
     assert len(os.listdir("/proc/self/fd")) == descriptors - 1
-    assert card.fake.used() == sum(num_bytes for _, num_bytes in pool_of(second).region.mapped)
+    assert card.fake.used() == sum(pool_of(second).region.mapped.values())
     pool_of(second).region.clear()
     card.holder.close()
     assert card.fake.used() == 0
