@@ -86,12 +86,11 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 @torch.no_grad()
-def merge_linears(model: nn.Module, groups: Groups) -> int:
+def merge_linears(model: nn.Module, groups: Groups) -> None:
     """Merges each group of layers, given by name; a name that is not a plain linear layer leaves its group as it is.
 
-    Returns the number of merged groups. Each group's own weights are freed before the next group is merged.
+    Each group's own weights are freed before the next group is merged.
     """
-    count = 0
     for names in groups:
         linears = [module for name in names if is_plain_linear(module := model.get_submodule(name))]
         if len(linears) == len(names):
@@ -101,8 +100,6 @@ def merge_linears(model: nn.Module, groups: Groups) -> int:
             for idx, name in enumerate(names):
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, MergedLinear(product, idx, merged))
-            count += 1
-    return count
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -218,8 +218,7 @@ def check_complete(report: Mapping[str, Any]) -> None:
     report: Transformers' `output_loading_info`, without tied weights and the model's own exceptions.
     """
     hint = "checkpoint and config.json do not belong together, download both again"
-    mismatched = sorted(report["mismatched_keys"])
-    if mismatched:
+    if mismatched := sorted(report["mismatched_keys"]):
         name, stored, wanted = mismatched[0]
         raise ModelRefused(
             f"{_some([entry[0] for entry in mismatched])} of another shape than in config.json: "

@@ -186,16 +186,11 @@ def sharded_model(
 
 def _weight_elements(model: PreTrainedModel, config: PreTrainedConfig, *, packs: bool) -> tuple[int, int]:
     """Elements of this rank's weights and of all; a tied one is counted once, or twice if it is packed as a copy."""
-    kept = total = 0
-    tied = bool(config.get_text_config().tie_word_embeddings)
-    head = model.get_output_embeddings()
-    for module in model.modules():
-        if tied and module is head and not packs:
-            continue
-        for parameter in module.parameters(recurse=False):
-            local = own_part(parameter)
-            kept, total = kept + local.numel(), total + parameter.numel()
-    return kept, total
+    is_tied = config.get_text_config().tie_word_embeddings and not packs
+    counted_elsewhere = model.get_output_embeddings() if is_tied else None
+    modules = [module for module in model.modules() if module is not counted_elsewhere]
+    parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+    return sum(own_part(each).numel() for each in parameters), sum(each.numel() for each in parameters)
 
 
 def _local(layer: AttentionLayer, num_heads: int, num_kv_heads: int, rank: int) -> AttentionLayer:
