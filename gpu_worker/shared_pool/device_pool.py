@@ -51,8 +51,8 @@ class DevicePool(WorkerPool):
         self._alignment = granularity = driver.granularity()
         shapes = shapes_of(layers, geometry)
         self._device_bytes = sum(align_up(math.prod(shape) * dtype.itemsize, granularity) for shape in shapes)
-        self.region = DeviceRegion(driver, self._device_bytes)
-        self._address = self.region.address
+        self._region = DeviceRegion(driver, self._device_bytes)
+        self._address = self._region.address
         # Another device cannot map the memory.
         layout = hashlib.sha256(layout_of(layers, geometry, dtype) + f"{self._uuid} {granularity}".encode()).digest()
         num_bytes = header_bytes(geometry.num_pages)
@@ -61,18 +61,22 @@ class DevicePool(WorkerPool):
         if is_whole:
             self._allocate()
         else:
-            self.region.map_pieces(piece_offsets(shapes, dtype.itemsize, geometry, granularity))
+            self._region.map_pieces(piece_offsets(shapes, dtype.itemsize, geometry, granularity))
         self.zero()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._region.is_whole
 
     def zero(self) -> None:
         """Makes every page zero that has memory."""
-        for offset, num_bytes in self.region.mapped.items():
-            bytes_at(self.region.address + offset, num_bytes, self._device).zero_()
+        for offset, num_bytes in self._region.mapped.items():
+            bytes_at(self._region.address + offset, num_bytes, self._device).zero_()
         self._describe()
 
     def begin_step(self, plan: Plan, tables: RowTables) -> None:
         """As of any pool. Raises PoolError, too, if the whole pool is needed and has no memory."""
-        if not self.region.is_whole and (not self.region.mapped or self._needs_whole(plan, tables.geometry.page_size)):
+        if not self.is_whole and (not self._region.mapped or self._needs_whole(plan, tables.geometry.page_size)):
             self._grow()
         super().begin_step(plan, tables)
 
@@ -92,7 +96,7 @@ class DevicePool(WorkerPool):
                 with mapped_at_new_addresses(self._driver, handle, self._device_bytes):
                     pass
                 self._wait()
-                self.region.replace(handle)
+                self._region.replace(handle)
             finally:
                 self._driver.release(handle)
         except CudaError as error:
@@ -120,8 +124,8 @@ class DevicePool(WorkerPool):
         try:
             with mapped_at_new_addresses(self._driver, handle, self._device_bytes) as address:
                 whole = bytes_at(address, self._device_bytes, self._device).zero_()
-                for offset, num_bytes in self.region.mapped.items():
-                    before = bytes_at(self.region.address + offset, num_bytes, self._device)
+                for offset, num_bytes in self._region.mapped.items():
+                    before = bytes_at(self._region.address + offset, num_bytes, self._device)
                     whole[offset : offset + num_bytes].copy_(before)
                 self._wait()
             descriptor = self._driver.export(handle)
@@ -129,7 +133,7 @@ class DevicePool(WorkerPool):
                 self._holder.attach(self.pool_id, descriptor, self._device_bytes)
             finally:
                 os.close(descriptor)
-            self.region.replace(handle)
+            self._region.replace(handle)
         finally:
             self._driver.release(handle)
 

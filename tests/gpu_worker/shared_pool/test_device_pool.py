@@ -30,14 +30,14 @@ def test_a_worker_that_waits_has_memory_for_its_first_pages_alone(card: Card) ->
     """It runs a scheduler's first plan with them. The next plan maps the whole pool, with what is in these pages."""
     rig = card.rig()
     whole = sum(pool.nbytes for pool in rig.runner.on_device.cache.pools)
-    mapped = sum(pool_of(rig).region.mapped.values())
+    mapped = sum(pool_of(rig)._region.mapped.values())
     assert mapped <= 2 * 2 * 2 * 2 * GRANULARITY < whole
     core = TinyCore(rig.geometry, generation=1)
     core.add(1, rig.prompt(PROMPT, seed=3))
     rig.step(core, chunks={1: PROMPT})
-    assert not pool_of(rig).region.is_whole and not card.holder.on_device
+    assert not pool_of(rig).is_whole and not card.holder.on_device
     rig.step(core, decode=[1])
-    assert pool_of(rig).region.is_whole and rig.runner.pool_id in card.holder.on_device
+    assert pool_of(rig).is_whole and rig.runner.pool_id in card.holder.on_device
     for _ in range(20):
         rig.step(core, decode=[1])
     assert_undisturbed(rig, core)
@@ -48,7 +48,7 @@ def test_a_first_plan_with_a_late_page_maps_the_whole_pool(card: Card) -> None:
     core = TinyCore(rig.geometry, generation=1, page_order=[1299, 1298, 1, 2, 3])
     core.add(1, rig.prompt(PROMPT, seed=3))
     rig.step(core, chunks={1: PROMPT})
-    assert pool_of(rig).region.is_whole
+    assert pool_of(rig).is_whole
     # What was never written is zero, not what the memory had before.
     assert all(bool(pool.isfinite().all()) for pool in rig.runner.on_device.cache.pools)
 
@@ -104,7 +104,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(card: Card, monkeypatch
     monkeypatch.setattr(device_pool, "_GROW_SECONDS", 0.0)
     first, second = card.rig(is_whole=True), card.rig()
     core = served(first)
-    held = sum(pool_of(first).region.mapped.values())
+    held = sum(pool_of(first)._region.mapped.values())
     # Room for the pool that is held and the pieces of the second worker, but not for a second pool.
     card.fake.num_bytes = card.fake.used() + GRANULARITY
     second.step(one := TinyCore(core.geometry, generation=1, page_order=list(range(1, 9))), chunks=begun(second, one))
@@ -121,7 +121,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(card: Card, monkeypatch
     again = TinyCore(core.geometry, generation=2)
     second.step(again, chunks=begun(second, again))
     second.step(again, decode=[1])
-    assert pool_of(second).region.is_whole and first.runner.pool_id not in card.holder.memories
+    assert pool_of(second).is_whole and first.runner.pool_id not in card.holder.memories
 
 
 def begun(rig: Rig, core: TinyCore) -> dict[int, int]:
@@ -137,17 +137,17 @@ def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str)
     first, second = card.rig(is_whole=True), card.rig()
     core, own = served(first), second.runner.pool_id
     card.dies(first)
-    mapped, before = dict(pool_of(second).region.mapped), set(os.listdir("/proc/self/fd"))
+    mapped, before = dict(pool_of(second)._region.mapped), set(os.listdir("/proc/self/fd"))
     card.libraries[1].fails[name] = 1
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
     assert outcome.detail.startswith(f"the pool of a dead worker cannot be mapped: {name} failed with"), outcome.detail
-    assert (outcome.pool_id, pool_of(second).region.mapped) == (own, mapped)
+    assert (outcome.pool_id, pool_of(second)._region.mapped) == (own, mapped)
     assert set(os.listdir("/proc/self/fd")) == before
     # It serves with a pool of its own.
     card.libraries[1].fails.clear()
     assert_serves(second, core)
-    assert pool_of(second).region.is_whole
+    assert pool_of(second).is_whole
 
 
 @fake_only
@@ -163,8 +163,8 @@ def test_no_handle_and_no_descriptor_is_left(card: Card) -> None:
     assert outcome.status == pb.STEP_STATUS_OK and not card.libraries[1].handles
     # The second worker's own header is gone.
     assert len(os.listdir("/proc/self/fd")) == descriptors - 1
-    assert card.fake.used() == sum(pool_of(second).region.mapped.values())
-    pool_of(second).region.clear()
+    assert card.fake.used() == sum(pool_of(second)._region.mapped.values())
+    pool_of(second)._region.clear()
     card.holder.close()
     assert card.fake.used() == 0
 
@@ -173,7 +173,7 @@ def test_a_new_session_zeroes_what_has_memory(card: Card) -> None:
     rig = card.rig()
     served(rig)
     rig.runner.join(pb.Joined(generation=9))
-    assert pool_of(rig).region.is_whole and not any(bool(pool.any()) for pool in rig.runner.on_device.cache.pools)
+    assert pool_of(rig).is_whole and not any(bool(pool.any()) for pool in rig.runner.on_device.cache.pools)
     header, pool = pool_of(rig)._header, pool_of(rig)
     assert not any(header.filled_by)
     with pytest.raises(PoolDiffers, match="generation 9 has written to the pool; 8 is the last one expected"):

@@ -42,12 +42,12 @@ def test_pages_are_read_where_the_first_runner_wrote_them(machine: Host) -> None
     core, own = served(first), second.runner.pool_id
     machine.dies(first)
     pool = second.runner.pool
-    assert not isinstance(pool, DevicePool) or not pool.region.is_whole
+    assert not isinstance(pool, DevicePool) or not pool.is_whole
     after, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
     assert outcome.pool_id == first.runner.pool_id == second.runner.pool_id
     assert own not in machine.holder.memories
-    assert not isinstance(pool, DevicePool) or pool.region.is_whole
+    assert not isinstance(pool, DevicePool) or pool.is_whole
     for _ in range(2 * PAGE):
         second.step(after, decode=[1])
     assert_undisturbed(second, after)
