@@ -189,9 +189,9 @@ def serve(settings: WorkerSettings, folder: Path, begun: float, ranks: Ranks = S
     from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 
     if not ranks.is_leader:
-        from gpu_worker.group.roles import Follower
+        from gpu_worker.group.roles import follow
 
-        Follower(runner, ranks, wires_of(ranks, together, settings, join), max_in_flight=MAX_IN_FLIGHT).serve()
+        follow(runner, ranks, wires_of(ranks, together, settings, join), max_in_flight=MAX_IN_FLIGHT)
         return
     from gpu_worker.link.link import Link
 

@@ -68,43 +68,36 @@ class Leader(Pulse):
                 raise RankLost(f"rank {rank} of {self._ranks.size} does not take frames: {error}") from error
 
 
-class Follower:
-    """One rank above 0."""
+def follow(runner: "Runner", ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
+    """Reports this rank to the leader, and follows until that says STOP. Raises fatal exceptions of the runner."""
+    pulse, socket = Pulse(ranks, wires.signs), wires.frames
+    socket.send(HELLO)
+    pulse.start()
+    log.info("ready: this rank follows rank 0 of %d", ranks.size)
+    while True:
+        pulse.turn()
+        while runner.collect(wait=False) is not None:
+            pass
+        if not socket.poll(_BUSY_POLL_MS if runner.num_in_flight else _IDLE_POLL_MS):
+            continue
+        with pulse.step():
+            while runner.num_in_flight >= max_in_flight:
+                runner.collect()
+            kind, *rest = socket.recv_multipart()
+            if kind == STOP:
+                return
+            if kind == FRAME:
+                _carry_out(rest[0], runner, pulse)
 
-    def __init__(self, runner: "Runner", ranks: Ranks, wires: Wires, *, max_in_flight: int) -> None:
-        """Reports this rank to the leader."""
-        self._runner, self._size, self._max_in_flight = runner, ranks.size, max_in_flight
-        self._pulse = Pulse(ranks, wires.signs)
-        self._socket = wires.frames
-        self._socket.send(HELLO)
 
-    def serve(self) -> None:
-        """Follows until the leader says STOP. Raises fatal exceptions of the runner."""
-        self._pulse.start()
-        log.info("ready: this rank follows rank 0 of %d", self._size)
-        while True:
-            self._pulse.turn()
-            while self._runner.collect(wait=False) is not None:
-                pass
-            if not self._socket.poll(_BUSY_POLL_MS if self._runner.num_in_flight else _IDLE_POLL_MS):
-                continue
-            with self._pulse.step():
-                while self._runner.num_in_flight >= self._max_in_flight:
-                    self._runner.collect()
-                kind, *rest = self._socket.recv_multipart()
-                if kind == STOP:
-                    return
-                if kind == FRAME:
-                    self._handle(rest[0])
-
-    def _handle(self, frame: bytes) -> None:
-        message = parse_frame(frame)
-        match message.WhichOneof("message"):
-            case "plan":
-                self._runner.submit(message.plan)
-            case "load_weights":
-                assert self._runner.weights is not None, "every rank can load weights"
-                with self._pulse.exempt():
-                    self._runner.weights.load(message.load_weights)
-            case _:
-                self._runner.join(message.joined)
+def _carry_out(frame: bytes, runner: "Runner", pulse: Pulse) -> None:
+    message = parse_frame(frame)
+    match message.WhichOneof("message"):
+        case "plan":
+            runner.submit(message.plan)
+        case "load_weights":
+            assert runner.weights is not None, "every rank can load weights"
+            with pulse.exempt():
+                runner.weights.load(message.load_weights)
+        case _:
+            runner.join(message.joined)

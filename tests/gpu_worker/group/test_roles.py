@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from tandem.internal.v1 import worker_pb2 as pb
 
-from gpu_worker.group.roles import Follower, Leader
+from gpu_worker.group import roles
+from gpu_worker.group.pulse import Pulse
+from gpu_worker.group.roles import Leader, follow
 from gpu_worker.group.wires import Wires
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.wire.frames import Outcome
@@ -49,16 +51,17 @@ class Notes:
 
 
 @pytest.fixture
-def follower(tmp_path: Path) -> Iterator[tuple[threading.Thread, Notes]]:
+def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Thread, Notes]]:
     """Serves until its leader, at the same folder, ends."""
     runner = Notes()
 
     def serve() -> None:
         wires = Wires(RANKS[1], None, tmp_path, "g")  # type: ignore[arg-type]
-        follower = Follower(runner, RANKS[1], wires, max_in_flight=1)  # type: ignore[arg-type]
-        follower.serve()
+        pulse = Pulse(RANKS[1], wires.signs)
+        monkeypatch.setattr(roles, "Pulse", lambda *_: pulse)
+        follow(runner, RANKS[1], wires, max_in_flight=1)  # type: ignore[arg-type]
         # A process ends here.
-        follower._pulse.stop()
+        pulse.stop()
         wires.frames.close(0)
         wires.close()
 
