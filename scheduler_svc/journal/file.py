@@ -127,7 +127,6 @@ _SMALL_BYTES, _GROWTH = 4 << 20, 3
 _ERASE_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
 _SYNC_SECONDS = 1.0
-Snapshot = Callable[[], Iterable[bytes]]
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -163,7 +162,7 @@ class JournalWriter:
 
     folder: JournalFolder
     _: KW_ONLY
-    snapshot: Snapshot
+    snapshot: Callable[[], Iterable[bytes]]
     max_bytes: int
     sync: Sync
     now: InitVar[float]
@@ -191,9 +190,6 @@ class JournalWriter:
         """Bytes of the current file; 0 while the journal is suspended."""
         return 0 if self._file is None else self._file.size
 
-    def _is_too_large(self) -> bool:
-        return self.size > self.max_bytes
-
     def append(self, payloads: Iterable[bytes], now: float, *, drops: bool = False) -> None:
         """Writes the payloads with one system call. `drops`: some content of the file is dead from now on."""
         if drops and self._dead_since is None:
@@ -210,9 +206,9 @@ class JournalWriter:
             self._suspend(f"cannot be written: {error.strerror}", now)
             return
         self._dirty = True
-        if self._is_too_large():
+        if self.size > self.max_bytes:
             self._finish(now, wait=True)
-            if self._is_too_large():
+            if self.size > self.max_bytes:
                 self._rewrite(now, wait=True)
 
     def mark_requests(self, has_requests: bool) -> None:

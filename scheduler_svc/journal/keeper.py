@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from tandem.internal.v1 import journal_pb2, record_pb2
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.arrays import Int32Array
 from scheduler_svc.core.messages.operators import Weights
 from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.requests.lingering import outputs_of, spans_of
@@ -34,6 +32,7 @@ from scheduler_svc.journal.records import (
     REQUEST,
     SampleEnd,
     SavedRequest,
+    SavedSample,
     end_arguments,
     kept_submit,
     record,
@@ -42,39 +41,44 @@ from scheduler_svc.observer import Observer
 from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 
-_T = TypeVar("_T")
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Kept:
+    # As it was accepted or restored; outputs and weights are the core's.
+    saved: SavedRequest
+    ends: list[SampleEnd | None]
+    frontend: str = ""
+    stream: int = 0
 
 
-class KeptStreams(Generic[_T]):
-    """Ranges of streams that do not overlap, each of one request."""
+class KeptStreams:
+    """The streams of one front end, or of none: ranges that do not overlap, each of one request."""
 
     def __init__(self) -> None:
-        # First stream: number of streams, number of the first sample, the request.
-        self._ranges: dict[int, tuple[int, int, _T]] = {}
+        # By the first stream.
+        self._ranges: dict[int, _Kept] = {}
         self._is_sorted = False
         self._starts = self._lasts = self._shifts = np.zeros(0, np.uint64)
 
-    def add(self, stream: int, count: int, number: int, request: _T) -> None:
-        """Adds `count` streams from `stream` on; the first one has this number."""
-        self._ranges[stream] = count, number, request
+    def add(self, request: _Kept) -> None:
+        self._ranges[request.stream] = request
         self._is_sorted = False
 
-    def remove(self, stream: int, request: _T) -> bool:
-        """Removes the range that begins with `stream` if it is the request's. Returns whether no range is left."""
-        range_ = self._ranges.get(stream)
-        if range_ is not None and range_[2] is request:
-            del self._ranges[stream]
+    def remove(self, request: _Kept) -> bool:
+        """Removes the request's streams, if it has them still. Returns whether no range is left."""
+        if self._ranges.get(request.stream) is request:
+            del self._ranges[request.stream]
             self._is_sorted = False
         return not self._ranges
 
-    def find(self, stream: int) -> tuple[_T, int] | None:
+    def find(self, stream: int) -> tuple[_Kept, int] | None:
         """Returns the request of a stream and the index of its sample, None if it is not kept."""
         self._sort()
         i = int(self._starts.searchsorted(np.uint64(stream), "right")) - 1
         if i < 0 or stream > int(self._lasts[i]):
             return None
         start = int(self._starts[i])
-        return self._ranges[start][2], stream - start
+        return self._ranges[start], stream - start
 
     def numbers(self, streams: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
         """Returns the number of each stream, uint64[n], and which of them are kept, bool[n]; None if all are."""
@@ -90,69 +94,17 @@ class KeptStreams(Generic[_T]):
         if self._is_sorted:
             return
         self._is_sorted = True
-        starts = sorted(self._ranges)
-        self._starts = np.array(starts, np.uint64)
+        requests = [self._ranges[start] for start in sorted(self._ranges)]
+        self._starts = np.array([request.stream for request in requests], np.uint64)
         # The last one, not the end, which may be 2**64.
-        self._lasts = self._starts + np.array([self._ranges[start][0] - 1 for start in starts], np.uint64)
-        self._shifts = np.array([self._ranges[start][1] for start in starts], np.uint64) - self._starts
-
-
-class SuspicionLog:
-    """Reads the core."""
-
-    def __init__(self, core: Scheduler, restored: frozenset[int] = frozenset()) -> None:
-        """`restored` are the numbers of the earlier scheduler's suspects."""
-        self._core = core
-        self._restored = restored
-        self._suspects: set[int] = set()
-        self._revision = 0
-
-    def changes(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
-        """Returns records of what has changed. `number_of` returns a sample's number, None if it is not kept."""
-        payloads: list[bytes] = []
-        suspects = self._core.suspects.handles
-        if suspects != self._suspects:
-            self._suspects = suspects
-            payloads.append(self._suspects_record(number_of))
-        if self._core.quarantine.revision != self._revision:
-            payloads.append(self._quarantine_record(now, unix_now))
-        return payloads
-
-    def snapshot(self, number_of: Callable[[Request], int | None], now: float, unix_now: float) -> list[bytes]:
-        """Returns records of everything."""
-        self._suspects = self._core.suspects.handles
-        return [self._suspects_record(number_of), self._quarantine_record(now, unix_now)]
-
-    def _suspects_record(self, number_of: Callable[[Request], int | None]) -> bytes:
-        requests = [self._core.queue.by_handle(handle) for handle in sorted(self._suspects)]
-        numbers = [number for request in requests if request and (number := number_of(request)) is not None]
-        if self._core.info is None:
-            # Restored requests cannot be suspects before they are queued, when the first worker has been proven.
-            numbers += sorted(self._restored)
-        return record(suspects={"numbers": packed(np.array(numbers, np.uint64))})
-
-    def _quarantine_record(self, now: float, unix_now: float) -> bytes:
-        self._revision = self._core.quarantine.revision
-        entries = [
-            {"convicted_at": unix_now - entry.age_seconds, **QUARANTINED.encode(entry)}
-            for entry in self._core.quarantine.report(now)
-        ]
-        return record(quarantine={"entries": entries})
+        self._lasts = self._starts + np.array([request.saved.submit.num_samples - 1 for request in requests], np.uint64)
+        self._shifts = np.array([request.saved.number for request in requests], np.uint64) - self._starts
 
 
 log = logging.getLogger("tandem.core")
 
 # A scheduler that has run this long with a journal was not crashed by it.
 _STEADY_SECONDS = 10.0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Kept:
-    # As it was accepted or restored; outputs and weights are the core's.
-    saved: SavedRequest
-    ends: list[SampleEnd | None]
-    frontend: str = ""
-    stream: int = 0
 
 
 class JournalKeeper(Observer):
@@ -168,12 +120,15 @@ class JournalKeeper(Observer):
         )
         for name in ("identity", "weights_version", "weights_folder"):
             setattr(self._state, name, getattr(journal.saved.state, name))
-        self._suspicion = SuspicionLog(core, journal.saved.suspects)
+        # Handles of the suspects, and the revision of the quarantine, that were written last.
+        self._suspects, self._revision = set[int](), 0
+        # Numbers of the earlier scheduler's suspects.
+        self._restored_suspects = journal.saved.suspects
         self._clock = journal.clock.now
         self._steady_at = 0.0
         self._next_number = journal.saved.next_number
         self._by_id: dict[str, _Kept] = {}
-        self._streams: dict[str, KeptStreams[_Kept]] = {}
+        self._streams: dict[str, KeptStreams] = {}
         self._payloads: list[bytes] = []
         self._drops, self._now = False, 0.0  # The core's clock at the last write.
         self._writer: JournalWriter | None = None
@@ -194,8 +149,9 @@ class JournalKeeper(Observer):
             entry = record_pb2.WeightsRestored(version=weights.version, folder=weights.folder)
             effects += handle(ev.WeightsRestored(weights=weights), weights_restored=entry)
         for request, entry in wanted(saved, self._clock()):
-            kept = replace(request, submit=kept_submit(request.submit, request.ends), outputs=(), weights=())
-            self._by_id[request.submit.request_id] = _Kept(saved=kept, ends=list(request.ends))
+            ends = [sample.end for sample in request.samples]
+            kept = replace(request, submit=kept_submit(request.submit, ends), samples=())
+            self._by_id[request.submit.request_id] = _Kept(saved=kept, ends=ends)
             effects += handle(event_of(entry), restored=entry)
         if saved.requests:
             late = len(saved.requests) - len(self._by_id)
@@ -242,7 +198,7 @@ class JournalKeeper(Observer):
         """Writes the records of this turn: a token that a caller gets is in the journal."""
         assert self._writer is not None, "the journal was not restored"
         self._now = now
-        self._payloads += self._suspicion.changes(self._number_of, now, self._clock())
+        self._payloads += self._suspicion(everything=False)
         if self._payloads:
             payloads, self._payloads = self._payloads, []
             drops, self._drops = self._drops, False
@@ -279,22 +235,35 @@ class JournalKeeper(Observer):
         """Yields the records of a file that contains only what is kept now, this turn included."""
         self._payloads.clear()
         yield record(state=self._state)
-        yield from self._suspicion.snapshot(self._number_of, self._now, self._clock())
+        yield from self._suspicion(everything=True)
         for request_id, kept in self._by_id.items():
-            weights = self._spans_of(request_id)
-            spans = tuple(tuple(weights.get(i, ())) for i in range(kept.saved.submit.num_samples))
-            saved = replace(kept.saved, outputs=self._outputs_of(request_id), ends=tuple(kept.ends), weights=spans)
-            yield record(request=REQUEST.encode(saved))
+            weights = spans_of(self._core, request_id)
+            outputs = zip(outputs_of(self._core, request_id), kept.ends, strict=True)
+            samples = tuple(
+                SavedSample(tokens=tokens, end=end, weights=tuple(weights.get(i, ())))
+                for i, (tokens, end) in enumerate(outputs)
+            )
+            yield record(request=REQUEST.encode(replace(kept.saved, samples=samples)))
 
-    def _length_of(self, request_id: str) -> int:
-        """Returns the tokens at which a live request ends, prompt and output together."""
-        return self._core.queue.by_request_id(request_id)[0].total_length
-
-    def _outputs_of(self, request_id: str) -> tuple[Int32Array, ...]:
-        return outputs_of(self._core, request_id)
-
-    def _spans_of(self, request_id: str) -> dict[int, Sequence[fx.WeightsSpan]]:
-        return spans_of(self._core, request_id)
+    def _suspicion(self, *, everything: bool) -> Iterator[bytes]:
+        """Yields records of the suspects and of the quarantine; if not of `everything`, of what has changed."""
+        suspects, quarantine = self._core.suspects.handles, self._core.quarantine
+        if everything or suspects != self._suspects:
+            self._suspects = suspects
+            requests = map(self._core.queue.by_handle, sorted(suspects))
+            numbers = [number for request in requests if request and (number := self._number_of(request)) is not None]
+            if self._core.info is None:
+                # Restored requests cannot be suspects before they are queued, when the first worker has been proven.
+                numbers += sorted(self._restored_suspects)
+            yield record(suspects={"numbers": packed(np.array(numbers, np.uint64))})
+        if everything or quarantine.revision != self._revision:
+            self._revision = quarantine.revision
+            unix_now = self._clock()
+            entries = [
+                {"convicted_at": unix_now - entry.age_seconds, **QUARANTINED.encode(entry)}
+                for entry in quarantine.report(self._now)
+            ]
+            yield record(quarantine={"entries": entries})
 
     def _number_of(self, request: Request) -> int | None:
         kept = self._by_id.get(request.submit.request_id) if request.submit.lingers else None
@@ -303,7 +272,7 @@ class JournalKeeper(Observer):
     def _accepted(self, submit: ev.Submit) -> None:
         # What workers cut is known of those that are there now: smaller ones may be the first to come back. One that
         # is cut ends where their room does, as with an unset maximum.
-        most = self._length_of(submit.request_id) - len(submit.prompt)
+        most = self._core.queue.by_request_id(submit.request_id)[0].total_length - len(submit.prompt)
         is_max_unset = submit.is_max_unset or most < submit.max_new_tokens
         submit = replace(submit, max_new_tokens=most, is_max_unset=is_max_unset)
         saved = SavedRequest(number=self._next_number, accepted_at=self._clock(), submit=submit)
@@ -318,8 +287,7 @@ class JournalKeeper(Observer):
             return
         self._leave(kept)
         kept.frontend, kept.stream = frontend, stream
-        streams = self._streams.setdefault(frontend, KeptStreams())
-        streams.add(stream, kept.saved.submit.num_samples, kept.saved.number, kept)
+        self._streams.setdefault(frontend, KeptStreams()).add(kept)
 
     def _forget(self, request_id: str) -> None:
         kept = self._by_id.pop(request_id, None)
@@ -331,10 +299,10 @@ class JournalKeeper(Observer):
 
     def _leave(self, kept: _Kept) -> None:
         streams = self._streams.get(kept.frontend)
-        if streams is not None and streams.remove(kept.stream, kept):
+        if streams is not None and streams.remove(kept):
             del self._streams[kept.frontend]
 
-    def _output(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
+    def _output(self, effect: fx.StepOutput, streams: KeptStreams) -> None:
         if len(effect.tokens):
             self._tokens(effect, streams)
         for end in effect.ends:
@@ -346,7 +314,7 @@ class JournalKeeper(Observer):
                 kept.saved = replace(kept.saved, submit=kept_submit(kept.saved.submit, kept.ends))
                 self._payloads.append(record(end=end_arguments(kept.saved.number + sample, sample_end)))
 
-    def _tokens(self, effect: fx.StepOutput, streams: KeptStreams[_Kept]) -> None:
+    def _tokens(self, effect: fx.StepOutput, streams: KeptStreams) -> None:
         offsets, tokens = effect.offsets, effect.tokens
         numbers, is_kept = streams.numbers(effect.streams)
         if is_kept is not None:

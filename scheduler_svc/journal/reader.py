@@ -34,7 +34,7 @@ from scheduler_svc.core.messages.operators import QuarantineRestored
 from scheduler_svc.core.state.request import OutputWeights
 from scheduler_svc.journal import records
 from scheduler_svc.journal.file import FORMAT, JournalFolder
-from scheduler_svc.journal.records import SampleEnd, SavedRequest
+from scheduler_svc.journal.records import SampleEnd, SavedRequest, SavedSample
 from scheduler_svc.wire.framing import ForeignFileError, Frames, Tail
 from tandem_contract.bounds import WireError
 from tandem_contract.codec import Codec, array, parsed
@@ -190,17 +190,15 @@ class _Collected:
         requests: list[SavedRequest] = []
         outputs = self._outputs()
         for request in sorted(self.requests.values(), key=lambda request: request.number):
-            ends = [end or self._ends.get(number) for number, end in zip(request.numbers, request.ends, strict=True)]
-            all_outputs = [
-                _whole_output(first, outputs.get(number), end)
-                for number, first, end in zip(request.numbers, request.outputs, ends, strict=True)
-            ]
-            weights = [
-                _whole_weights(first, outputs.get(number), self._versions)
-                for number, first in zip(request.numbers, request.weights, strict=True)
-            ]
-            requests.append(replace(request, outputs=tuple(all_outputs), ends=tuple(ends), weights=tuple(weights)))
+            samples = zip(request.numbers, request.samples, strict=True)
+            whole = [self._whole(number, sample, outputs.get(number)) for number, sample in samples]
+            requests.append(replace(request, samples=tuple(whole)))
         return requests
+
+    def _whole(self, number: int, first: SavedSample, later: _Later | None) -> SavedSample:
+        end = first.end or self._ends.get(number)
+        weights = _whole_weights(first.weights, later, self._versions)
+        return SavedSample(tokens=_whole_output(first.tokens, later, end), end=end, weights=weights)
 
     def _outputs(self) -> dict[int, _Later]:
         """Returns the tokens of each sample from all records of tokens."""
@@ -249,8 +247,8 @@ def wanted(saved: SavedCore, unix_now: float) -> Iterator[tuple[SavedRequest, re
     from its end.
     """
     for request in saved.requests:
-        ends = [end.at for end in request.ends if end is not None]
-        since = max(ends) if len(ends) == len(request.ends) else saved.written_at
+        ends = [sample.end.at for sample in request.samples if sample.end is not None]
+        since = max(ends) if len(ends) == len(request.samples) else saved.written_at
         # A clock that was set back makes nothing linger longer.
         left = request.submit.linger_seconds - max(0.0, unix_now - since)
         if left > 0:
@@ -272,8 +270,10 @@ _RESTORED = Codec(
 def event_of(entry: record_pb2.RestoredRequest) -> ev.Restored:
     """Returns the core's event. Raises WireError if the entry is malformed."""
     request = records.REQUEST.decode(entry.request)
-    ends = tuple(None if end is None else end.end for end in request.ends)
-    return _RESTORED.decode(entry, submit=request.submit, outputs=request.outputs, ends=ends, weights=request.weights)
+    outputs = tuple(sample.tokens for sample in request.samples)
+    ends = tuple(None if sample.end is None else sample.end.end for sample in request.samples)
+    weights = tuple(sample.weights for sample in request.samples)
+    return _RESTORED.decode(entry, submit=request.submit, outputs=outputs, ends=ends, weights=weights)
 
 
 def quarantine_event(entry: record_pb2.RestoredQuarantine) -> QuarantineRestored:

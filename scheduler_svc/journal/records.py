@@ -1,10 +1,9 @@
 """What the journal keeps of a request, and the records of it as bytes. Owns no state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from tandem.internal.v1 import journal_pb2
 
 from scheduler_svc.core.messages import effects as fx
@@ -13,7 +12,7 @@ from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.operators import QuarantineEntry
 from scheduler_svc.wire.frontend import END, SPAN, SUBMIT
 from tandem_contract.bounds import WireError
-from tandem_contract.codec import Codec, array, packed
+from tandem_contract.codec import Codec
 from tandem_contract.plural import numbered
 
 
@@ -26,6 +25,15 @@ class SampleEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedSample:
+    """What is known of a sample: its output, its end (None if it lives), and the spans by weights of the output."""
+
+    tokens: Int32Array = field(default_factory=lambda: NO_IDS)
+    end: SampleEnd | None = None
+    weights: tuple[fx.WeightsSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedRequest:
     """A request in the journal, with all that is known of it."""
 
@@ -34,12 +42,8 @@ class SavedRequest:
     """By the journal's clock."""
     submit: ev.Submit
     """Without front end and page hashes."""
-    outputs: tuple[Int32Array, ...] = ()
-    """The output of each sample; empty, like the next two, in the record of a request that is accepted."""
-    ends: tuple[SampleEnd | None, ...] = ()
-    """The end of each sample, None if it lives."""
-    weights: tuple[tuple[fx.WeightsSpan, ...], ...] = ()
-    """The spans by weights of each sample's output."""
+    samples: tuple[SavedSample, ...] = ()
+    """Empty in the record of a request that is accepted."""
 
     @property
     def numbers(self) -> range:
@@ -60,15 +64,11 @@ def _submit(request: SavedRequest) -> dict[str, Any]:
 
 
 def _samples(request: SavedRequest) -> list[dict[str, Any]]:
-    samples = zip(request.outputs, request.ends, request.weights, strict=True)
-    return [
-        {
-            "tokens": packed(tokens),
-            "end": None if end is None else end_arguments(request.number + i, end),
-            "weights": list(map(SPAN.encode, spans)),
-        }
-        for i, (tokens, end, spans) in enumerate(samples)
-    ]
+    samples = list(map(SAMPLE.encode, request.samples))
+    for number, sample in zip(request.numbers, samples, strict=False):
+        if sample["end"] is not None:
+            sample["end"]["number"] = number
+    return samples
 
 
 def end_arguments(number: int, end: SampleEnd) -> dict[str, Any]:
@@ -77,17 +77,13 @@ def end_arguments(number: int, end: SampleEnd) -> dict[str, Any]:
 
 
 def _check_samples(request: SavedRequest) -> None:
-    if len(request.outputs) != request.submit.num_samples:
+    if len(request.samples) != request.submit.num_samples:
         samples = numbered(request.submit.num_samples, "sample")
-        raise WireError(f"a request has {samples}, but {len(request.outputs)} in the record")
-
-
-def _none(request: journal_pb2.JournalRequest, nothing: Any) -> tuple[Any, ...]:
-    """What is known of samples of which the record says nothing."""
-    return () if request.samples else (nothing,) * request.submit.num_samples
+        raise WireError(f"a request has {samples}, but {len(request.samples)} in the record")
 
 
 SAMPLE_END = Codec(journal_pb2.JournalEnd, SampleEnd, names={"at": "ended_at"}, parts=(END,), other=("number",))
+SAMPLE = Codec(journal_pb2.JournalSample, SavedSample, parts=(SAMPLE_END, SPAN))
 QUARANTINED = Codec(
     journal_pb2.JournalQuarantined, QuarantineEntry, given=("age_seconds", "expires_seconds"), other=("convicted_at",)
 )
@@ -96,17 +92,9 @@ REQUEST = Codec(
     SavedRequest,
     made={
         "submit": lambda request: SUBMIT.decode(request.submit, frontend=""),
-        "outputs": lambda request: (
-            *(array(sample.tokens, np.int32, "tokens") for sample in request.samples),
-            *_none(request, NO_IDS),
-        ),
-        "ends": lambda request: (
-            *(SAMPLE_END.decode(sample.end) if sample.HasField("end") else None for sample in request.samples),
-            *_none(request, None),
-        ),
-        "weights": lambda request: (
-            *(tuple(map(SPAN.decode, sample.weights)) for sample in request.samples),
-            *_none(request, ()),
+        # Without samples in the record nothing is known of them.
+        "samples": lambda request: (
+            tuple(map(SAMPLE.decode, request.samples)) or (SavedSample(),) * request.submit.num_samples
         ),
     },
     sent={"submit": _submit, "samples": _samples},

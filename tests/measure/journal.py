@@ -8,9 +8,10 @@ is made, encoded and written to a file. Figures are wall time of the scheduler's
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,21 +33,13 @@ _PROMPT_TOKENS = 512
 _WARM = 20
 
 
-class _Keeper(JournalKeeper):
-    """All requests have the same output, of which the core knows nothing."""
-
-    def __init__(self, journal: OpenedJournal, output: Int32Array) -> None:
-        super().__init__(journal, Scheduler(CoreConfig()))
-        self._all_outputs = (output,)
-
-    def _length_of(self, request_id: str) -> int:
-        return 4096
-
-    def _outputs_of(self, request_id: str) -> tuple[Int32Array, ...]:
-        return self._all_outputs
-
-    def _spans_of(self, request_id: str) -> dict[int, Sequence[fx.WeightsSpan]]:
-        return {}
+def core_with(output: Int32Array) -> Scheduler:
+    """Returns a core that knows the journal's requests: each ends at 4,096 tokens and has this output so far."""
+    core = Scheduler(CoreConfig())
+    kept = SimpleNamespace(restored=SimpleNamespace(outputs=(output,), weights=()))
+    core.queue.by_request_id = lambda request_id: (SimpleNamespace(total_length=4096),)
+    core.kept.by_id = lambda request_id: kept
+    return core
 
 
 class Load:
@@ -56,7 +49,7 @@ class Load:
         self.rows = rows
         self._stack = ExitStack()
         journal = OpenedJournal(folder, sync=sync, max_bytes=1 << 30, stack=self._stack)
-        self.keeper = _Keeper(journal, np.arange(num_tokens, dtype=np.int32))
+        self.keeper = JournalKeeper(journal, core_with(np.arange(num_tokens, dtype=np.int32)))
         self.keeper.restore(lambda event, **entry: [], time.monotonic())
         for stream in range(rows):
             self._admit(stream)

@@ -63,8 +63,8 @@ def test_everything_that_callers_got_is_read(tmp_path: Path) -> None:
     assert saved.state.next_generation == 1 << 32
     assert saved.next_number == saved.requests[-1].numbers.stop
     for caller, request in zip(lives.callers, saved.requests, strict=True):
-        assert [tokens.tolist() for tokens in request.outputs] == caller.received
-        assert [end.end if end else None for end in request.ends] == caller.ends
+        assert [sample.tokens.tolist() for sample in request.samples] == caller.received
+        assert [sample.end.end if sample.end else None for sample in request.samples] == caller.ends
         for name in ("request_id", "sampling", "max_new_tokens", "linger_seconds", "secret_hash", "description"):
             assert getattr(request.submit, name) == getattr(caller.submit, name)
         assert request.submit.prompt.tolist() == caller.submit.prompt.tolist()
@@ -85,8 +85,8 @@ def test_a_journal_cut_at_any_byte_is_read_up_to_the_last_whole_record(
         saved = saved_by(tmp_path, data[:size])
         assert len(saved.requests) == len(whole.requests)
         for cut, full in zip(saved.requests, whole.requests, strict=True):
-            for some, every in zip(cut.outputs, full.outputs, strict=True):
-                assert every[: len(some)].tolist() == some.tolist()
+            for some, every in zip(cut.samples, full.samples, strict=True):
+                assert every.tokens[: len(some.tokens)].tolist() == some.tokens.tolist()
         lost = size - max(end for end in ends if end <= size)
         said = f"an incomplete record of {numbered(lost, 'byte')} at the end of the journal"
         assert [said in message for message in caplog.messages] == [True] * (lost > 0)
@@ -200,7 +200,7 @@ def test_a_scheduler_that_runs_for_a_while_was_not_crashed_by_its_journal(tmp_pa
 def test_a_gap_in_a_sample_restores_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, _ = real_journal(tmp_path)
     request = saved_by(tmp_path, data).requests[-1]
-    gap = tokens_of(numbers(request.number), ints(len(request.outputs[0]) + 1), ints(9))
+    gap = tokens_of(numbers(request.number), ints(len(request.samples[0].tokens) + 1), ints(9))
     assert saved_by(tmp_path, data + framing.frame(gap)).requests == []
     assert "without a gap" in caplog.text
 
@@ -214,6 +214,6 @@ def test_the_output_of_many_samples_is_collected_from_all_steps(tmp_path: Path) 
     with closing(JournalFolder(tmp_path / "journal")) as folder:
         saved = reader.read(folder)
     for caller, request in zip(callers, saved.requests, strict=True):
-        assert [tokens.tolist() for tokens in request.outputs] == caller.received
-        assert all(end is not None and isinstance(end.end, fx.End) for end in request.ends)
+        assert [sample.tokens.tolist() for sample in request.samples] == caller.received
+        assert all(sample.end is not None and isinstance(sample.end.end, fx.End) for sample in request.samples)
         assert request.submit.frontend == "" != FRONTEND

@@ -113,10 +113,9 @@ def test_what_is_sent_and_written_has_the_bytes_of_before(name: str) -> None:
     else:
         request = records.SavedRequest(number=7, accepted_at=1.5, submit=submit())
         ended = records.SampleEnd(end=end(4), at=2.5)
-        whole = replace(
-            request, outputs=(np.arange(3, dtype=np.int32),) * 2, ends=(ended, None),
-            weights=((fx.WeightsSpan(from_token=1, version="v"),), ()),
-        )  # fmt: skip
+        tokens, span = np.arange(3, dtype=np.int32), fx.WeightsSpan(from_token=1, version="v")
+        one = records.SavedSample(tokens=tokens, end=ended, weights=(span,))
+        whole = replace(request, samples=(one, records.SavedSample(tokens=tokens)))
         data = {
             "request": lambda: records.record(request=records.REQUEST.encode(request)),
             "whole request": lambda: records.record(request=records.REQUEST.encode(whole)),
