@@ -162,9 +162,6 @@ class FlightRecorder(Observer):
         log.warning("%s%s: the last %s in %s", shown, more, numbered(len(entries), "event", "are"), file.name)
 
 
-_Member = dict[str, Any]
-
-
 class FlightFileError(Exception):
     """The file is not one of the flight recorder."""
 
@@ -192,7 +189,7 @@ def lines(path: Path) -> Iterator[str]:
         yield f"{at:12.6f}  {kind:<16} {', '.join(shown)}"
 
 
-def _parsed(line: str) -> _Member:
+def _parsed(line: str) -> dict[str, Any]:
     try:
         return dict(json.loads(line))
     except (ValueError, RecursionError):

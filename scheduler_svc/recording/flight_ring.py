@@ -110,15 +110,18 @@ EFFECTS: dict[type[Any], Callable[[Any], Short]] = {
 """The short forms of effects, except plans, rejections and ends (`Ring`)."""
 
 
-def end_of(frontend: str, end: fx.End) -> Short:
-    """Returns the short form of a sample's end."""
+def of_end(frontend: str, end: fx.End) -> tuple[Short, str | None]:
+    """Returns the short form of a sample's end, and a sentence if the service is to blame.
+
+    That is so if the request killed its workers, for example.
+    """
+    outcome, stats, cause = str(end.reason), end.stats, None
     if end.failure is not None:
         outcome = f"failed: {end.failure.code}"
-    else:
-        outcome = "" if end.reason is None else end.reason.value
-    stats = end.stats
+        if end.failure.code is fx.FailureCode.INTERNAL:
+            cause = f"a request of {frontend or 'no front end'} failed, stream {end.stream}"
     values = (outcome, stats.output_tokens, stats.preemptions, stats.worker_changes, stats.total_seconds)
-    return ("end", frontend, end.stream, *values)
+    return ("end", frontend, end.stream, *values), cause
 
 
 def cause_of(one: Any) -> str | None:
@@ -132,13 +135,6 @@ def cause_of(one: Any) -> str | None:
             return f"worker {one.worker} hangs"
         case _:
             return None
-
-
-def cause_of_end(frontend: str, end: fx.End) -> str | None:
-    """Returns a sentence if the service is to blame for the end: the request killed its workers, say."""
-    if end.failure is None or end.failure.code is not fx.FailureCode.INTERNAL:
-        return None
-    return f"a request of {frontend or 'no front end'} failed, stream {end.stream}"
 
 
 NUM_STEPS, NUM_EVENTS = 4096, 2048
@@ -214,7 +210,7 @@ class Ring:
 
     def _add_output(self, now: float, output: fx.StepOutput) -> None:
         for end in output.ends:
-            self._add(now, end_of(output.frontend, end), cause_of_end(output.frontend, end))
+            self._add(now, *of_end(output.frontend, end))
         if self._keep_tokens and len(output.tokens):
             self._steps.append((now, "output", output.frontend, _first(output.streams), _first(output.tokens)))
 

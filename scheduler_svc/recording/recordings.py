@@ -1,7 +1,7 @@
 """The files in which a running service records itself: which settings ask for them, and their creation at the start."""
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 from scheduler_svc.core.messages.config import CoreConfig
@@ -30,21 +30,18 @@ class Recordings:
         self._flight: FlightRecorder | None = None
         if settings.record is not None:
             with _creating("record", settings.record):
-                self._add(stack, Recorder(settings.record, config))
+                self.observers.append(stack.enter_context(closing(Recorder(settings.record, config))))
         if settings.steps is not None:
             with _creating("steps", settings.steps):
-                self._add(stack, StepsFile(settings.steps))
+                self.observers.append(stack.enter_context(closing(StepsFile(settings.steps))))
         if (path := flight_dir(settings)) is not None:
-            self._flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
-            self._add(stack, self._flight)
+            flight = FlightRecorder(path, keep_tokens=settings.flight == "tokens")
+            self._flight = stack.enter_context(closing(flight))
+            self.observers.append(flight)
 
     def guarding(self, *expected: type[Exception]) -> AbstractContextManager[None]:
         """Writes the last events if the body raises an exception that is not expected, or meets a fatal signal."""
         return nullcontext() if self._flight is None else self._flight.guarding(*expected)
-
-    def _add(self, stack: ExitStack, one: Recorder | StepsFile | FlightRecorder) -> None:
-        stack.callback(one.close)
-        self.observers.append(one)
 
 
 @contextmanager

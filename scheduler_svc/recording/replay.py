@@ -8,7 +8,7 @@ import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedIm
 
 # isort: split
 import argparse
-from contextlib import ExitStack
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from scheduler_svc.core.invariants import audit
@@ -25,10 +25,7 @@ def replay(path: Path, *, audited: bool = False, converted: Path | None = None) 
     """
     config, digest, entries = event_log.read(path)
     core, count, before = Scheduler(config), 0, "start"
-    with ExitStack() as stack:
-        recorder = None if converted is None else event_log.Recorder(converted, config)
-        if recorder is not None:
-            stack.callback(recorder.close)
+    with nullcontext() if converted is None else closing(event_log.Recorder(converted, config)) as recorder:
         for entry in entries:
             if digest.value() != entry.effects_digest:
                 raise SystemExit(f"event {count} (after {before}): the effects differ from those recorded")
