@@ -22,7 +22,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.reports import Load, StepReport
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.simulator.tally import Tally
-from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK, FrontEndCosts, Setup, SimulatedWorker
+from scheduler_svc.simulator.worker import SLOT_BITS, SLOT_MASK, Setup, SimulatedWorker
 
 # Those of the service (scheduler_svc/frontend/streaming/stream.py).
 BUSY_TOKENS, MERGE_SECONDS = 5000.0, 0.015
@@ -46,11 +46,11 @@ class _Waiting:
 class FrontEnd:
     """One process."""
 
-    def __init__(self, costs: FrontEndCosts, tally: Tally) -> None:
+    def __init__(self, setup: Setup, tally: Tally) -> None:
         self.busy_seconds = 0.0
         self.messages = 0
         self.tokens = 0
-        self._costs, self._tally = costs, tally
+        self._setup, self._tally = setup, tally
         self._free_at = 0.0
         # By slot. Each is in one of the two lines, in order of due times; one that moves leaves a stale entry behind.
         self._waiting: dict[int, _Waiting] = {}
@@ -62,7 +62,7 @@ class FrontEnd:
     def admit(self, now: float) -> float:
         """Takes a request that arrives. Returns when the core gets it."""
         self.advance(now)
-        self._take_time(max(now, self._free_at), self._costs.request_seconds)
+        self._take_time(max(now, self._free_at), self._setup.request_seconds)
         return self._free_at
 
     def take(self, slots: list[int], firsts: list[bool], ends: list[fx.End], now: float) -> None:
@@ -107,8 +107,8 @@ class FrontEnd:
                 if self._waiting.get(slot) is waiting:
                     del self._waiting[slot]
                     sent.append((slot, waiting))
-        times = start + self._costs.message_seconds * np.arange(1, len(sent) + 1, dtype=np.float64)
-        self._take_time(start, self._costs.message_seconds * len(sent))
+        times = start + self._setup.message_seconds * np.arange(1, len(sent) + 1, dtype=np.float64)
+        self._take_time(start, self._setup.message_seconds * len(sent))
         self.messages += len(sent)
         slots = np.array([slot for slot, _ in sent], np.int64)
         firsts = np.array([waiting.is_first for _, waiting in sent], np.bool_)
@@ -151,8 +151,7 @@ class Cell:
         self.on_step: Callable[[StepReport], None] | None = None
         self._setup, self._tally = setup, tally
         self._core = Scheduler(setup.config)
-        costs = setup.front_ends
-        self.front_ends = [] if costs is None else [FrontEnd(costs, tally) for _ in range(costs.count)]
+        self.front_ends = [FrontEnd(setup, tally) for _ in range(setup.front_ends)]
         """Each has an equal share of the streams. Without any, what they do takes no time."""
         # Requests on their way to the core: when each arrives, their number, the request.
         self._waiting: list[tuple[float, int, ev.Submit]] = []

@@ -1,11 +1,7 @@
 """`tandem simulate`: one simulation, a comparison of policies or the search for the highest rate.
 
-Owns the order of the work and what is printed. Wrong options and files raise errors of one sentence.
-
-**Search.** The highest rate that meets a goal is found by a bisection over requests per second. A probe can be any
-function of a rate.
-
-**Progress** goes to stderr: each phase and how long it took. Nothing that is simulated reads the wall clock.
+Owns the order of the work and what is printed. Wrong options and files raise errors of one sentence. Progress goes to
+stderr: each phase and how long it took. Nothing that is simulated reads the wall clock.
 """
 
 import json
@@ -19,7 +15,7 @@ from functools import partial
 
 from scheduler_svc.recording.steps_file import StepsFile
 from scheduler_svc.simulator.cost import FittedCost
-from scheduler_svc.simulator.options import PROGRAM, Options, SetupError, Workload, setup_of, workload_of
+from scheduler_svc.simulator.options import PROGRAM, Options, Workload, setup_of, workload_of
 from scheduler_svc.simulator.report import Figures, comparison_table, duration, figures_of, summary, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
 from scheduler_svc.simulator.tally import Tally
@@ -51,18 +47,13 @@ class Probe:
         return self.is_whole and self.missed <= LATE_SHARE * self.requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateRange:
-    """`highest_holding` is 0 if no rate held, `lowest_failing` is inf if none failed."""
-
-    highest_holding: float
-    lowest_failing: float
-
-
 def find_rate(
     probe: Callable[[float], Probe], *, start: float, max_probes: int, precision: float
-) -> tuple[RateRange, list[Probe]]:
-    """Doubles or halves from `start` until one rate holds and one fails, then halves the gap on a log scale."""
+) -> tuple[float, float, list[Probe]]:
+    """Doubles or halves from `start` until one rate holds and one fails, then halves the gap on a log scale.
+
+    Returns the highest rate that held, 0 without one, the lowest that failed, inf without one, and all probes.
+    """
     holding, failing = 0.0, math.inf
     probes: list[Probe] = []
     rate = start
@@ -73,7 +64,7 @@ def find_rate(
         else:
             failing = rate
         rate = holding * 2 if failing == math.inf else failing / 2 if holding == 0.0 else math.sqrt(holding * failing)
-    return RateRange(highest_holding=holding, lowest_failing=failing), probes
+    return holding, failing, probes
 
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -133,8 +124,6 @@ def run(options: Options) -> int:
         note(workload.description)
     if options.find_rate:
         _search(options, setup, workload)
-    elif options.compare:
-        _compare(options, workload)
     else:
         _simulate(options, setup, workload)
     return 0
@@ -142,13 +131,13 @@ def run(options: Options) -> int:
 
 def _check(options: Options) -> None:
     if options.find_rate is not (options.ttft_p99 is not None):
-        raise SetupError("--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate")
+        raise ValueError("--find-rate needs --ttft-p99 SECONDS, and --ttft-p99 needs --find-rate")
     if options.compare and (options.find_rate or options.steps):
-        raise SetupError("--compare cannot be combined with --find-rate or --steps")
+        raise ValueError("--compare cannot be combined with --find-rate or --steps")
     if options.compare == "spread" and options.cells == 1:
-        raise SetupError("--compare spread needs several services: --cells is 1")
+        raise ValueError("--compare spread needs several services: --cells is 1")
     if options.find_rate and (options.concurrency or options.steps):
-        raise SetupError("--find-rate cannot be combined with --concurrency or --steps")
+        raise ValueError("--find-rate cannot be combined with --concurrency or --steps")
 
 
 def _title(setup: Setup, workload: Workload, how: str) -> str:
@@ -158,31 +147,23 @@ def _title(setup: Setup, workload: Workload, how: str) -> str:
 
 
 def _simulate(options: Options, setup: Setup, workload: Workload) -> None:
-    with phase("simulated"):
-        figures = _run(options, setup, workload)
-    title = _title(setup, workload, _pace(options, workload))
-    if options.as_json:
-        print(json.dumps({"what": title, "seed": options.seed, **figures}))
-        return
-    print(table(figures))
-    print()
-    print(f"{PROGRAM}: {title}: {summary(figures)}; seed {options.seed}")
-
-
-def _compare(options: Options, workload: Workload) -> None:
+    """Runs one simulation, or one for each value of the policy to compare."""
     columns: list[tuple[str, Figures]] = []
     title = ""
     for name, variant in options.variants():
-        setup = setup_of(variant)
-        with phase(f"simulated: {name}"):
+        setup = setup_of(variant) if name else setup
+        with phase(f"simulated: {name}" if name else "simulated"):
             columns.append((name, _run(variant, setup, workload)))
         title = _title(setup, workload, _pace(options, workload))
         if options.as_json:
-            print(json.dumps({"what": title, "variant": name, "seed": options.seed, **columns[-1][1]}), flush=True)
+            what = {"what": title, "variant": name} if name else {"what": title}
+            print(json.dumps({**what, "seed": options.seed, **columns[-1][1]}), flush=True)
     if not options.as_json:
-        print(comparison_table(columns))
+        figures = columns[0][1]
+        print(comparison_table(columns) if options.compare else table(figures))
         print()
-        print(f"{PROGRAM}: {title}; {options.compare} compared; seed {options.seed}")
+        end = f"; {options.compare} compared" if options.compare else f": {summary(figures)}"
+        print(f"{PROGRAM}: {title}{end}; seed {options.seed}")
 
 
 def _pace(options: Options, workload: Workload) -> str:
@@ -210,7 +191,7 @@ def _search(options: Options, setup: Setup, workload: Workload) -> None:
     goal = options.ttft_p99
     assert goal is not None
     if not workload.own_rate:
-        raise SetupError("--find-rate: all requests of the trace arrive at once, so they have no rate")
+        raise ValueError("--find-rate: all requests of the trace arrive at once, so they have no rate")
     show = note if options.as_json else partial(print, flush=True)
 
     def probe(rate: float) -> Probe:
@@ -222,26 +203,26 @@ def _search(options: Options, setup: Setup, workload: Workload) -> None:
 
     with phase("searched"):
         start = options.rate or workload.own_rate
-        rates, probes = find_rate(probe, start=start, max_probes=options.probes, precision=options.precision)
+        highest, lowest, probes = find_rate(probe, start=start, max_probes=options.probes, precision=options.precision)
     if options.as_json:
         tried = [
             {"rate": probed.rate, "holds": probed.holds, "ttft_p99": probed.ttft_p99 if probed.is_whole else None}
             for probed in probes
         ]
-        failing = rates.lowest_failing if rates.lowest_failing < float("inf") else None
-        print(json.dumps({"goal_ttft_p99": goal, "rate": rates.highest_holding, "fails_at": failing, "probes": tried}))
+        failing = lowest if lowest < math.inf else None
+        print(json.dumps({"goal_ttft_p99": goal, "rate": highest, "fails_at": failing, "probes": tried}))
         return
     print()
     title = _title(setup, workload, f"with TTFT p99 under {duration(goal)}")
-    print(f"{PROGRAM}: {title}: {_answer(rates)}; seed {options.seed}")
+    print(f"{PROGRAM}: {title}: {_answer(highest, lowest)}; seed {options.seed}")
 
 
-def _answer(rates: RateRange) -> str:
-    if not rates.highest_holding:
-        return f"no rate that was tried, the lowest {rates.lowest_failing:.4g} requests/s"
-    if rates.lowest_failing == float("inf"):
-        return f"{rates.highest_holding:.4g} requests/s and more"
-    return f"{rates.highest_holding:.4g} requests/s ({rates.lowest_failing:.4g} fail)"
+def _answer(highest_holding: float, lowest_failing: float) -> str:
+    if not highest_holding:
+        return f"no rate that was tried, the lowest {lowest_failing:.4g} requests/s"
+    if lowest_failing == math.inf:
+        return f"{highest_holding:.4g} requests/s and more"
+    return f"{highest_holding:.4g} requests/s ({lowest_failing:.4g} fail)"
 
 
 def _probe(setup: Setup, workload: Workload, rate: float, ttft_limit: float) -> Probe:

@@ -12,7 +12,6 @@ import csv
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,27 +37,6 @@ class StepShape:
     samples: int
     pages_copied: int = 0
     host_pages_moved: int = 0
-
-
-class CostModel(Protocol):
-    """Predicts how long a step takes."""
-
-    @property
-    def name(self) -> str:
-        """The model in one line."""
-        ...
-
-    def seconds(self, step: StepShape) -> float:
-        """Returns the device's time from the step's start to its result."""
-        ...
-
-    def page_copy_us(self) -> float:
-        """Returns the time to copy one page to or from host memory."""
-        ...
-
-    def token_us(self) -> float:
-        """Returns the time to compute one token of a long prompt."""
-        ...
 
 
 _NONE = np.zeros(0, np.int64)
@@ -107,14 +85,16 @@ class Roofline:
         return int((share * self.ranks * self.machine.memory - self.weight_bytes) // self.page_bytes)
 
     def seconds(self, step: StepShape) -> float:
-        """Returns the duration of one step."""
+        """Returns the device's time from the step's start to its result."""
         model, machine = self.model, self.machine
         flops_rate = self.flops_efficiency * machine.flops * self.ranks
         bytes_rate = self.bandwidth_efficiency * machine.bandwidth * self.ranks
         multiplied = step.computed_tokens * model.layer_parameters + step.samples * model.head_parameters
         read = (model.layer_parameters + (model.head_parameters if step.samples else 0)) * self.value_bytes
         seconds = max(2 * multiplied / flops_rate, read / bytes_rate)
-        for layers, window in self._layers():
+        for layers, window in (model.layers - model.window_layers, 0), (model.window_layers, model.window):
+            if not layers:
+                continue
             pairs, chunk_keys = chunk_attention(step.chunk_starts, step.chunk_counts, window)
             decode_keys = int((np.minimum(step.contexts, window) if window else step.contexts).sum())
             per_pair = 4 * layers * model.heads * model.head_dim
@@ -131,21 +111,9 @@ class Roofline:
 
     def token_us(self) -> float:
         """Returns the time per token of a long prompt's first chunk."""
-        counts = np.array([_LONG_CHUNK])
-        step = StepShape(
-            chunk_starts=np.zeros(1, np.int64),
-            chunk_counts=counts,
-            contexts=_NONE,
-            computed_tokens=_LONG_CHUNK,
-            samples=0,
-        )
+        start, count = np.zeros(1, np.int64), np.array([_LONG_CHUNK])
+        step = StepShape(chunk_starts=start, chunk_counts=count, contexts=_NONE, computed_tokens=_LONG_CHUNK, samples=0)
         return 1e6 * self.seconds(step) / _LONG_CHUNK
-
-    def _layers(self) -> list[tuple[int, int]]:
-        """Returns the number of layers of each attention pattern and their window, 0 for full attention."""
-        model = self.model
-        kinds = [(model.layers - model.window_layers, 0), (model.window_layers, model.window)]
-        return [kind for kind in kinds if kind[0]]
 
     def _collective_seconds(self, step: StepShape) -> float:
         """Returns the time of a step's collectives.
@@ -196,10 +164,6 @@ _OUTLIER = 20.0
 _NO_ERROR = 0.01
 _MAX = 1e12
 _TINY = 1e-12
-
-
-class StepsFileError(ValueError):
-    """A file that cannot be fitted. The message names the file, and the line and column if one is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -259,8 +223,12 @@ class FittedCost:
         return 1e3 * self.coefficients[1]
 
 
+CostModel = Roofline | FittedCost
+"""Predicts how long a step takes."""
+
+
 def read_steps(path: Path) -> RecordedSteps:
-    """Reads a file of --steps. Raises OSError, and StepsFileError if it is malformed or has too few steps."""
+    """Reads a file of --steps. Raises OSError, and ValueError if it is malformed or has too few steps."""
     features: list[tuple[float, float, float, float]] = []
     times: list[float] = []
     pages_total = 0
@@ -268,7 +236,7 @@ def read_steps(path: Path) -> RecordedSteps:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            raise StepsFileError(f"{path} has no column {', '.join(missing)}; it must be a file written by --steps")
+            raise ValueError(f"{path} has no column {', '.join(missing)}; it must be a file written by --steps")
         for row in reader:
             if row["kind"] not in _STEP_KINDS:
                 continue
@@ -278,7 +246,7 @@ def read_steps(path: Path) -> RecordedSteps:
                 times.append(ms)
                 pages_total = max(pages_total, int(total))
     if len(times) < _MIN_STEPS:
-        raise StepsFileError(f"{path} has {numbered(len(times), 'timed step')}; a fit needs at least {_MIN_STEPS}")
+        raise ValueError(f"{path} has {numbered(len(times), 'timed step')}; a fit needs at least {_MIN_STEPS}")
     return RecordedSteps(features=np.array(features), ms=np.array(times), pages_total=pages_total)
 
 
@@ -288,7 +256,7 @@ def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
     except (TypeError, ValueError):
         value = -1.0
     if not 0 <= value <= _MAX:
-        raise StepsFileError(f"{path}, line {line}: {name} is {row[name]!r}; it must be a number from 0 to {_MAX:g}")
+        raise ValueError(f"{path}, line {line}: {name} is {row[name]!r}; it must be a number from 0 to {_MAX:g}")
     return value
 
 

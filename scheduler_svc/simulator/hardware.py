@@ -19,7 +19,7 @@ class Machine:
     peer_bandwidth: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Model:
     """A dense decoder. `window_layers` of its layers attend only to the newest `window` positions."""
 
@@ -79,38 +79,24 @@ _MACHINES = (
     Machine("cpu", 10e12, 250e9, 256e9, 250e9, 30e9),
 )
 
+# Each with its layers, hidden and intermediate size, heads, KV heads, size of a head, vocabulary and longest sequence.
 _MODELS = (
-    Model(name="llama-3.1-8b", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
-          vocab_size=128256, max_length=131072),
-    Model(name="llama-3.1-70b", layers=80, hidden=8192, intermediate=28672, heads=64, kv_heads=8, head_dim=128,
-          vocab_size=128256, max_length=131072),
-    Model(name="llama-3.2-1b", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
-          vocab_size=128256, max_length=131072, tied=True),
-    Model(name="llama-3.2-3b", layers=28, hidden=3072, intermediate=8192, heads=24, kv_heads=8, head_dim=128,
-          vocab_size=128256, max_length=131072, tied=True),
-    Model(name="qwen-2.5-0.5b", layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64,
-          vocab_size=151936, max_length=32768, tied=True),
-    Model(name="qwen-2.5-7b", layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128,
-          vocab_size=152064, max_length=32768),
-    Model(name="qwen-2.5-32b", layers=64, hidden=5120, intermediate=27648, heads=40, kv_heads=8, head_dim=128,
-          vocab_size=152064, max_length=32768),
-    Model(name="qwen-3-0.6b", layers=28, hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128,
-          vocab_size=151936, max_length=40960, tied=True),
-    Model(name="qwen-3-8b", layers=36, hidden=4096, intermediate=12288, heads=32, kv_heads=8, head_dim=128,
-          vocab_size=151936, max_length=40960),
-    Model(name="gemma-2-2b", layers=26, hidden=2304, intermediate=9216, heads=8, kv_heads=4, head_dim=256,
-          vocab_size=256000, max_length=8192, tied=True, window=4096, window_layers=13),
-    Model(name="gemma-2-9b", layers=42, hidden=3584, intermediate=14336, heads=16, kv_heads=8, head_dim=256,
-          vocab_size=256000, max_length=8192, tied=True, window=4096, window_layers=21),
-    Model(name="mistral-7b-v0.1", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
-          vocab_size=32000, max_length=32768, window=4096, window_layers=32),
-    Model(name="mistral-7b-v0.3", layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128,
-          vocab_size=32768, max_length=32768),
-    Model(name="phi-4", layers=40, hidden=5120, intermediate=17920, heads=40, kv_heads=10, head_dim=128,
-          vocab_size=100352, max_length=16384),
-    Model(name="smollm2-135m", layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64,
-          vocab_size=49152, max_length=8192, tied=True),
-)  # fmt: skip
+    Model("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072),
+    Model("llama-3.1-70b", 80, 8192, 28672, 64, 8, 128, 128256, 131072),
+    Model("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, tied=True),
+    Model("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072, tied=True),
+    Model("qwen-2.5-0.5b", 24, 896, 4864, 14, 2, 64, 151936, 32768, tied=True),
+    Model("qwen-2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, 32768),
+    Model("qwen-2.5-32b", 64, 5120, 27648, 40, 8, 128, 152064, 32768),
+    Model("qwen-3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, 40960, tied=True),
+    Model("qwen-3-8b", 36, 4096, 12288, 32, 8, 128, 151936, 40960),
+    Model("gemma-2-2b", 26, 2304, 9216, 8, 4, 256, 256000, 8192, tied=True, window=4096, window_layers=13),
+    Model("gemma-2-9b", 42, 3584, 14336, 16, 8, 256, 256000, 8192, tied=True, window=4096, window_layers=21),
+    Model("mistral-7b-v0.1", 32, 4096, 14336, 32, 8, 128, 32000, 32768, window=4096, window_layers=32),
+    Model("mistral-7b-v0.3", 32, 4096, 14336, 32, 8, 128, 32768, 32768),
+    Model("phi-4", 40, 5120, 17920, 40, 10, 128, 100352, 16384),
+    Model("smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, 8192, tied=True),
+)
 
 MACHINES: Mapping[str, Machine] = {machine.name: machine for machine in _MACHINES}
 MODELS: Mapping[str, Model] = {model.name: model for model in _MODELS}

@@ -123,8 +123,6 @@ class Held:
 class Layout(ABC):
     """Memory of `total` slots. A sequence is admitted with its tokens, grows by one at a time, and is released."""
 
-    name: ClassVar[str]
-
     def __init__(self, settings: Settings) -> None:
         self.total = settings.memory_tokens
         self.held: dict[int, Held] = {}
@@ -331,5 +329,3 @@ class Shared(Paged):
 
 LAYOUTS: dict[str, type[Layout]] = dict(zip(_NAMES, (Contiguous, Growing, Paged, Shared), strict=True))
 """In the order of the report."""
-for _name, _layout in LAYOUTS.items():
-    _layout.name = _name

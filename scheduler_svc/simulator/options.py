@@ -22,14 +22,12 @@ from scheduler_svc.simulator.cost import FittedCost, Roofline, fit, read_steps
 from scheduler_svc.simulator.hardware import MACHINES, MODELS, Model
 from scheduler_svc.simulator.simulation import Setup
 from scheduler_svc.simulator.traces import BLOCK_TOKENS, Trace, TraceFormat, read_trace
-from scheduler_svc.simulator.worker import FrontEndCosts
 from scheduler_svc.simulator.workload import (
     GRAMMAR,
     Lengths,
     Spacing,
     Spread,
     Synthetic,
-    WorkloadError,
     eos_of,
     parse_lengths,
 )
@@ -163,8 +161,11 @@ class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
     model_config = ConfigDict(frozen=True)
 
     def variants(self) -> Iterator[tuple[str, "Options"]]:
-        """Yields a name and the options of each run that --compare asks for."""
-        name = str(self.compare)
+        """Yields a name and the options of each run that --compare asks for; without it these options, and no name."""
+        name = self.compare
+        if name is None:
+            yield "", self
+            return
         for value in COMPARABLE[name]:
             label = (name if value else f"no {name}") if isinstance(value, bool) else str(value)
             yield label, self.model_copy(update={name.replace("-", "_"): value})
@@ -221,12 +222,8 @@ Workload = Synthetic | Trace
 """Requests in the order of their arrival."""
 
 
-class SetupError(ValueError):
-    """Options that do not fit together. The message names them."""
-
-
 def workload_of(options: Options) -> Workload:
-    """Returns the requests to simulate. Raises OSError and WorkloadError."""
+    """Returns the requests to simulate. Raises OSError and ValueError."""
     if options.trace is None:
         return _filled(
             Synthetic,
@@ -240,17 +237,17 @@ def workload_of(options: Options) -> Workload:
         )
     trace = read_trace(options.trace, options.trace_format, options.requests)
     if len(trace.blocks) and options.prefix_sharing and BLOCK_TOKENS % options.page_size:
-        raise WorkloadError(
+        raise ValueError(
             f"--page-size is {options.page_size}; it must divide {BLOCK_TOKENS}, the tokens of a block of the trace"
         )
     return trace
 
 
 def setup_of(options: Options) -> Setup:
-    """Returns what serves them. Raises OSError, and SetupError and other kinds of ValueError."""
+    """Returns what serves them. Raises OSError, and ValueError if options do not fit together."""
     model, machine = MODELS[options.model], MACHINES[options.machine]
     if options.token_budget < options.max_rows + options.chunk_align:
-        raise SetupError(
+        raise ValueError(
             f"--token-budget is {options.token_budget}; --max-rows {options.max_rows} and one chunk of "
             f"{options.chunk_align} need {options.max_rows + options.chunk_align}"
         )
@@ -291,7 +288,9 @@ def setup_of(options: Options) -> Setup:
         cost=cost,
         workers=options.cell_lanes or options.workers,
         core_seconds=options.core_us * 1e-6,
-        front_ends=_front_ends(options),
+        front_ends=options.frontends or 0,
+        message_seconds=options.frontend_us * 1e-6,
+        request_seconds=options.frontend_request_us * 1e-6,
         kill_seconds=options.kill_lane_every,
         restart_seconds=options.restart,
         link_seconds=options.link_us * 1e-6,
@@ -302,22 +301,12 @@ def setup_of(options: Options) -> Setup:
     )
 
 
-def _front_ends(options: Options) -> FrontEndCosts | None:
-    if options.frontends is None:
-        return None
-    return FrontEndCosts(
-        count=options.frontends,
-        message_seconds=options.frontend_us * 1e-6,
-        request_seconds=options.frontend_request_us * 1e-6,
-    )
-
-
 def _check_group(options: Options, model: Model) -> None:
-    """Raises SetupError for a worker of several ranks that cannot be simulated."""
+    """Raises ValueError for a worker of several ranks that cannot be simulated."""
     if options.ranks > 1 and options.fit is not None:
-        raise SetupError(f"--ranks is {options.ranks}; with --fit the steps of the file are those of a whole worker")
+        raise ValueError(f"--ranks is {options.ranks}; with --fit the steps of the file are those of a whole worker")
     if model.heads % options.ranks:
-        raise SetupError(
+        raise ValueError(
             f"--ranks is {options.ranks}; it must divide the {numbered(model.heads, 'attention head')} "
             f"of {model.name}, such as "
             f"{_divisor(model.heads, options.ranks)}"
@@ -349,7 +338,7 @@ def _pages(roofline: Roofline) -> int:
     if pages < 2:
         need = math.ceil(roofline.weight_bytes / (_MEMORY_SHARE * roofline.machine.memory))
         ranks = _divisor(roofline.model.heads, max(need, roofline.ranks + 1))
-        raise SetupError(
+        raise ValueError(
             f"{roofline.name}: weights of {roofline.weight_bytes / 1e9:.1f} GB leave no page in {_MEMORY_SHARE:.0%} of "
             f"{roofline.ranks * roofline.machine.memory / 1e9:.0f} GB; --ranks {ranks} or --value-bytes 1 may help"
         )

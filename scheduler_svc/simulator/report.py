@@ -62,15 +62,12 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
         "steps": sum(worker.steps for worker in workers),
         "busy": _share(sum(worker.busy_seconds for worker in workers), seconds * len(workers)),
         "running_mean": running,
-        "timeline": [
-            [round(point.at, 6), point.pages_used, point.pages_cached, point.running, point.waiting]
-            for point in tally.timeline.points
-        ],
+        "timeline": [[round(at, 6), *load] for at, *load in tally.timeline.points],
     }
     if len(simulation.cells) > 1 or setup.core_seconds:
         core = [_share(cell.core_seconds, seconds) for cell in simulation.cells]
         figures["cells"] = {"count": len(core), "busiest_core": max(core), "requests": simulation.num_submitted}
-    if setup.front_ends is not None:
+    if setup.front_ends:
         figures["front_ends"] = _front_end_figures(simulation, seconds)
     if setup.kill_seconds:
         figures["deaths"] = simulation.num_deaths

@@ -9,7 +9,7 @@ it, so a percentile is off by at most a quarter of a percent. Maximum, mean and 
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,8 +86,7 @@ class Latencies:
         self.total = Histogram()
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """The core's load at one time: seconds of the simulation's clock, pages, requests."""
 
     at: float
@@ -133,7 +132,6 @@ class Tally:
         # Integrals over time: pages used, pages cached, requests running.
         self._integrals: FloatArray = np.zeros(3)
         self._point: Point | None = None
-        self._observed_from: float | None = None
         self._ttft_limit = ttft_limit
         self._free: list[int] = []
         self._arrived: FloatArray = np.zeros(1024)
@@ -153,23 +151,21 @@ class Tally:
 
     def enter(self, now: float, tenant: int) -> int:
         """Counts a new request. Returns its stream. The low bits of the stream are its slot."""
-        slot = self._free.pop() if self._free else self._new_slot()
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot, self._slots = self._slots, self._slots + 1
+        assert slot <= SLOT_MASK
+        if slot == len(self._arrived):
+            self._arrived = np.concatenate([self._arrived, np.zeros_like(self._arrived)])
+            self._token_at = np.concatenate([self._token_at, np.zeros_like(self._token_at)])
+            self._group = np.concatenate([self._group, np.zeros_like(self._group)])
         self._arrived[slot] = now
         self._group[slot] = tenant > 0
         if not self.submitted:
             self.first_at = now
         self.submitted += 1
         return self.submitted << SLOT_BITS | slot
-
-    def _new_slot(self) -> int:
-        slot = self._slots
-        self._slots += 1
-        assert slot <= SLOT_MASK
-        if slot == len(self._arrived):
-            self._arrived = np.concatenate([self._arrived, np.zeros_like(self._arrived)])
-            self._token_at = np.concatenate([self._token_at, np.zeros_like(self._token_at)])
-            self._group = np.concatenate([self._group, np.zeros_like(self._group)])
-        return slot
 
     def reject(self, effect: fx.Rejected) -> None:
         self.rejected += 1
@@ -230,10 +226,7 @@ class Tally:
     def observe(self, load: Load, now: float) -> None:
         """Takes the core's load. The load before it counts until `now`."""
         point = Point(now, load.pages_used, load.pages_cached, load.running, load.waiting)
-        before = self._point
-        if before is None:
-            self._observed_from = now
-        else:
+        if (before := self._point) is not None:
             self._integrals += (now - before.at) * np.array([before.pages_used, before.pages_cached, before.running])
         self._point = point
         self.pages_used_max = max(self.pages_used_max, point.pages_used)
@@ -242,6 +235,5 @@ class Tally:
 
     def means(self) -> list[float]:
         """Returns means over time: pages used, pages cached, requests running."""
-        if self._point is None or self._observed_from is None or self._point.at <= self._observed_from:
-            return [0.0] * 3
-        return (self._integrals / (self._point.at - self._observed_from)).tolist()
+        seconds = 0.0 if self._point is None else self._point.at - self.timeline.points[0].at
+        return (self._integrals / seconds).tolist() if seconds > 0 else [0.0] * 3

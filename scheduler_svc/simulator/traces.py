@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_svc.core.messages.arrays import Int32Array, Int64Array
-from scheduler_svc.simulator.workload import BLOCK_SPACE, MAX_TOKENS, OWN_SPACE, Arrival, WorkloadError, tokens_of
+from scheduler_svc.simulator.workload import BLOCK_SPACE, MAX_TOKENS, OWN_SPACE, Arrival, tokens_of
 from tandem_contract.plural import counted, numbered
 
 BLOCK_TOKENS = 512
@@ -108,7 +108,7 @@ _Row = tuple[float, int, int, list[int]]
 
 
 def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = None) -> Trace:
-    """Returns the first `limit` requests, sorted by time. Raises OSError, and WorkloadError with the line's number."""
+    """Returns the first `limit` requests, sorted by time. Raises OSError, and ValueError with the line's number."""
     at, inputs, outputs, counts, blocks = array("d"), array("q"), array("q"), array("q"), array("q")
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -120,9 +120,9 @@ def read_trace(path: Path, form: TraceFormat | None = None, limit: int | None = 
                 counts.append(len(block_ids))
                 blocks.extend(block_ids)
         except UnicodeDecodeError:
-            raise WorkloadError(f"{path} is not UTF-8 text") from None
+            raise ValueError(f"{path} is not UTF-8 text") from None
     if not at:
-        raise WorkloadError(f"{path} has no requests")
+        raise ValueError(f"{path} has no requests")
     # Requests with equal times keep their order.
     order = np.argsort(at, kind="stable")
     ends = np.cumsum(counts)
@@ -151,7 +151,7 @@ def _lines(name: str, file: TextIO) -> Iterator[tuple[int, str]]:
     while line := file.readline(_MAX_LINE):
         number += 1
         if len(line) == _MAX_LINE:
-            raise WorkloadError(f"{name}, line {number}: it is longer than {_MAX_LINE} characters")
+            raise ValueError(f"{name}, line {number}: it is longer than {_MAX_LINE} characters")
         if line.strip():
             yield number, line
 
@@ -162,13 +162,13 @@ def _mooncake_rows(name: str, file: TextIO) -> Iterator[_Row]:
         try:
             value: object = json.loads(line)
         except (ValueError, RecursionError):
-            raise WorkloadError(f"{where}: it is not JSON") from None
+            raise ValueError(f"{where}: it is not JSON") from None
         if not isinstance(value, dict):
-            raise WorkloadError(f"{where}: it is not a JSON object")
+            raise ValueError(f"{where}: it is not a JSON object")
         fields = cast(dict[str, Any], value)
         at = fields.get("timestamp")
         if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= 1e3 * _MAX_SECONDS:
-            raise WorkloadError(f"{where}: timestamp is {_shown(at)}; it must be a number of milliseconds from 0 on")
+            raise ValueError(f"{where}: timestamp is {_shown(at)}; it must be a number of milliseconds from 0 on")
         inputs, outputs = (_count(where, key, fields.get(key)) for key in ("input_length", "output_length"))
         yield at / 1e3, inputs, outputs, _ids(where, fields.get("hash_ids"), inputs)
 
@@ -176,15 +176,15 @@ def _mooncake_rows(name: str, file: TextIO) -> Iterator[_Row]:
 def _ids(where: str, value: object, inputs: int) -> list[int]:
     """Returns one id per block. The last block may lack its id if it is not full."""
     if not isinstance(value, list):
-        raise WorkloadError(f"{where}: hash_ids is {_shown(value)}; it must be a list")
+        raise ValueError(f"{where}: hash_ids is {_shown(value)}; it must be a list")
     ids = cast(list[object], value)
     for number in ids:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < _MAX_ID:
-            raise WorkloadError(f"{where}: hash_ids has {_shown(number)}; it must be a number from 0 to {_MAX_ID - 1}")
+            raise ValueError(f"{where}: hash_ids has {_shown(number)}; it must be a number from 0 to {_MAX_ID - 1}")
     low, high = inputs // BLOCK_TOKENS, math.ceil(inputs / BLOCK_TOKENS)
     if not low <= len(ids) <= high:
         blocks = str(high) if low == high else f"{low} or {high}"
-        raise WorkloadError(
+        raise ValueError(
             f"{where}: it has {len(ids)} hash_ids for {numbered(inputs, 'token')}; "
             f"blocks of {BLOCK_TOKENS} tokens make {blocks}"
         )
@@ -200,7 +200,7 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
     columns = [column.strip().lstrip("\ufeff") for column in header.split(",")]
     missing = [column for column in _AZURE_COLUMNS if column not in columns]
     if missing:
-        raise WorkloadError(
+        raise ValueError(
             f"{name}, line {number}: it has no column {', '.join(missing)}; "
             f"it is neither {','.join(_AZURE_COLUMNS)} nor JSON lines"
         )
@@ -209,7 +209,7 @@ def _azure_rows(name: str, file: TextIO) -> Iterator[_Row]:
         where = f"{name}, line {number}"
         cells = next(csv.reader([line]))
         if len(cells) != len(columns):
-            raise WorkloadError(f"{where}: it has {numbered(len(cells), 'cell')}; the header has {len(columns)}")
+            raise ValueError(f"{where}: it has {numbered(len(cells), 'cell')}; the header has {len(columns)}")
         at, inputs, outputs = (cells[place].strip() for place in places)
         counts = (("ContextTokens", inputs), ("GeneratedTokens", outputs))
         tokens_in, tokens_out = (_count(where, name, _whole(text)) for name, text in counts)
@@ -225,7 +225,7 @@ def _seconds(where: str, text: str) -> float:
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return moment.timestamp() + (float(f"0.{digits}") if digits else 0.0)
     except ValueError:
-        raise WorkloadError(f"{where}: TIMESTAMP is {_shown(text)}; it must be like 2023-11-16 18:15:46.680") from None
+        raise ValueError(f"{where}: TIMESTAMP is {_shown(text)}; it must be like 2023-11-16 18:15:46.680") from None
 
 
 def _whole(text: str) -> object:
@@ -235,7 +235,7 @@ def _whole(text: str) -> object:
 def _count(where: str, name: str, value: object) -> int:
     """Returns the count, at least 1, because public traces contain requests of 0 tokens."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
-        raise WorkloadError(f"{where}: {name} is {_shown(value)}; it must be a number from 0 to {MAX_TOKENS}")
+        raise ValueError(f"{where}: {name} is {_shown(value)}; it must be a number from 0 to {MAX_TOKENS}")
     return max(1, value)
 
 

@@ -26,15 +26,6 @@ _FACTOR = 2654435761
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontEndCosts:
-    """The front ends of each service, and the CPU that one of them takes for a message and for a request."""
-
-    count: int
-    message_seconds: float
-    request_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """The core and the workers that serve the requests.
 
@@ -42,8 +33,9 @@ class Setup:
     asks for exactly the tokens it gets. A step's tokens are padded to a multiple of `token_multiple`. `shares_prefixes`
     switches the prefix cache on. `link_seconds` is the delay between core and worker, each way. Each of `cells`
     services has a core and `workers` workers; a core takes `core_seconds` for each request and each step of a worker.
-    Without `front_ends`, these take no time.
-    Every `kill_seconds`, a worker dies, 0: none does; it joins again after `restart_seconds`.
+    Each of its `front_ends` takes `message_seconds` for a message and `request_seconds` for a request; if there are 0,
+    what they do takes no time. Every `kill_seconds`, a worker dies, 0: none does; it joins again after
+    `restart_seconds`.
     """
 
     config: CoreConfig
@@ -57,7 +49,9 @@ class Setup:
     cells: int = 1
     spread: Spread = Spread.HASH
     core_seconds: float = 0.0
-    front_ends: FrontEndCosts | None = None
+    front_ends: int = 0
+    message_seconds: float = 0.0
+    request_seconds: float = 0.0
     kill_seconds: float = 0.0
     restart_seconds: float = 10.0
     seed: int = 0

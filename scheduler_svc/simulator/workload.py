@@ -5,8 +5,6 @@ A workload yields its arrivals one at a time, so a million requests need no more
 **Tokens.** The same key always gives the same tokens: splitmix64 of (key, position), modulo the vocabulary. No prompt
 contains the last token id, which is the simulated EOS.
 
-**Lengths** as flags write them: `512`, `uniform:64:1024`, `exponential:MEAN[:MOST]`, `lognormal:MEAN:SIGMA[:MOST]`.
-
 **Draws.** Each quantity has its own generator, so changing one option leaves the others' draws as they were: the same
 seed at another rate yields the same requests at other times.
 
@@ -43,10 +41,6 @@ def tokens_of(keys: npt.NDArray[np.int64], length: int, vocab_size: int) -> Int3
     first = mix(keys.astype(np.uint64))
     numbers = mix(first[:, None] + np.arange(length, dtype=np.uint64)[None, :])
     return (numbers % np.uint64(vocab_size - 1)).astype(np.int32).reshape(-1)
-
-
-class WorkloadError(ValueError):
-    """A workload that cannot be simulated. The message names the line of the trace or the flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,7 +144,7 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         if (total := self.prefix_groups * self.prefix_tokens) > _MAX_PREFIX_TOKENS:
-            raise WorkloadError(f"the prefixes have {total} tokens; the limit is {_MAX_PREFIX_TOKENS}")
+            raise ValueError(f"the prefixes have {total} tokens; the limit is {_MAX_PREFIX_TOKENS}")
 
     @property
     def name(self) -> str:

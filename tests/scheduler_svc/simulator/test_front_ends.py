@@ -8,7 +8,6 @@ from scheduler_svc.frontend.streaming.stream import StreamLimits
 from scheduler_svc.simulator.cell import BUSY_TOKENS, MERGE_SECONDS
 from scheduler_svc.simulator.report import figures_of, table
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.worker import FrontEndCosts
 from scheduler_svc.simulator.workload import Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
@@ -21,7 +20,7 @@ LONG_OUTPUTS = Synthetic(
 
 def busy(message_seconds: float, count: int = 1) -> Setup:
     made = setup(max_rows=ROWS, token_budget=1024, cost=Flat(fixed=STEP_SECONDS))
-    return replace(made, front_ends=FrontEndCosts(count=count, message_seconds=message_seconds, request_seconds=0.0))
+    return replace(made, front_ends=count, message_seconds=message_seconds)
 
 
 def run(made: Setup, workload: Synthetic = LONG_OUTPUTS) -> Simulation:
@@ -39,7 +38,7 @@ def test_the_limits_are_those_of_the_service() -> None:
 
 def test_front_ends_that_cost_nothing_change_nothing_below_the_load_of_merging() -> None:
     made = setup(workers=2)
-    free = replace(made, front_ends=FrontEndCosts(count=3, message_seconds=0.0, request_seconds=0.0))
+    free = replace(made, front_ends=3)
     workload = replace(LONG_OUTPUTS, own_rate=20.0, outputs=parse_lengths("uniform:1:40"))
     without, within = (figures_of(simulated(each, arrivals(workload)), each) for each in (made, free))
     fronts = within.pop("front_ends")
@@ -51,8 +50,8 @@ def test_front_ends_that_cost_nothing_change_nothing_below_the_load_of_merging()
 
 def test_a_request_and_each_message_take_their_time() -> None:
     """A prompt of one chunk and 4 more tokens in steps of 10 ms."""
-    costs = FrontEndCosts(count=1, message_seconds=0.002, request_seconds=0.001)
-    simulation = simulated(replace(setup(), front_ends=costs), iter([arrival(0.0, 16, 5)]))
+    made = setup(front_ends=1, message_seconds=0.002, request_seconds=0.001)
+    simulation = simulated(made, iter([arrival(0.0, 16, 5)]))
     latencies = simulation.tally.all_requests
     assert latencies.ttft.largest == pytest.approx(0.001 + 0.010 + 0.002)
     assert latencies.itl.mean == pytest.approx(0.010)
@@ -62,11 +61,11 @@ def test_a_request_and_each_message_take_their_time() -> None:
 
 
 def test_requests_wait_for_each_other_in_a_front_end() -> None:
-    costs = FrontEndCosts(count=1, message_seconds=0.0, request_seconds=0.050)
+    made = setup(front_ends=1, request_seconds=0.050)
     requests = [arrival(0.0, 16, 1, first=number) for number in range(3)]
-    one = simulated(replace(setup(), front_ends=costs), iter(requests)).tally.all_requests.ttft
+    one = simulated(made, iter(requests)).tally.all_requests.ttft
     assert one.largest == pytest.approx(3 * 0.050 + 0.010)
-    three = simulated(replace(setup(), front_ends=replace(costs, count=3)), iter(requests)).tally.all_requests.ttft
+    three = simulated(replace(made, front_ends=3), iter(requests)).tally.all_requests.ttft
     assert three.largest == pytest.approx(0.050 + 0.010)
 
 

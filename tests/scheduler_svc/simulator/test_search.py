@@ -16,21 +16,21 @@ def probe_of(limit: float):
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 37.0, 37.1, 5000.0])
 def test_the_search_brackets_the_rate(start: float) -> None:
-    found, probes = find_rate(probe_of(37.0), start=start, max_probes=40, precision=0.05)
-    assert found.highest_holding <= 37.0 < found.lowest_failing <= 1.05 * found.highest_holding
+    holding, failing, probes = find_rate(probe_of(37.0), start=start, max_probes=40, precision=0.05)
+    assert holding <= 37.0 < failing <= 1.05 * holding
     assert [probe.rate for probe in probes] == list(dict.fromkeys(probe.rate for probe in probes))
 
 
 def test_the_search_ends_if_every_rate_or_no_rate_meets_the_goal() -> None:
-    found, probes = find_rate(probe_of(math.inf), start=1.0, max_probes=100, precision=0.05)
-    assert found.lowest_failing == math.inf and found.highest_holding == probes[-1].rate > 1e8
-    found, probes = find_rate(probe_of(0.0), start=1.0, max_probes=100, precision=0.05)
-    assert found.highest_holding == 0.0 and found.lowest_failing == probes[-1].rate < 1e-5
+    holding, failing, probes = find_rate(probe_of(math.inf), start=1.0, max_probes=100, precision=0.05)
+    assert failing == math.inf and holding == probes[-1].rate > 1e8
+    holding, failing, probes = find_rate(probe_of(0.0), start=1.0, max_probes=100, precision=0.05)
+    assert holding == 0.0 and failing == probes[-1].rate < 1e-5
 
 
 def test_the_search_stops_at_the_limit_of_probes() -> None:
-    found, probes = find_rate(probe_of(37.0), start=1.0, max_probes=7, precision=0.001)
-    assert len(probes) == 7 and found.highest_holding < 37 < found.lowest_failing
+    holding, failing, probes = find_rate(probe_of(37.0), start=1.0, max_probes=7, precision=0.001)
+    assert len(probes) == 7 and holding < 37 < failing
 
 
 def test_a_rate_meets_the_goal_if_one_percent_of_requests_miss_it() -> None:

@@ -11,7 +11,6 @@ from scheduler_svc.simulator.cost import (
     FittedCost,
     RecordedSteps,
     Roofline,
-    StepsFileError,
     StepShape,
     chunk_attention,
     fit,
@@ -218,15 +217,15 @@ def test_read_steps_reads_timed_steps_only(tmp_path: Path) -> None:
 def test_the_error_for_a_bad_cell_names_it(tmp_path: Path, change: dict[str, object], message: str) -> None:
     many = lines(30)
     many[4].update(change)
-    with pytest.raises(StepsFileError, match=message):
+    with pytest.raises(ValueError, match=message):
         read_steps(steps_file(tmp_path, many))
 
 
 def test_files_that_cannot_be_fitted_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StepsFileError, match="19 timed steps; a fit needs at least 20"):
+    with pytest.raises(ValueError, match="19 timed steps; a fit needs at least 20"):
         read_steps(steps_file(tmp_path, lines(19)))
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(StepsFileError, match="has no column kind, prefill_tokens"):
+    with pytest.raises(ValueError, match="has no column kind, prefill_tokens"):
         read_steps(tmp_path / "other.csv")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler_svc.simulator.layouts import Layout, Sequence, Settings
+from scheduler_svc.simulator.layouts import Contiguous, Layout, Paged, Sequence, Settings, Shared
 
 
 def sequence(index: int, tokens: list[int], *, prompt: int = 1) -> Sequence:
@@ -46,13 +46,13 @@ def audit(layout: Layout, asked: Settings) -> None:
     """Asserts that the layout's counters equal what its extents yield."""
     extents, lengths = extents_of(layout), lengths_of(layout)
     assert extents.keys() == lengths.keys()
-    is_paged = layout.name in ("paged", "shared")
+    is_paged = isinstance(layout, Paged)
     held: set[int] = set()
     total_held = 0
     for runs in extents.values():
         slots = covered(runs)
         assert len(set(slots)) == len(slots), "one sequence holds a slot twice"
-        if layout.name != "shared":
+        if not isinstance(layout, Shared):
             assert held.isdisjoint(slots), "two sequences hold a slot"
         held.update(slots)
         total_held += len(slots)
@@ -75,7 +75,7 @@ def audit(layout: Layout, asked: Settings) -> None:
 
 def largest_hole(layout: Layout, held: set[int]) -> int:
     """Returns the longest run of free slots, or all free slots of a layout without extents."""
-    if layout.name != "growing":
+    if isinstance(layout, Contiguous | Paged):
         return layout.free
     longest = run = 0
     for slot in range(layout.total):

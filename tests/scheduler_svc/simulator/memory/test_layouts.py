@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Sequence, Settings
+from scheduler_svc.simulator.layouts import LAYOUTS, Layout, Paged, Sequence, Settings
 from tests.scheduler_svc.simulator.memory.asking import audit, covered, extents_of, lengths_of, sequence, settings
 
 
@@ -57,7 +57,7 @@ class Trial:
 
     def __init__(self, layout: Layout, asked: Settings) -> None:
         self.layout, self.asked = layout, asked
-        self.memory = Memory(layout, asked) if layout.name in ("paged", "shared") else None
+        self.memory = Memory(layout, asked) if isinstance(layout, Paged) else None
         self.live: list[tuple[Sequence, int]] = []
         self.preempted: list[tuple[Sequence, int]] = []
         self.count = 0

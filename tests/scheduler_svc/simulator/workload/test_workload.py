@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.simulator.traces import REQUESTS, TraceFormat, read_trace, write_trace
-from scheduler_svc.simulator.workload import Arrival, Spacing, Synthetic, WorkloadError, parse_lengths
+from scheduler_svc.simulator.workload import Arrival, Spacing, Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import VOCAB_SIZE, arrivals
 
 MOONCAKE = [
@@ -102,7 +102,7 @@ def test_the_first_n_requests_of_a_trace_can_be_read(tmp_path: Path) -> None:
 )
 def test_the_error_for_a_bad_mooncake_line_names_it(tmp_path: Path, line: Any, message: str) -> None:
     bad = {**MOONCAKE[0], **line} if isinstance(line, dict) else line
-    with pytest.raises(WorkloadError, match=message):
+    with pytest.raises(ValueError, match=message):
         read_trace(mooncake(tmp_path, [MOONCAKE[0], bad]))
 
 
@@ -121,14 +121,14 @@ def test_the_error_for_a_bad_mooncake_line_names_it(tmp_path: Path, line: Any, m
 def test_the_error_for_a_bad_azure_line_names_it(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
-    with pytest.raises(WorkloadError, match=message):
+    with pytest.raises(ValueError, match=message):
         read_trace(path, TraceFormat.AZURE)
 
 
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WorkloadError, match="is not UTF-8 text"):
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
         read_trace(path)
 
 
@@ -189,7 +189,7 @@ def test_prefixes_are_shared_within_a_group_only() -> None:
     heads = {prompt[:40].tobytes() for prompt in prompts}
     assert len(heads) == 3
     assert len({prompt[40:].tobytes() for prompt in prompts}) == 300
-    with pytest.raises(WorkloadError, match="the prefixes have 1000000000 tokens; the limit is "):
+    with pytest.raises(ValueError, match="the prefixes have 1000000000 tokens; the limit is "):
         synthetic(prefix_groups=1_000_000, prefix_tokens=1000)
 
 
