@@ -21,7 +21,6 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages.arrays import Int32Array
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.page_hash import HASH_BYTES, hash_pages, prefix_root
 from scheduler_svc.door.tenant import Caller, CallerLimits
 from scheduler_svc.frontend.model import Model
@@ -174,8 +173,8 @@ async def make_submit(
     """
     request, sampling = checked.request, checked.sampling
     stop, cache, output = request.stop, request.cache, request.output
-    maximum = maximum_of(stop, len(token_ids), model, who.limits)
-    most = new_tokens_in_force(maximum.tokens, len(token_ids), model)
+    max_new_tokens, is_max_set = maximum_of(stop, len(token_ids), model, who.limits)
+    most = new_tokens_in_force(max_new_tokens, len(token_ids), model)
     if stop.min_new_tokens > most:
         refuse("stop.min_new_tokens", f"is {stop.min_new_tokens}", f"max_new_tokens, here {most}")
     prompt = np.asarray(token_ids, dtype="<i4")
@@ -183,8 +182,8 @@ async def make_submit(
     return frontend_pb2.Submit(
         request_id=checked.request_id,
         prompt=prompt.tobytes(),
-        max_new_tokens=maximum.tokens,
-        is_max_unset=not maximum.is_set,
+        max_new_tokens=max_new_tokens,
+        is_max_unset=not is_max_set,
         min_new_tokens=stop.min_new_tokens,
         sampling=_for_workers(sampling),
         stop_token_ids=np.asarray(list(dict.fromkeys(stop.stop_token_ids)), dtype="<i4").tobytes(),
@@ -257,8 +256,10 @@ def _prompt_logprobs_from(output: pb.OutputParams, num_prompt: int) -> int:
     return max(1, start) if num_prompt > 1 else 0
 
 
-def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> Maximum:
-    """Returns the most output tokens of a request's samples. Raises Refusal if the prompt leaves no room for one.
+def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: CallerLimits) -> tuple[int, bool]:
+    """Returns the most output tokens of a request's samples, and whether the caller set them.
+
+    Raises Refusal if the prompt leaves no room for one.
 
     Unset, it is the operator's default or the caller's own limit, and otherwise the rest of the context, as far as the
     pages of the largest worker hold it.
@@ -269,12 +270,10 @@ def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: Calle
         refuse("prompt", f"has {numbered(num_prompt, 'token')}", limit)
     if stop.HasField("max_new_tokens"):
         # If more are asked for than fit, the core ends the stream with CONTEXT_FULL. The exact number does not matter.
-        return Maximum(tokens=min(stop.max_new_tokens, max_length))
+        return min(stop.max_new_tokens, max_length), True
     # A prompt that fits no present worker is measured against the recently lost ones.
     room = (model.longest_sequence if num_prompt < model.longest_sequence else max_length) - num_prompt
-    return Maximum(
-        tokens=min(room, model.info.default_max_new_tokens or room, limits.max_new_tokens or room), is_set=False
-    )
+    return min(room, model.info.default_max_new_tokens or room, limits.max_new_tokens or room), False
 
 
 def check_detokenize(request: pb.DetokenizeRequest, model: Model) -> Tokenizer:

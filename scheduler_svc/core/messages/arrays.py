@@ -8,7 +8,6 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 NO_IDS = np.zeros(0, np.int32)
-NO_PAGES = np.zeros(0, np.int32)
 NO_STREAMS = np.zeros(0, np.uint64)
 NO_FLOATS = np.zeros(0, np.float32)
 

@@ -12,7 +12,6 @@ from typing import Annotated
 from scheduler_svc.core.messages.arrays import NO_FLOATS, NO_IDS, Float32Array, Int32Array
 from scheduler_svc.core.messages.config import MAX_LOGPROBS
 from scheduler_svc.core.messages.effects import End, WeightsSpan
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.operators import (
     MAX_DETAIL_CHARS,
     ClearQuarantine,
@@ -40,8 +39,10 @@ MAX_DESCRIPTION_BYTES = 32 << 10
 SECRET_HASH_BYTES = 32
 # No number of a prompt or an output is larger, so that sums of them fit in 32 bits.
 MAX_TOKENS = (1 << 30) - 1
+EXPECTED_TOKENS = 256
+"""The tokens that are still expected of a sample without a maximum: most answers are shorter, and the rest of a
+context of 131,072 tokens would leave pages idle and let one request take the tokens of a tenant's minute."""
 Seconds = Annotated[float, Range(0, 1e12)]
-Detail = Annotated[str, Cut(MAX_DETAIL_CHARS)]
 
 # Sampling, stop tokens in any order, limits.
 Options = tuple[bytes, tuple[int, ...], tuple[int, ...]]
@@ -100,12 +101,12 @@ class Submit:
     sampling_key: bytes = b""
     """Hash of `sampling` without the seed, which may be drawn again each time. If it is empty, `sampling` counts."""
     is_max_unset: bool = False
-    """Whether the caller left the maximum unset. `max_new_tokens` is then what the front end allows."""
+    """Whether the caller left the maximum unset. `max_new_tokens` is then what the front end allows, and no demand: a
+    worker with less room takes the request, which ends where the room of every worker ends."""
 
-    @property
-    def maximum(self) -> Maximum:
-        """The most output tokens of each sample."""
-        return Maximum(tokens=self.max_new_tokens, is_set=not self.is_max_unset)
+    def expected(self, most: int) -> int:
+        """Returns how many output tokens of a sample are expected where at most `most` can come."""
+        return min(most, EXPECTED_TOKENS) if self.is_max_unset else most
 
     @property
     def options(self) -> Options:
@@ -338,7 +339,7 @@ class ResourceReady:
 
     worker: str
     hash: Annotated[bytes, Length(RESOURCE_HASH_BYTES, RESOURCE_HASH_BYTES)]
-    error: Detail = ""
+    error: Annotated[str, Cut(MAX_DETAIL_CHARS)] = ""
     """Why the resource cannot be used, in one sentence; empty if it can."""
     kind: str = CONSTRAINT
 

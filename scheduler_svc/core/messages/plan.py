@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_PAGES, Int32Array, Int64Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, Int64Array
 from scheduler_svc.core.messages.resources import Need
 
 
@@ -45,16 +45,16 @@ class PageMoves:
     Order: swap-outs, zeroing (`Plan.zero_pages`), copies, swap-ins.
     """
 
-    saved_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+    saved_pages: Int32Array = field(default_factory=lambda: NO_IDS)
     """Page `saved_pages[i]` is swapped out to host page `saved_slots[i]`."""
-    saved_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
-    copied_from: Int32Array = field(default_factory=lambda: NO_PAGES)
+    saved_slots: Int32Array = field(default_factory=lambda: NO_IDS)
+    copied_from: Int32Array = field(default_factory=lambda: NO_IDS)
     """The first `copied_tokens[i]` slots of page `copied_from[i]` are copied to page `copied_to[i]`."""
-    copied_to: Int32Array = field(default_factory=lambda: NO_PAGES)
-    copied_tokens: Int32Array = field(default_factory=lambda: NO_PAGES)
-    loaded_slots: Int32Array = field(default_factory=lambda: NO_PAGES)
+    copied_to: Int32Array = field(default_factory=lambda: NO_IDS)
+    copied_tokens: Int32Array = field(default_factory=lambda: NO_IDS)
+    loaded_slots: Int32Array = field(default_factory=lambda: NO_IDS)
     """Host page `loaded_slots[i]` is swapped in to page `loaded_pages[i]`."""
-    loaded_pages: Int32Array = field(default_factory=lambda: NO_PAGES)
+    loaded_pages: Int32Array = field(default_factory=lambda: NO_IDS)
 
 
 NOTHING_MOVES = PageMoves()

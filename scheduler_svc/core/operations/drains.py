@@ -316,9 +316,7 @@ class Drains(Organ):
         lane = self._lanes.get(drain.worker)
         tokens_left = _tokens_left(lane) if lane else 0
         if not drain.worker:
-            tokens_left = sum(
-                one.submit.maximum.expected(one.total_length - one.known) for one in self._queue.waiting()
-            )
+            tokens_left = sum(one.submit.expected(one.total_length - one.known) for one in self._queue.waiting())
             tokens_left += sum(_tokens_left(one_lane) for one_lane in self._lanes.values())
         rows = lane.rows.num_seated if lane else 0
         return {"worker": drain.worker, "worker_running": rows, "tokens_left": tokens_left, "moved": drain.moved}

@@ -41,10 +41,6 @@ class PageIndex:
         self._masks: dict[bytes, int] = {}
         self._used_slots = 0
 
-    def __len__(self) -> int:
-        """Returns the number of different page hashes."""
-        return len(self._masks)
-
     def open(self) -> int:
         """Opens a lane, and returns its bit."""
         bit = 1

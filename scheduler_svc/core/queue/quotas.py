@@ -6,7 +6,7 @@ The empty tenant (no token file) has no account and no limits. There are as many
 gets the unused ones back when it ends. A limit is therefore enforced only at the door: a stream never ends for it, and
 a tenant cannot exceed it with many long requests at once. A request larger than the whole minute is accepted when the
 bucket is full, and the tenant then waits until the debt is paid. A request with an unset maximum, which may make the
-rest of a context, is accepted when its prompt and the expected output (`messages/maximum`) are free. It reserves its
+rest of a context, is accepted when its prompt and the expected output (`EXPECTED_TOKENS`) are free. It reserves its
 prompt alone; each output token is charged when it comes.
 
 **Queue.** One tenant must not shut others out, also if it has no `queue_share` or the shares add up to more than 1. So
@@ -94,11 +94,6 @@ class Account:
         """Counts waiting requests and their tokens; both numbers are negative for requests that no longer wait."""
         self.waiting += count
         self.waiting_tokens += tokens
-
-    def may_take_row(self, num_rows: int, total: int) -> bool:
-        """Returns whether the tenant, which has `num_rows` of `total` rows, may have another. One is always allowed."""
-        share = self.limits.row_share
-        return share is None or num_rows < max(1, int(share * total))
 
     def charge(self, tokens: int, now: float, *, requests: int = 1) -> None:
         """Takes accepted requests and tokens that they may need or have made."""

@@ -255,9 +255,10 @@ class RequestQueue:
         return self.accounts.of(request.submit.tenant) if request.submit.tenant else None
 
     def may_take_row(self, request: Request, num_rows: int) -> bool:
-        """Returns whether the request's tenant may have another one of all `num_rows` rows."""
+        """Returns whether the request's tenant may have another one of all `num_rows` rows. One is always allowed."""
         account, running = self.account_of(request), self.tenants[request.submit.tenant].running
-        return account is None or account.may_take_row(len(running), num_rows)
+        share = None if account is None else account.limits.row_share
+        return share is None or len(running) < max(1, int(share * num_rows))
 
     def withdraw(self, request: Request) -> None:
         """Removes a request that waits no longer."""

@@ -119,15 +119,15 @@ def _new_requests(
     # All workers have the same model identity, which covers the page size and the EOS token ids.
     infos = core.lanes.worker_infos
     info = infos.known[0]
-    prompt, maximum = len(submit.prompt), submit.maximum
+    prompt = len(submit.prompt)
     total, is_cut = _length(submit, infos, is_restored=is_restored)
     meter = 0
-    if submit.tenant and not maximum.is_set:
+    if submit.tenant and submit.is_max_unset:
         meter = core.queue.accounts.open(submit.tenant, arrived_at).number
     hashes = _page_hashes(submit, info.page_size)
     # Each salt gets its part of the tenant's share.
     share = submit.prefix_root if core.config.policy.fair_share else b""
-    expected = prompt + maximum.expected(total - prompt)
+    expected = prompt + submit.expected(total - prompt)
     banned, stops = _banned(submit, info.eos_token_ids), frozenset(submit.stop_token_ids)
     kept = _kept(submit)
     prompt_logprobs_from = submit.prompt_logprobs_from if submit.prompt_logprobs_from < prompt else 0
@@ -174,13 +174,12 @@ def _length(submit: ev.Submit, infos: WorkerInfos, *, is_restored: bool) -> tupl
 
     A journal has what was accepted, by workers that may be larger than those that are back.
     """
-    prompt, maximum = len(submit.prompt), submit.maximum
-    total = wanted = prompt + maximum.tokens
+    total = wanted = len(submit.prompt) + submit.max_new_tokens
     if not is_restored:
-        total = total_tokens(infos, prompt, maximum)
-        if not maximum.is_set:
+        total = total_tokens(infos, submit)
+        if submit.is_max_unset:
             total = min(total, infos.longest_known)
-    return total, total < wanted or (not maximum.is_set and total >= infos.longest_known)
+    return total, total < wanted or (submit.is_max_unset and total >= infos.longest_known)
 
 
 def _page_hashes(submit: ev.Submit, page_size: int) -> list[bytes]:

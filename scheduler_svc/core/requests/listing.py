@@ -74,6 +74,7 @@ class Listing(Organ):
             submit, arrived_at = kept.submit, kept.accepted_at
             fields = _answer(kept, idx) if is_ended else self._restored(kept, idx)
         ends_at = None if fields["state"] is RequestState.KEPT else submit.ends_at(arrived_at)
+        times = [at for at in (ends_at, kept and kept.expires_at) if at is not None]
         return RequestEntry(
             request_id=own_id(submit.request_id, submit.tenant),
             tenant=submit.tenant,
@@ -81,7 +82,7 @@ class Listing(Organ):
             sample_idx=idx,
             num_samples=submit.num_samples,
             is_detached=kept is not None and kept.reader is None,
-            seconds_left=_left(ends_at, kept and kept.expires_at, now),
+            seconds_left=max(0.0, min(times) - now) if times else None,
             **fields,
         )
 
@@ -142,9 +143,3 @@ def _answer(kept: KeptRequest, idx: int) -> dict[str, Any]:
 
 def _version(spans: Sequence[WeightsSpan]) -> str:
     return spans[-1].version if spans else ""
-
-
-def _left(one: float | None, other: float | None, now: float) -> float | None:
-    """Returns the time until the earlier of two times; None without one."""
-    times = [at for at in (one, other) if at is not None]
-    return max(0.0, min(times) - now) if times else None

@@ -9,7 +9,6 @@ from scheduler_svc.core.messages.arrays import is_within
 from scheduler_svc.core.messages.config import MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.effects import RejectCode, Rejected
 from scheduler_svc.core.messages.events import Submit
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.core.messages.resources import Resource
 from scheduler_svc.core.state.worker_infos import WorkerInfos
 from tandem_contract.plural import numbered
@@ -18,27 +17,26 @@ from tandem_contract.plural import numbered
 Refusal = tuple[RejectCode, str, str]
 
 
-def total_tokens(worker_infos: WorkerInfos, prompt: int, maximum: Maximum) -> int:
+def total_tokens(worker_infos: WorkerInfos, event: Submit) -> int:
     """Returns the length in tokens at which the request ends; 0 if no worker can run it.
 
     Each known worker gives a length: prompt and maximum, cut at its max_length. Workers with a pool too small for that
     length are left out, unless the maximum is unset: then a full pool ends the request (`rows`). The result is the
     largest of the rest.
     """
-    longest = 0
+    prompt, longest = len(event.prompt), 0
     for info in worker_infos.known:
-        total = min(prompt + maximum.tokens, info.max_length)
-        if total > max(prompt, longest) and (info.holds(total) or not maximum.is_set):
+        total = min(prompt + event.max_new_tokens, info.max_length)
+        if total > max(prompt, longest) and (info.holds(total) or event.is_max_unset):
             longest = total
     return longest
 
 
 def _needed(event: Submit, worker_infos: WorkerInfos) -> int:
     """Returns the length that a worker must hold to run the request; 0 if no known one does."""
-    prompt, maximum = len(event.prompt), event.maximum
-    if maximum.is_set:
-        return total_tokens(worker_infos, prompt, maximum)
-    least = prompt + max(1, event.min_new_tokens)
+    if not event.is_max_unset:
+        return total_tokens(worker_infos, event)
+    least = len(event.prompt) + max(1, event.min_new_tokens)
     return least if any(info.holds(least) for info in worker_infos.known) else 0
 
 
@@ -48,11 +46,10 @@ def _too_large(event: Submit, worker_infos: WorkerInfos) -> Refusal | None:
     Returns None if a present worker can, or if no worker is present and a recent one could. If only
     a worker that left recently could hold the request, it is refused as NOT_READY, not as invalid.
     """
-    prompt, total, maximum = len(event.prompt), _needed(event, worker_infos), event.maximum
+    prompt, total = len(event.prompt), _needed(event, worker_infos)
     # What the caller has set, or the one token that every request has.
-    if maximum.is_set:
-        new, field = maximum.tokens, "max_new_tokens"
-    else:
+    new, field = event.max_new_tokens, "max_new_tokens"
+    if event.is_max_unset:
         new, field = max(1, event.min_new_tokens), "min_new_tokens" if event.min_new_tokens > 1 else ""
     # Some known worker holds it.
     if total and (total <= worker_infos.longest_present or not worker_infos.present):
@@ -130,13 +127,13 @@ def _tenant_queue_full(core: Core, tenant: str, count: int, tokens: int) -> str:
 def tokens_to_charge(event: Submit, worker_infos: WorkerInfos) -> int:
     """Returns the tokens that a request is charged for when it is accepted: its prompt, and the longest output of each
     sample unless the maximum is unset."""
-    return expected_tokens(event, worker_infos) if event.maximum.is_set else len(event.prompt)
+    return len(event.prompt) if event.is_max_unset else expected_tokens(event, worker_infos)
 
 
 def expected_tokens(event: Submit, worker_infos: WorkerInfos) -> int:
     """Returns the tokens that a request is expected to cost its tenant at most."""
-    prompt, maximum = len(event.prompt), event.maximum
-    return prompt + event.num_samples * maximum.expected(total_tokens(worker_infos, prompt, maximum) - prompt)
+    prompt = len(event.prompt)
+    return prompt + event.num_samples * event.expected(total_tokens(worker_infos, event) - prompt)
 
 
 def rejected(core: Core, event: Submit, now: float) -> Rejected | None:

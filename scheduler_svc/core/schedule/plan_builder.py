@@ -107,8 +107,6 @@ class PlanBuilder:
     starts: list[RowStart] = field(default_factory=list[RowStart])
     appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, its next page."""
-    started_tokens: int = 0
-    """Number of tokens that come with `starts`."""
     chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Row, number of positions."""
     prefill_tokens: int = 0
@@ -187,7 +185,6 @@ class PlanBuilder:
         if not may_sample(lane, request):
             lane.rows.await_needs(row, True)
         self.starts.append(_start(request, row, pages, first))
-        self.started_tokens += request.known
         self.bytes_left -= start_bytes(request, len(pages))
         return row
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_IDS, NO_PAGES, Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
@@ -232,7 +232,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
             cached=tuple(builder.cached),
             swapped_out=tuple(page_hash for _, _, page_hash in builder.swap_outs),
             moved_pages=len(builder.swap_outs) + len(builder.copies) + len(builder.swap_ins),
-            started_tokens=builder.started_tokens,
+            started_tokens=sum(len(start.tokens) for start in builder.starts),
             constrained=rows.is_constrained[all_rows[sampled]] if rows.num_constrained else None,
             takes_over=b"" if take_over is None else take_over.pool_id,
         )
@@ -243,7 +243,7 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         generation=lane.generation,
         step=lane.step,
         checksum=rows.checksum,
-        zero_pages=np.array(zero_pages, np.int32) if zero_pages else NO_PAGES,
+        zero_pages=np.array(zero_pages, np.int32) if zero_pages else NO_IDS,
         starts=tuple(builder.starts),
         append_rows=append_rows,
         append_pages=append_pages,
@@ -276,7 +276,7 @@ def _moves(builder: PlanBuilder) -> PageMoves:
 
 
 def _columns(entries: Sequence[tuple[int, ...]], width: int) -> list[Int32Array]:
-    return list(np.array(entries, np.int32).T.copy()) if entries else [NO_PAGES] * width
+    return list(np.array(entries, np.int32).T.copy()) if entries else [NO_IDS] * width
 
 
 def _wanted_logprobs(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scheduler_svc.core.messages.arrays import Int32Array, is_any_of, is_within
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, PromptLogprobs, StepOutput, TokenLogprobs
 from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
-from scheduler_svc.core.messages.plan import SentPlan, WantedPromptLogprobs
+from scheduler_svc.core.messages.plan import SentPlan
 from scheduler_svc.core.queue.request_queue import RequestQueue
 from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
 from scheduler_svc.core.schedule.plan_builder import DETACHED
@@ -250,12 +250,13 @@ def _prompt_logprobs(
     for wanted in record.wanted_prompt_logprobs:
         request = queue.by_handle(wanted.handle)
         if request is not None:
-            piece = prompt_piece(wanted, request, raw, line)
-            if np.isnan(piece.values.logprobs).any():
+            values = _table(raw).at(slice(line, line + wanted.count), wanted.top_k)
+            if np.isnan(values.logprobs).any():
                 not_finite.append(request)
             else:
                 request.prompt_logprobs_sent(wanted.start, wanted.count)
-                pieces.append(piece)
+                reader, stream = request.frontend, request.stream
+                pieces.append(PromptLogprobs(frontend=reader, stream=stream, start=wanted.start, values=values))
         line += wanted.count
     return tuple(pieces), not_finite
 
@@ -290,12 +291,6 @@ def entry_logprobs(record: SentPlan, raw: RawLogprobs, sampled: npt.NDArray[np.i
         return None
     lines = (np.cumsum(is_wanted) - 1)[sampled[entries]]
     return TokenLogprobs(entries=entries.astype(np.int32), values=_table(raw).at(lines))
-
-
-def prompt_piece(wanted: WantedPromptLogprobs, request: Request, raw: RawLogprobs, line: int) -> PromptLogprobs:
-    """Returns the logprobs of a request's prompt positions, which begin at index `line` of `raw`."""
-    values = _table(raw).at(slice(line, line + wanted.count), wanted.top_k)
-    return PromptLogprobs(frontend=request.frontend, stream=request.stream, start=wanted.start, values=values)
 
 
 def _table(raw: RawLogprobs) -> Logprobs:

@@ -17,26 +17,21 @@ _NOTHING = Weights(version="", folder="")
 
 
 class LaneSchedule:
-    """A lane's scheduling data. A reset of the lane keeps only the expected share.
-
-    - The expected share: an estimate of how much of its remaining output a running request will really produce. It
-      decides how many pages stay free when a request is admitted (`policy.headroom`).
-    - The blocked head: the request at the head of the queue that could not be admitted, so that the lane does not check
-      it again before pages are released.
-    - Lookups, with an attention window: how many pages of a request `placement` found in this lane's prefix cache.
-    """
+    """A lane's scheduling data. A reset of the lane keeps only the expected share."""
 
     def __init__(self) -> None:
         self.expected_share = FIRST_SHARE
-        """Share of its remaining output tokens that a running request is expected to produce, at most 1."""
+        """Share of its remaining output tokens that a running request is expected to produce, at most 1. It decides how
+        many pages stay free when a request is admitted (`policy.headroom`)."""
         self.has_preempted = False
         """Whether a request was preempted since the last planned step: the expected share was too small."""
         self.blocked: tuple[int, int] | None = None
-        """The request that does not fit, by handle, and the pool's counter of releases then.
-
-        With handle 0 other lanes see this lane as blocked, but it checks the head again when it next plans."""
+        """The request at the head of the queue that does not fit, by handle, and the pool's counter of releases then:
+        the lane does not check it again before pages are released. With handle 0 other lanes see this lane as blocked,
+        but it checks the head again when it next plans."""
         self.lookups: dict[tuple[int, int], int] = {}
-        """By handle and known tokens: how many pages the lane has of a request. Valid until it plans or is answered."""
+        """By handle and known tokens: how many cached pages the lane has of a request, if it has a window. Valid until
+        it plans or is answered."""
 
     def reset(self) -> None:
         """Drops the data that depends on the lane's rows and cached pages."""

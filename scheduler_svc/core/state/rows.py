@@ -150,8 +150,8 @@ class Rows:
         self.num_pages[row], self.held_from[row] = len(pages), held_from
         total = min(request.total_length, self._longest)
         self.total[row], self.last[row], self.prompt[row] = total, total - 1, request.prompt_tokens
-        submit, maximum = request.submit, request.submit.maximum
-        self._most_expected[row] = maximum.expected(_ANY)
+        submit = request.submit
+        self._most_expected[row] = submit.expected(_ANY)
         self.meter[row] = request.meter
         self.num_metered += bool(request.meter)
         self.min_known[row] = request.prompt_tokens + submit.min_new_tokens
@@ -163,7 +163,7 @@ class Rows:
         self.num_with_logprobs += self._has_logprobs(row)
         self.is_constrained[row] = is_constrained = bool(request.constraint)
         self.num_constrained += is_constrained
-        self._remaining_when_seated[row] = maximum.expected(total - 1 - known)
+        self._remaining_when_seated[row] = submit.expected(total - 1 - known)
         self.remaining_bound += self._remaining_when_seated[row]
         self._replace_table(row, pages, first_position)
         request.row = row
@@ -257,10 +257,6 @@ class Rows:
         self.tokens_in_flight[rows] -= 1
         verified = self.confirmed[rows]
         self.verified[rows] = verified
-        return verified, self.add_tokens(rows, tokens)
-
-    def add_tokens(self, rows: npt.NDArray[np.int64], tokens: Int32Array) -> Int32Array:
-        """Appends one token to each of `rows`, which are distinct. Returns their new numbers of known tokens."""
         width, known = self._width, self.known[rows]
         used = known % width
         self._flat_tail[rows * width + used] = tokens  # half the time of two indices for many rows
@@ -270,7 +266,7 @@ class Rows:
             flushed = int(self._flushed[row])
             self.request_at(row).add_outputs(self._tail[row, flushed % width :].copy())
             self._flushed[row] = flushed - flushed % width + width
-        return known
+        return verified, known
 
     def tokens_between(self, row: int, start: int, end: int) -> Int32Array:
         """Returns the row's tokens from `start` to `end - 1`, int32[end - start]. `end` is at most `known`."""

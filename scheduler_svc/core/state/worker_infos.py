@@ -90,25 +90,19 @@ class WorkerInfos:
         return recent
 
     def _changed(self) -> None:
+        """Updates what follows. `served` stays the same object if callers would see no difference."""
         self.revision += 1
-        self._update_served()
-        self.known = (*self.present, *self.recent)
         self.longest_present = max((info.longest_sequence for info in self.present), default=0)
-
-    def _update_served(self) -> None:
-        """Updates `served`. It stays the same object if callers would see no difference."""
-        if self.present:
-            info = self.present[0]
-        elif self.served is not None:
-            info = self.served.info
-        else:
-            return
-        infos = (info, *self.present, *self._departed)
-        longest = max(one.max_length for one in (info, *self._departed))
-        refusals = {kind.name: _refusal(kind, infos) for kind in KINDS.values()}
-        before, served = self.served, Served(info=info, recent_max_length=longest, refusals=refusals)
-        if before is None or replace(before, info=_limits(before.info)) != replace(served, info=_limits(info)):
-            self.served = served
+        before = self.served
+        info = self.present[0] if self.present else before and before.info
+        if info is not None:
+            infos = (info, *self.present, *self._departed)
+            longest = max(one.max_length for one in (info, *self._departed))
+            refusals = {kind.name: _refusal(kind, infos) for kind in KINDS.values()}
+            served = Served(info=info, recent_max_length=longest, refusals=refusals)
+            if before is None or replace(before, info=_limits(before.info)) != replace(served, info=_limits(info)):
+                self.served = served
+        self.known = (*self.present, *self.recent)
 
 
 def _refusal(kind: Kind, infos: Sequence[WorkerInfo]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
-from scheduler_svc.core.messages.maximum import EXPECTED_TOKENS
+from scheduler_svc.core.messages.events import EXPECTED_TOKENS
 from scheduler_svc.core.messages.operators import TenantLimits, TenantsChanged
 from scheduler_svc.core.messages.reports import DrainReport
 from scheduler_svc.core.queue.quotas import Bucket

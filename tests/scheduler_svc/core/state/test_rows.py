@@ -47,7 +47,8 @@ def test_tokens_keep_their_order_across_the_tail() -> None:
     row = np.array([rows.seat(subject, [1], 0, first_position=0, held_from=0)])
     tokens = [(37 * i) % 1000 for i in range(2 * TAIL_TOKENS + 5)]
     for token in tokens:
-        rows.add_tokens(row, np.array([token], np.int32))
+        rows.tokens_in_flight[row] += 1
+        rows.add_sampled(row, np.array([token], np.int32))
     known = [1, 2, *tokens]
     for start, end in [
         (0, 2),

@@ -22,7 +22,6 @@ from tandem.v1 import inference_pb2 as pb
 
 from scheduler_svc.core.messages import page_hash
 from scheduler_svc.core.messages.events import MAX_SAMPLING_BYTES
-from scheduler_svc.core.messages.maximum import Maximum
 from scheduler_svc.door.tenant import EVERYONE, CallerLimits
 from scheduler_svc.frontend import model as models
 from scheduler_svc.frontend import validate as wire
@@ -563,10 +562,6 @@ def test_ids_out_of_bounds_are_refused(ids: list[int], model: Model, field: str)
     assert wire.check_detokenize(pb.DetokenizeRequest(token_ids=[1] * MAX_LENGTH), MODEL) is MODEL.tokenizer
 
 
-def unset(tokens: int) -> Maximum:
-    return Maximum(tokens=tokens, is_set=False)
-
-
 @pytest.mark.parametrize("default", [None, 100, 1 << 30])
 @pytest.mark.parametrize("pages_hold", [0, 257, 1 << 20])
 def test_a_maximum_is_the_callers_or_the_least_of_room_default_and_limit(default: int | None, pages_hold: int) -> None:
@@ -580,7 +575,7 @@ def test_a_maximum_is_the_callers_or_the_least_of_room_default_and_limit(default
         limits = CallerLimits(max_new_tokens=own)
         longest = pages_hold if pages_hold == 257 and num_prompt < 257 else MAX_LENGTH
         least = min(longest - num_prompt, *(each for each in (default, own) if each is not None), 1 << 30)
-        assert wire.maximum_of(pb.StopParams(), num_prompt, model, limits) == unset(least), (own, num_prompt)
+        assert wire.maximum_of(pb.StopParams(), num_prompt, model, limits) == (least, False), (own, num_prompt)
         for asked in (1, 40, MAX_LENGTH + 1):
             found = wire.maximum_of(pb.StopParams(max_new_tokens=asked), num_prompt, model, limits)
-            assert found == Maximum(tokens=min(asked, MAX_LENGTH)), (own, num_prompt, asked)
+            assert found == (min(asked, MAX_LENGTH), True), (own, num_prompt, asked)
