@@ -17,7 +17,7 @@ from scheduler_svc.core.messages import events as ev
 from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.core.schedule import placement as core
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.simulator import simulation
+from scheduler_svc.simulator import cell, simulation
 
 # The prefix root of tenant 0 in the simulation.
 _GREEDY_ROOT = prefix_root(simulation._CACHE_ROOT, "tenant-0")
@@ -60,5 +60,5 @@ class _Prioritising(Scheduler):
 @contextmanager
 def small_tenants_first() -> Iterator[None]:
     """Gives all tenants except the greedy one a level of priority while the context lasts."""
-    with patch.object(simulation, "Scheduler", _Prioritising):
+    with patch.object(cell, "Scheduler", _Prioritising):
         yield
