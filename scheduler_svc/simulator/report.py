@@ -62,7 +62,7 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
         "steps": sum(worker.steps for worker in workers),
         "busy": _share(sum(worker.busy_seconds for worker in workers), seconds * len(workers)),
         "running_mean": running,
-        "timeline": [[round(at, 6), *load] for at, *load in tally.timeline.points],
+        "timeline": [[round(at, 6), *load] for at, *load in tally.timeline],
     }
     if len(simulation.cells) > 1 or setup.core_seconds:
         core = [_share(cell.core_seconds, seconds) for cell in simulation.cells]

@@ -96,23 +96,6 @@ class Point(NamedTuple):
     waiting: int
 
 
-class Timeline:
-    """At most 512 points, evenly spread. When there are more, every second one is dropped."""
-
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-        self._gap = 0.0
-
-    def add(self, point: Point) -> None:
-        """Adds the point if it is far enough from the last one."""
-        if self.points and point.at - self.points[-1].at < self._gap:
-            return
-        self.points.append(point)
-        if len(self.points) > _MAX_POINTS:
-            self.points = self.points[::2]
-            self._gap = (self.points[-1].at - self.points[0].at) / (len(self.points) - 1)
-
-
 class Tally:
     """The counts of one simulation. With several tenants the first and the others are also counted apart."""
 
@@ -127,7 +110,9 @@ class Tally:
         self.recomputed_tokens = self.discarded_tokens = 0
         self.preempted_requests = 0
         self.first_at = self.last_at = 0.0
-        self.timeline = Timeline()
+        self.timeline: list[Point] = []
+        """At most 512 points, evenly spread. When there are more, every second one is dropped."""
+        self._gap = 0.0
         self.pages_used_max = self.pages_held_max = 0
         # Integrals over time: pages used, pages cached, requests running.
         self._integrals: FloatArray = np.zeros(3)
@@ -231,9 +216,13 @@ class Tally:
         self._point = point
         self.pages_used_max = max(self.pages_used_max, point.pages_used)
         self.pages_held_max = max(self.pages_held_max, point.pages_used + point.pages_cached)
-        self.timeline.add(point)
+        if not self.timeline or now - self.timeline[-1].at >= self._gap:
+            self.timeline.append(point)
+        if len(self.timeline) > _MAX_POINTS:
+            self.timeline = self.timeline[::2]
+            self._gap = (self.timeline[-1].at - self.timeline[0].at) / (len(self.timeline) - 1)
 
     def means(self) -> list[float]:
         """Returns means over time: pages used, pages cached, requests running."""
-        seconds = 0.0 if self._point is None else self._point.at - self.timeline.points[0].at
+        seconds = 0.0 if self._point is None else self._point.at - self.timeline[0].at
         return (self._integrals / seconds).tolist() if seconds > 0 else [0.0] * 3

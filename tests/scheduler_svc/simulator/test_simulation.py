@@ -1,13 +1,14 @@
 """The real core on virtual time: times computed by hand, and counts that must add up."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scheduler_svc.simulator.report import figures_of
 from scheduler_svc.simulator.simulation import Simulation
-from scheduler_svc.simulator.tally import Point, Tally, Timeline
+from scheduler_svc.simulator.tally import Tally
 from scheduler_svc.simulator.workload import Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
@@ -93,7 +94,7 @@ def test_concurrency_keeps_a_fixed_number_of_requests_live() -> None:
     assert simulation.run()
     assert simulation.tally.finished == 100
     assert simulation.tally.last_at < 20  # Arrival times, a thousand seconds apart, are ignored.
-    assert max(point.running + point.waiting for point in simulation.tally.timeline.points) == 3
+    assert max(point.running + point.waiting for point in simulation.tally.timeline) == 3
     assert max(seen) == 3
 
 
@@ -155,14 +156,14 @@ def test_tables_of_live_requests_grow_and_their_slots_are_reused() -> None:
     coming = (arrival(second, 16, 2, first=i) for second, i in itertools.product((0.0, 1e4), range(2100)))
     tally = simulated(setup(max_waiting=5000, max_rows=64, token_budget=2048), coming).tally
     assert tally.finished == 4200 and tally.all_requests.itl.count == 4200
-    assert max(point.waiting for point in tally.timeline.points) > 2000
+    assert max(point.waiting for point in tally.timeline) > 2000
 
 
 def test_a_timeline_stays_small_and_evenly_spaced() -> None:
-    timeline = Timeline()
+    tally, load = Tally(), SimpleNamespace(pages_used=0, pages_cached=0, running=0, waiting=0)
     for i in range(100_000):
-        timeline.add(Point(i * 0.1, i, 0, 0, 0))
-    at = np.array([point.at for point in timeline.points])
+        tally.observe(load, i * 0.1)  # pyright: ignore
+    at = np.array([point.at for point in tally.timeline])
     assert 128 <= len(at) <= 513
     assert at[-1] > 9_500 and np.diff(at).max() < 4 * np.median(np.diff(at))
 
