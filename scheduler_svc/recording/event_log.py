@@ -44,7 +44,6 @@ from tandem_contract.bounds import WireError
 from tandem_contract.codec import Codec, parsed
 from tandem_contract.writing import RecordFile
 
-_NONE = frozenset[str]()
 VERSION = 6
 """The version of the record. Versions differ in their digests."""
 FORMAT = Format("record", VERSION)
@@ -118,7 +117,7 @@ class EffectsDigest:
             self._hash.update(values.tobytes())
         elif is_dataclass(value):
             self._hash.update(self._before(value))
-            later = LATER.get(type(value), _NONE)
+            later = LATER.get(type(value), ())
             for field in fields(value):
                 one = getattr(value, field.name)
                 if field.name not in later or one != field.default:

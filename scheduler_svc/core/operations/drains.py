@@ -208,9 +208,7 @@ class Drains(Organ):
                 effects += self._advance_worker(drain, now)
             elif drain.state is DrainState.DRAINING and not len(self._queue):
                 drain.end(DrainState.DONE, "all requests have ended; the service stops")
-            effects += drain.reports(
-                DrainReport, self._frontends, self._queue, now, lambda drain=drain: self._figures(drain)
-            )
+            effects += drain.reports(DrainReport, self._core, now, lambda drain=drain: self._figures(drain))
             if drain.worker and drain.state.is_final:
                 del self._drains[drain.worker]
         return effects

@@ -5,13 +5,13 @@ a second and at each change, until its end. It goes on if its operators leave or
 what is done.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from scheduler_svc.core.core import Core
 from scheduler_svc.core.messages.operators import StartOperation
 from scheduler_svc.core.messages.reports import OperationState
-from scheduler_svc.core.queue.request_queue import RequestQueue
 
 _State = TypeVar("_State", bound=OperationState)
 _Report = TypeVar("_Report")
@@ -64,8 +64,7 @@ class Operation(Generic[_State]):
     def reports(
         self,
         report: Callable[..., _Report],
-        frontends: Container[str],
-        queue: RequestQueue,
+        core: Core,
         now: float,
         figures: Callable[[], dict[str, Any]],
         *seen: object,
@@ -74,7 +73,7 @@ class Operation(Generic[_State]):
 
         `figures` returns the fields that only this kind of operation has.
         """
-        self._watchers = {watcher for watcher in self._watchers if watcher[0] in frontends}
+        self._watchers = {watcher for watcher in self._watchers if watcher[0] in core.frontends}
         new, self._new = self._new & self._watchers, set()
         change, due = (self.state, *seen), self._watchers
         if now < self._reports_at and change == self._reported:
@@ -85,9 +84,9 @@ class Operation(Generic[_State]):
             return []
         if self.state.is_final:
             self._watchers = set()
-        waiting = queue.num_waiting
+        waiting = core.queue.num_waiting
         values = figures() | {"state": self.state, "detail": self.detail, "seconds": now - self.began_at}
-        values |= {"running": len(queue) - waiting, "waiting": waiting}
+        values |= {"running": len(core.queue) - waiting, "waiting": waiting}
         return [report(frontend=frontend, query=query, **values) for frontend, query in sorted(due)]
 
     def due_times(self) -> list[float]:

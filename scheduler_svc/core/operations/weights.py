@@ -208,7 +208,7 @@ class Updates(Organ):
         if update is not None:
             updated = sum(lane.info.weights_version == update.weights.version for lane in lanes)
             figures = {"version": update.weights.version, "workers": len(lanes), "workers_updated": updated}
-            effects += update.reports(WeightsReport, self._frontends, self._queue, now, lambda: figures, updated)
+            effects += update.reports(WeightsReport, self._core, now, lambda: figures, updated)
         return effects
 
     def next_wake(self) -> float | None:

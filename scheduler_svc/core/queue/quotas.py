@@ -79,7 +79,6 @@ class Account:
         self.waiting = 0
         self.waiting_tokens = 0
         self.drain = DrainRate()
-        self.limits = _NO_LIMITS
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.change(limits, now)

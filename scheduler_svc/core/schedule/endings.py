@@ -5,6 +5,7 @@ Also those of an earlier process, as its journal has them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -41,33 +42,32 @@ class Outcomes:
     """What a step's result says of its sampled rows besides their tokens."""
 
     def __init__(self, event: StepDone) -> None:
-        num_sampled, constraints = len(event.tokens), event.constraints
+        num_sampled, self._constraints = len(event.tokens), event.constraints
         self.is_good = np.ones(num_sampled, np.bool_)
         """bool[s]: whether the row's token has a meaning."""
         self.is_good[event.nonfinite] = False
         self.is_complete: npt.NDArray[np.bool_] | None = None
         """bool[s]: whether the token completes the row's constraint. None if none does."""
-        self._of_constraint: dict[int, str] = {}
-        if constraints is None:
+        if (constraints := event.constraints) is None:
             return
         self.is_good[constraints.failed] = False
         if len(constraints.complete):
             self.is_complete = np.zeros(num_sampled, np.bool_)
             self.is_complete[constraints.complete] = True
-        # The detail is that of the first.
-        for i, idx in enumerate(constraints.failed.tolist()):
-            self._of_constraint[idx] = constraints.detail if i == 0 else "the constraint failed"
 
     def failure(self, idx: int, request: Request) -> Ending:
         """Returns the ending of a request that got no good token; `idx` is that of its row among the sampled ones."""
-        detail = self._of_constraint.get(idx)
-        if detail is None:
+        constraints = self._constraints
+        if constraints is None or idx not in constraints.failed:
             return Ending.not_finite(request)
+        detail = constraints.detail if idx == constraints.failed[0] else ""
         return Ending.failed(request, detail or "the constraint failed")
 
 
-def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_complete: bool = False) -> Ending | None:
-    """Returns the ending that `token` causes, if any. `known` includes it.
+def ending_of(
+    request: Request, token: int, known: int, is_eos: bool, *, is_complete: bool = False, longest: float = inf
+) -> Ending | None:
+    """Returns the ending that `token` causes, if any. `known` includes it; the worker holds at most `longest` tokens.
 
     Stop tokens precede a complete constraint (`is_complete`), which precedes the length limit.
     """
@@ -80,7 +80,7 @@ def ending_of(request: Request, token: int, known: int, is_eos: bool, *, is_comp
         return Ending(request=request, reason=EndReason.CONSTRAINT_COMPLETE)
     if known == request.total_length:
         return Ending(request=request, reason=EndReason.CONTEXT_FULL if request.is_cut else EndReason.LENGTH)
-    return None
+    return Ending(request=request, outgrew=True) if known >= longest else None
 
 
 def stats_of(request: Request, *, now: float, output_tokens: int, discarded_tokens: int) -> Stats:

@@ -183,9 +183,8 @@ def _seated(
         may_end |= is_complete
     for i in may_end.nonzero()[0].tolist():
         request, completes = rows.request_at(int(rows_s[i])), is_complete is not None and bool(is_complete[i])
-        ending = ending_of(request, int(tokens[i]), int(known[i]), bool(is_eos[i]), is_complete=completes)
-        if ending is None and known[i] == rows.total[rows_s[i]]:
-            ending = Ending(request=request, outgrew=True)
+        token, longest = int(tokens[i]), int(rows.total[rows_s[i]])
+        ending = ending_of(request, token, int(known[i]), bool(is_eos[i]), is_complete=completes, longest=longest)
         if ending is not None:
             endings.append(ending)
     return StepTokens(
@@ -232,9 +231,8 @@ def _pending(
             queue.accounts.made(np.array([request.meter], np.int32), now)
         is_eos = not request.submit.ignore_eos and token in info.eos_token_ids
         is_complete = outcomes.is_complete is not None and bool(outcomes.is_complete[i])
-        ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete)
-        if ending is None and request.known >= info.longest_sequence:
-            ending = Ending(request=request, outgrew=True)
+        longest = info.longest_sequence
+        ending = ending_of(request, token, request.known, is_eos, is_complete=is_complete, longest=longest)
         if ending is not None:
             endings.append(ending)
     return delivered, endings

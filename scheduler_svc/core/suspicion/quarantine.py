@@ -30,8 +30,8 @@ class Quarantine:
 
     def add(self, request: Request, cause: str, now: float) -> None:
         submit = request.submit
-        key, tenant = key_of(submit), _tenant(submit.prefix_root)
-        names = {"key": key, "request_id": submit.request_id, "tenant": tenant}
+        tenant = sha256(b"tenant" + submit.prefix_root).hexdigest()[:16]
+        names = {"key": key_of(submit), "request_id": submit.request_id, "tenant": tenant}
         self.restore(QuarantineEntry(**names, age_seconds=0.0, expires_seconds=self._seconds, cause=cause), now)
 
     def restore(self, entry: QuarantineEntry, now: float) -> None:
@@ -89,7 +89,3 @@ def key_of(submit: Submit) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
-
-
-def _tenant(prefix_root: bytes) -> str:
-    return sha256(b"tenant" + prefix_root).hexdigest()[:16]
