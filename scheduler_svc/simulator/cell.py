@@ -82,21 +82,21 @@ class FrontEnd:
             self._urgent.append((slot, made))
             self._num_ends += 1
 
-    def next_moment(self) -> float | None:
-        """When, by the simulation's clock, it sends the next end, if one waits: until then nothing depends on it."""
-        return max(self._free_at, self._urgent[0][1].due) if self._num_ends and self._urgent else None
+    def next_moment(self) -> float:
+        """When, by the simulation's clock, it sends the next end; inf if none waits: nothing depends on it before."""
+        return max(self._free_at, self._urgent[0][1].due) if self._num_ends and self._urgent else math.inf
 
     def advance(self, now: float) -> None:
         """Sends what is due until `now`."""
-        while (start := self._next_start()) is not None and start <= now:
+        while (start := self._next_start()) <= now:
             self._turn(start)
 
-    def _next_start(self) -> float | None:
+    def _next_start(self) -> float:
         for line in (self._urgent, self._merging):
             while line and self._waiting.get(line[0][0]) is not line[0][1]:
                 line.popleft()
         dues = [line[0][1].due for line in (self._urgent, self._merging) if line]
-        return max(self._free_at, min(dues)) if dues else None
+        return max(self._free_at, min(dues, default=math.inf))
 
     def _turn(self, start: float) -> None:
         """Makes messages of the streams that are due: first tokens and ends, then the others."""
@@ -188,12 +188,11 @@ class Cell:
         self.workers[name].results.clear()
         self._handle(ev.WorkerLost(worker=name, reason="killed"), now)
 
-    def next_moment(self) -> float | None:
-        """When, by the simulation's clock, its core or a front end has something to do; None if nothing is due."""
-        moments = (self._core_moment(), *(front_end.next_moment() for front_end in self.front_ends))
-        return min((at for at in moments if at is not None), default=None)
+    def next_moment(self) -> float:
+        """When, by the simulation's clock, its core or a front end has something to do; inf if nothing is due."""
+        return min([self._core_moment(), *(front_end.next_moment() for front_end in self.front_ends)])
 
-    def _core_moment(self) -> float | None:
+    def _core_moment(self) -> float:
         moments = [worker.results[0][0] for worker in self.workers.values() if worker.results]
         moments += self._away.values()
         if self._waiting:
@@ -202,17 +201,11 @@ class Cell:
         if wake is not None and wake < _NEVER:
             # If the core was already called at that time, the next call is the smallest step later.
             moments.append(wake if wake > self._ticked_at else math.nextafter(self._ticked_at, math.inf))
-        return max(min(moments), self._free_at) if moments else None
+        return max(min(moments, default=math.inf), self._free_at)
 
     def is_due(self, now: float) -> bool:
         """Whether its core has something to do."""
-        moment = self._core_moment()
-        return moment is not None and moment <= now
-
-    def send(self, now: float) -> None:
-        """The front ends send what is due."""
-        for front_end in self.front_ends:
-            front_end.advance(now)
+        return self._core_moment() <= now
 
     def deliver(self, now: float) -> None:
         """The core handles the results that have arrived; workers join again."""

@@ -5,10 +5,9 @@ The switches of the core's policy come from the fields of `Policy`, so a new pol
 Owns the checks that involve several options, and how many pages a machine's memory holds.
 """
 
-import ast
 import inspect
-import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -171,19 +170,6 @@ class Options(OutputOptions, CoreOptions, WorkerOptions, RequestOptions):
             yield label, self.model_copy(update={name.replace("-", "_"): value})
 
 
-def _attribute_docstrings(of: type) -> dict[str, str]:
-    """Returns the docstrings that stand behind attributes of a class."""
-    (definition,) = ast.parse(inspect.getsource(of)).body
-    docstrings: dict[str, str] = {}
-    for statement, behind in itertools.pairwise(cast(ast.ClassDef, definition).body):
-        match statement, behind:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                docstrings[name] = words
-            case _:
-                pass
-    return docstrings
-
-
 def _phrase(words: str) -> str:
     """Returns a docstring as a phrase for --help."""
     return words[:1].lower() + " ".join(words[1:].split()).rstrip(".")
@@ -191,7 +177,8 @@ def _phrase(words: str) -> str:
 
 def read(arguments: Sequence[str]) -> Options:
     """Returns the options that the arguments name. Raises SettingError."""
-    words = _attribute_docstrings(Policy)
+    # The docstring behind each field.
+    words = dict(re.findall(r'(?ms)^    (\w+): [^\n]*\n    """(.*?)"""', inspect.getsource(Policy)))
     switches: dict[str, Any] = {
         field.name: (
             field.type,

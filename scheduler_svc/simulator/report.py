@@ -9,7 +9,7 @@ from operator import getitem
 from typing import Any, cast
 
 from scheduler_svc.simulator.simulation import Setup, Simulation
-from scheduler_svc.simulator.tally import Histogram, Latencies, Point
+from scheduler_svc.simulator.tally import Histogram, Latencies
 from tandem_contract.plural import counted, numbered
 
 Figures = dict[str, Any]
@@ -179,19 +179,18 @@ def _part(part: int, whole: int) -> str:
 
 
 def _over_time(figures: Figures) -> list[str]:
-    points = [Point(*point) for point in figures["timeline"]]
     total = figures["pages"]["total"]
-    if len(points) < 2:
+    if len(figures["timeline"]) < 2:
         return []
-    waiting = [point.waiting for point in points]
+    _, used, cached, _, waiting = zip(*figures["timeline"], strict=True)
     return [
-        _line("pages used", _spark([point.pages_used for point in points], total) + f" of {total:,}"),
-        _line("pages cached", _spark([point.pages_cached for point in points], total) + f" of {total:,}"),
+        _line("pages used", _spark(used, total) + f" of {total:,}"),
+        _line("pages cached", _spark(cached, total) + f" of {total:,}"),
         _line("waiting", _spark(waiting, max(waiting)) + f" of {max(waiting):,}"),
     ]
 
 
-def _spark(values: list[int], top: int) -> str:
+def _spark(values: Sequence[int], top: int) -> str:
     """Returns a bar for the largest value of each stretch. `top` is the value of a full bar."""
     width = min(_WIDTH, len(values))
     parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]

@@ -60,7 +60,7 @@ class Simulation:
             cell.begin()
             self._look(number)
         turns = 0
-        while (at := self._next_moment()) is not None:
+        while (at := self._next_moment()) < math.inf:
             self.now = max(self.now, at)
             self._kill_due()
             self._turn()
@@ -78,7 +78,8 @@ class Simulation:
         looked_at = {number for number, moment in enumerate(self._moments) if moment <= self.now}
         due: set[int] = set()
         for number in sorted(looked_at):
-            self.cells[number].send(self.now)
+            for front_end in self.cells[number].front_ends:
+                front_end.advance(self.now)
             if self.cells[number].is_due(self.now):
                 due.add(number)
                 self.cells[number].deliver(self.now)
@@ -93,31 +94,28 @@ class Simulation:
             self._look(number)
 
     def _look(self, number: int) -> None:
-        moment = self.cells[number].next_moment()
-        self._moments[number] = math.inf if moment is None else moment
+        self._moments[number] = self.cells[number].next_moment()
 
     def _observe(self) -> None:
         if (load := self.load) is not None:
             self.tally.observe(load, self.now)
 
-    def _next_moment(self) -> float | None:
-        """Returns the time of the next event on the simulation's clock, None if none is due."""
-        moments = [moment for moment in self._moments if moment < math.inf]
+    def _next_moment(self) -> float:
+        """Returns the time of the next event on the simulation's clock, inf if none is due."""
+        moments = [*self._moments, self._next_death]
         if self._next_arrival is not None and self.tally.live < self._concurrency:
             moments.append(self.now if self._is_closed else self._next_arrival.at)
-        if (death := self._next_death) is not None:
-            moments.append(death)
-        return min(moments, default=None)
+        return min(moments)
 
     @property
-    def _next_death(self) -> float | None:
-        """The time of the next death. Without requests none is due, so that the run ends."""
+    def _next_death(self) -> float:
+        """The time of the next death; inf without requests, so that the run ends."""
         is_over = not self.tally.live and self._next_arrival is None
-        return None if is_over or not self._setup.kill_seconds else (self.num_deaths + 1) * self._setup.kill_seconds
+        return math.inf if is_over or not self._setup.kill_seconds else (self.num_deaths + 1) * self._setup.kill_seconds
 
     def _kill_due(self) -> None:
         """Kills the workers one after the other, at equal times."""
-        while (death := self._next_death) is not None and death <= self.now:
+        while self._next_death <= self.now:
             number, name = self._homes[self.num_deaths % len(self._homes)]
             self.num_deaths += 1
             self.cells[number].kill(name, self.now)

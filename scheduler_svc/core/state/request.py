@@ -51,16 +51,14 @@ TRANSITIONS: dict[tuple[Phase, Move], Phase] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class OutputWeights:
     """Which weights computed a request's output. It costs nothing as long as no weights were updated."""
 
-    __slots__ = ("keeps_pages", "spans")
-
-    def __init__(self) -> None:
-        self.spans: list[WeightsSpan] = []
-        """Empty: those that the workers were started with."""
-        self.keeps_pages = False
-        """Whether some of the row's pages were computed by older weights. No other request shares them."""
+    spans: list[WeightsSpan] = field(default_factory=list[WeightsSpan])
+    """Empty: those that the workers were started with."""
+    keeps_pages: bool = False
+    """Whether some of the row's pages were computed by older weights. No other request shares them."""
 
     def restore(self, spans: Iterable[WeightsSpan]) -> None:
         """Takes the spans of an output that an earlier process began."""
