@@ -24,19 +24,10 @@ from scheduler_svc.core.messages.page_hash import HASH_BYTES
 from scheduler_svc.core.requests.lingering import outputs_of, spans_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.journal import reader
+from scheduler_svc.journal import reader, records
 from scheduler_svc.journal.file import JournalFolder, JournalWriter, Sync
 from scheduler_svc.journal.reader import SavedCore, clock_after, event_of, quarantine_event, wanted
-from scheduler_svc.journal.records import (
-    QUARANTINED,
-    REQUEST,
-    SampleEnd,
-    SavedRequest,
-    SavedSample,
-    end_arguments,
-    kept_submit,
-    record,
-)
+from scheduler_svc.journal.records import SampleEnd, SavedRequest, SavedSample, end_arguments, kept_submit, record
 from scheduler_svc.observer import Observer
 from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
@@ -243,7 +234,7 @@ class JournalKeeper(Observer):
                 SavedSample(tokens=tokens, end=end, weights=tuple(weights.get(i, ())))
                 for i, (tokens, end) in enumerate(outputs)
             )
-            yield record(request=REQUEST.encode(replace(kept.saved, samples=samples)))
+            yield record(request=records.REQUEST.encode(replace(kept.saved, samples=samples)))
 
     def _suspicion(self, *, everything: bool) -> Iterator[bytes]:
         """Yields records of the suspects and of the quarantine; if not of `everything`, of what has changed."""
@@ -260,7 +251,7 @@ class JournalKeeper(Observer):
             self._revision = quarantine.revision
             unix_now = self._clock()
             entries = [
-                {"convicted_at": unix_now - entry.age_seconds, **QUARANTINED.encode(entry)}
+                {"convicted_at": unix_now - entry.age_seconds, **records.QUARANTINED.encode(entry)}
                 for entry in quarantine.report(self._now)
             ]
             yield record(quarantine={"entries": entries})
@@ -279,7 +270,7 @@ class JournalKeeper(Observer):
         self._next_number = saved.numbers.stop
         self._by_id[submit.request_id] = _Kept(saved=saved, ends=[None] * submit.num_samples)
         self._attach(submit.request_id, submit.frontend, submit.stream)
-        self._payloads.append(record(request=REQUEST.encode(saved)))
+        self._payloads.append(record(request=records.REQUEST.encode(saved)))
 
     def _attach(self, request_id: str, frontend: str, stream: int) -> None:
         kept = self._by_id.get(request_id)

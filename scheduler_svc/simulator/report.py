@@ -20,7 +20,6 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 # A core that is busy for longer than this lets its workers wait.
 _FULL_CORE = 0.9
-_WASTE = ("recomputed", "discarded", "padding")
 
 
 def figures_of(simulation: Simulation, setup: Setup) -> Figures:
@@ -68,22 +67,19 @@ def figures_of(simulation: Simulation, setup: Setup) -> Figures:
         core = [_share(cell.core_seconds, seconds) for cell in simulation.cells]
         figures["cells"] = {"count": len(core), "busiest_core": max(core), "requests": simulation.num_submitted}
     if setup.front_ends:
-        figures["front_ends"] = _front_end_figures(simulation, seconds)
+        fronts = [one for cell in simulation.cells for one in cell.front_ends]
+        messages = sum(one.messages for one in fronts)
+        figures["front_ends"] = {
+            "count": len(fronts),
+            "busiest": max(_share(one.busy_seconds, seconds) for one in fronts),
+            "tokens_per_message": _share(sum(one.tokens for one in fronts), messages),
+        }
     if setup.kill_seconds:
         figures["deaths"] = simulation.num_deaths
     if tally.groups:
         first, others = tally.groups
         figures["first_tenant"], figures["other_tenants"] = _latencies(first), _latencies(others)
     return figures
-
-
-def _front_end_figures(simulation: Simulation, seconds: float) -> Figures:
-    front_ends = [one for cell in simulation.cells for one in cell.front_ends]
-    return {
-        "count": len(front_ends),
-        "busiest": max(_share(one.busy_seconds, seconds) for one in front_ends),
-        "tokens_per_message": _share(sum(one.tokens for one in front_ends), sum(one.messages for one in front_ends)),
-    }
 
 
 def _latencies(latencies: Latencies) -> Figures:
@@ -103,16 +99,17 @@ def table(figures: Figures) -> str:
     requests, throughput, pages, waste = (figures[name] for name in ("requests", "throughput", "pages", "waste"))
     computed = waste["computed_tokens"]
     ends = ", ".join(f"{count:,} {reason}" for reason, count in figures["ends"].items())
+    tenants = [name for name in ("first_tenant", "other_tenants") if name in figures]
+    steps = counted(figures["steps"], "step")
+    tokens = {name: waste[f"{name}_tokens"] for name in ("recomputed", "discarded", "padding")}
+    parts = ", ".join(f"{name} {count:,} ({_share(count, computed):.1%})" for name, count in tokens.items())
     lines = [
         f"{'':16}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
         *_latency_lines(figures),
-        *(line for name in ("first_tenant", "other_tenants") for line in _tenant_lines(name, figures)),
+        *(line for name in tenants for line in _latency_lines(figures[name], f"{name.split('_')[0]} ")[:2]),
         "",
         _line("requests", f"{requests['submitted']:,}: {ends or 'none ended'}"),
-        _line(
-            "time",
-            f"{figures['seconds']:,.1f} s, {counted(figures['steps'], 'step')}, device busy {figures['busy']:.1%}",
-        ),
+        _line("time", f"{figures['seconds']:,.1f} s, {steps}, device busy {figures['busy']:.1%}"),
         _line(
             "throughput",
             f"{throughput['requests_per_second']:,.2f} requests/s, tokens/s: "
@@ -127,11 +124,7 @@ def table(figures: Figures) -> str:
         _line("preemptions", f"{figures['preemptions']:,} of {counted(figures['preempted_requests'], 'request')}"),
         *_cell_lines(figures),
         _line("running", f"{figures['running_mean']:,.1f} requests (mean)"),
-        _line(
-            "waste",
-            f"of {counted(computed, 'position')} computed: "
-            + ", ".join(f"{name} {_part(waste[f'{name}_tokens'], computed)}" for name in _WASTE),
-        ),
+        _line("waste", f"of {counted(computed, 'position')} computed: {parts}"),
         *_over_time(figures),
     ]
     return "\n".join(lines)
@@ -166,16 +159,8 @@ def _latency_lines(figures: Mapping[str, Any], prefix: str = "") -> list[str]:
     ]
 
 
-def _tenant_lines(name: str, figures: Figures) -> list[str]:
-    return _latency_lines(figures[name], f"{name.split('_')[0]} ")[:2] if name in figures else []
-
-
 def _line(label: str, text: str) -> str:
     return f"{label:16}{text}"
-
-
-def _part(part: int, whole: int) -> str:
-    return f"{part:,} ({_share(part, whole):.1%})"
 
 
 def _over_time(figures: Figures) -> list[str]:
