@@ -185,8 +185,8 @@ $(NPM_CLIENTS): Makefile
 	@touch $@
 
 SUITE_NEEDS := $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_CLIENTS))
-# tests/conftest.py orders the files. -u: a dot is seen when its test ends.
-SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+# -u: a dot is seen when its test ends.
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --jobs $(TEST_JOBS) $(ARGS)
 
 test: $(SUITE_NEEDS) ## Run the default test suite in four processes (TEST_JOBS=1: in one)
 	@echo "the default suite: some 9,000 tests, collected first"

@@ -1,8 +1,8 @@
 """All test runs: a folder of their own for compiled kernels, the programs' default ports held, and the order of files
 in a run of several processes.
 
-Files are given to the processes one by one: first short ones, and those without a measured time, then the others from
-the longest to the shortest, so that the processes end together. `make test-order` writes `file_seconds.json`.
+Files are given to the processes one by one: first those without a measured time, then the others from the longest to
+the shortest, so that the processes end together. `make test-order` writes `file_seconds.json`.
 """
 
 import gc
@@ -22,6 +22,7 @@ from tests.rigs import preloaded, processes
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
 from tests.rigs.default_ports import held_ports
+from tests.rigs.forked_suite import ForkedSuite
 
 # Before torch is imported. Inductor keeps kernels in the temporary folder otherwise, where other checkouts and users
 # have theirs, and its precompiled headers (150 MB each) only there. This folder is kept from run to run.
@@ -52,6 +53,7 @@ _LEAST_SECONDS = 2.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--jobs", type=int, default=1, help="run the tests in so many processes")
     parser.addoption("--save-file-seconds", action="store_true", help=f"write the seconds of files to {FILE_SECONDS}")
     parser.addoption("--busy-loops", type=int, default=0, help="run the tests beside so many busy loops")
     parser.addoption("--cores", type=float, default=0.0, help="hold each process that runs tests to so many cores")
@@ -61,16 +63,15 @@ def pytest_configure(config: pytest.Config) -> None:
     processes.may_fork = sys.platform == "linux"
     stack = ExitStack()
     config.add_cleanup(stack.close)
-    if not hasattr(config, "workerinput"):
-        stack.enter_context(busy_loops(config.getoption("--busy-loops")))
-        stack.enter_context(held_ports())
-        if config.getoption("--save-file-seconds"):
-            config.pluginmanager.register(_Watch())
-    if config.getoption("--cores"):
-        try:
-            stack.enter_context(cpu_quota(config.getoption("--cores")))
-        except OSError as error:
-            raise pytest.UsageError(f"--cores: this user may make no control groups here: {error}") from None
+    stack.enter_context(busy_loops(config.getoption("--busy-loops")))
+    stack.enter_context(held_ports())
+    jobs, cores = config.getoption("--jobs"), config.getoption("--cores")
+    if config.getoption("--save-file-seconds"):
+        config.pluginmanager.register(_Watch())
+    if jobs > 1:
+        config.pluginmanager.register(ForkedSuite(jobs, [cpu_quota(cores)] if cores else []))
+    elif cores:
+        stack.enter_context(cpu_quota(cores))
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def _give_back_variables() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
+    if config.getoption("--jobs") > 1:
         known = json.loads(FILE_SECONDS.read_text())
         names = {item.path: item.nodeid.partition("::")[0] for item in items}
         items.sort(key=lambda item: (-known.get(names[item.path], float("inf")), names[item.path]))
