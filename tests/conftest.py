@@ -22,7 +22,7 @@ from tests.rigs import preloaded, processes
 from tests.rigs.busy_loops import busy_loops
 from tests.rigs.cpu_quota import cpu_quota
 from tests.rigs.default_ports import held_ports
-from tests.rigs.forked_suite import ForkedSuite
+from tests.rigs.forked_suite import ForkedSuite, share_of
 
 # Before torch is imported. Inductor keeps kernels in the temporary folder otherwise, where other checkouts and users
 # have theirs, and its precompiled headers (150 MB each) only there. This folder is kept from run to run.
@@ -101,8 +101,11 @@ def _give_back_variables() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--jobs") > 1:
         known = json.loads(FILE_SECONDS.read_text())
-        names = {item.path: item.nodeid.partition("::")[0] for item in items}
-        items.sort(key=lambda item: (-known.get(names[item.path], float("inf")), names[item.path]))
+        files = {item.nodeid.partition("::")[0]: share_of(item) for item in items}
+        seconds = Counter[str]()
+        for name, share in files.items():
+            seconds[share] += known.get(name, float("inf"))
+        items.sort(key=lambda item: (-seconds[share_of(item)], share_of(item), item.path))
 
 
 def pytest_collection() -> None:

@@ -8,6 +8,9 @@ from gpu_worker.sharding.plan import proven
 from tests.census.groups import shared_by
 from tests.rigs.processes import REPOSITORY
 
+# Its workers are forked by a process that has imported the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiler")
+
 FAMILIES = [
     "deepseek_v3", "gemma2", "gemma3_text", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3",
     "qwen2", "qwen3", "qwen3_moe",

@@ -3,6 +3,8 @@
 So modules are imported and tests are collected once, and not once per process. Each process takes file after file. If
 one dies, the test that it ran has failed, and another process takes what it had left. Their reports become the first
 process's own; everything else of pytest is as in one process.
+
+Files with a mark `together` of one name are run by one process, because what they need is started once per process.
 """
 
 import atexit
@@ -25,6 +27,12 @@ import pytest
 _MORE = "more"
 
 
+def share_of(item: pytest.Item) -> str:
+    """What one process runs whole: the tests of a file, or of those that are marked as belonging together."""
+    mark = item.get_closest_marker("together")
+    return item.nodeid.partition("::")[0] if mark is None else mark.args[0]
+
+
 @dataclass(slots=True)
 class _Process:
     """One that runs tests. `left`: the numbers of those that it was given and has not ended, in order."""
@@ -41,7 +49,7 @@ class ForkedSuite:
         """`limits`: entered by each process before it runs tests."""
         self._jobs, self._limits = jobs, limits
         self._running = dict[Connection, _Process]()
-        # Numbers of tests, file by file.
+        # Numbers of tests, share by share.
         self._waiting = deque[list[int]]()
 
     @pytest.hookimpl(tryfirst=True)
@@ -50,8 +58,8 @@ class ForkedSuite:
             return None
         assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False
-        files = groupby(range(len(session.items)), key=lambda number: session.items[number].path)
-        self._waiting.extend(list(numbers) for _, numbers in files)
+        shares = groupby(range(len(session.items)), key=lambda number: share_of(session.items[number]))
+        self._waiting.extend(list(numbers) for _, numbers in shares)
         try:
             for number in range(self._jobs):
                 self._start(session, number)

@@ -14,6 +14,9 @@ from tandem_client.types import Summary, UpdateState, Waiting, WaitReason, Weigh
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, reference
 
+# Its workers are forked by a process that has imported the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiler")
+
 PROMPTS = ["Return the", "def main(", "The list of", "import "]
 NEW_TOKENS = 48
 _WORKER = ("--page-size=16", "--max-rows=8", "--max-length=512", "--token-budget=128", "--num-pages=64")

@@ -20,6 +20,9 @@ from tests.system.real_service import (
     real_service,
 )
 
+# Its workers are forked by a process that has imported the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiler")
+
 PROGRAM = "tests.rigs.recorded_worker"
 CAPTURED = r"(\d+) of \1 step shapes captured as graphs"
 

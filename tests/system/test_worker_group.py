@@ -15,6 +15,9 @@ from tests.rigs.processes import Child, Rig, ranks_of
 from tests.system.real_service import NEAR_TIE, TIMEOUT_SECONDS, Case, Output, bundled_cases, real_service
 from tests.system.test_real_model import Served, different
 
+# Its workers are forked by a process that has imported the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiler")
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:

@@ -8,6 +8,9 @@ import pytest
 
 from tests.rigs.processes import child_environment, popen
 
+# Its workers are forked by a process that has imported the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiler")
+
 SAID = "the plan of 2 ranks gives the whole model's logits in this version"
 # By numbers of KV heads, each twice, and by faults.
 CASES = ("4", "4", "1", "1", "sum", "gemma3n")
