@@ -5,3 +5,10 @@ import torch  # noqa: F401
 from gpu_worker.process.starting import import_transformers
 
 import_transformers(without_compiler=True)
+
+# What is imported or made when weights are loaded.
+import sympy  # noqa: E402, F401
+import transformers.models.qwen3.modeling_qwen3  # noqa: E402, F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping  # noqa: E402
+
+get_checkpoint_conversion_mapping("qwen3")
