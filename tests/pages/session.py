@@ -15,6 +15,8 @@ from pathlib import Path
 from tests.pages.blocks import ROOT, Block
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
+# Of some thirty commands and starts, each of which may take long on a slow machine.
+_SESSION_SECONDS = 4 * TIMEOUT_SECONDS
 # What serves, and the line after which it does.
 _SERVERS = {
     r"make serve|tandem serve": "ready: ",
@@ -112,7 +114,7 @@ def run(text: str, folder: Path, short: Path) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        output, _ = process.communicate(timeout=_SESSION_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
