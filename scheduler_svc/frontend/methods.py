@@ -96,8 +96,7 @@ def add_to_server(
         "Watch": health.admit_watch,
     }
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        refused = {"Generate": inference.count_refusal}
-        _add_service(server, calls, entrance, service, servicer, admit, lambda: inference.readiness.sizes, refused, log)
+        _add_service(server, calls, entrance, service, servicer, admit, lambda: inference.readiness.sizes, log)
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
@@ -113,7 +112,6 @@ def _add_service(
     servicer: Any,
     admit: dict[str, Callable[[], int]],
     sizes: Callable[[], Sizes],
-    refused: dict[str, Callable[[grpc.StatusCode], None]] | None = None,
     log: CallLog | None = None,
 ) -> None:
     turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
@@ -128,7 +126,6 @@ def _add_service(
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
                 turns=turns if service is INFERENCE else None,
                 room=ROOMS[service.name],
-                refused=(refused or {}).get(method.name),
                 name=method.name,
                 log=log if method.name in LOGGED else None,
             )
@@ -181,14 +178,14 @@ def add_reflection(server: grpc.aio.Server, calls: Calls, entrance: Entrance) ->
     # Without reflection it is not needed.
     from scheduler_svc.frontend import reflection
 
-    servicer = reflection.ReflectionServicer((INFERENCE, CONTROL, HEALTH))
+    answer = reflection.answers_for((INFERENCE, CONTROL, HEALTH))
     for name in reflection.NAMES:
         method = Method(
             request=reflection.Request,
             enter=functools.partial(entrance.enter, rights_of(f"/{name}/{reflection.METHOD}")),
             admit=lambda: reflection.MAX_BYTES,
             scan=lambda data: None,
-            answer=servicer.answer,
+            answer=answer,
             serialize=lambda answer: answer.SerializeToString(),
             room=Room.REFLECTION,
             takes_more=True,

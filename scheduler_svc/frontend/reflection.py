@@ -5,7 +5,7 @@ call. The answers are made by gRPC's own package. Callers ask under the name of 
 nothing else.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -21,22 +21,22 @@ METHOD = "ServerReflectionInfo"
 MAX_BYTES = 4096
 
 
-class ReflectionServicer:
-    """Answers for these services, and for reflection itself."""
+def answers_for(services: Sequence[Any]) -> Callable[[Request, Any], Awaitable[Any]]:
+    """Returns a function that answers one request, for services with these descriptors and for reflection itself.
 
-    def __init__(self, services: Sequence[Any]) -> None:
-        """`services`: their descriptors."""
-        pool = DescriptorPool()
-        added = set[str]()
-        for file in (*(service.file for service in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
-            _add(pool, cast(FileDescriptor, file), added)
-        names = [*(service.full_name for service in services), reflection.SERVICE_NAME]
-        self._servicer: Any = cast(Any, reflection).aio.ReflectionServicer(names, pool)
+    An error of a name that is unknown is an answer too.
+    """
+    pool, added = DescriptorPool(), set[str]()
+    for file in (*(service.file for service in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
+        _add(pool, cast(FileDescriptor, file), added)
+    names = [*(service.full_name for service in services), reflection.SERVICE_NAME]
+    servicer: Any = cast(Any, reflection).aio.ReflectionServicer(names, pool)
 
-    async def answer(self, request: Request, context: Any) -> Any:
-        """Returns the answer to one request; an error of a name that is unknown is an answer too."""
-        async with aclosing(self._servicer.ServerReflectionInfo(_once(request), context)) as answers:
+    async def answer(request: Request, context: Any) -> Any:
+        async with aclosing(servicer.ServerReflectionInfo(_once(request), context)) as answers:
             return await anext(answers)
+
+    return answer
 
 
 def _add(pool: DescriptorPool, file: FileDescriptor, names: set[str]) -> None:

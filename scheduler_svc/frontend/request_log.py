@@ -1,4 +1,4 @@
-"""Writes one line for each ended call of Generate and Resume. Owns what is known of a call while it runs.
+"""Writes one line for each ended call of Generate and Resume, and counts those that fail. Owns what is known of a call.
 
 The line has names, numbers, times, and reasons from fixed lists; never text, token ids, the resume secret or a bearer
 token. A message of a refusal may quote the caller, so it is left out. Values that the caller chose are cut to a bounded
@@ -26,47 +26,28 @@ from scheduler_svc.frontend.entrance import caller_name
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.sender import summarize
 from scheduler_svc.frontend.streaming.stream import RequestStream
+from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
 from tandem_contract.logs import log_fields
 
 KEY = "traceparent"
 # Later versions may append fields, of which nothing is read.
 _MAX_CHARS = 256
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
+_FORM = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _SAMPLED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Traceparent:
-    """A valid traceparent: 32 and 16 hexadecimal digits, none of them all zeros, and a bit."""
+def find_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Returns the traceparent of a call's metadata. None without one, with more than one, or if it is malformed.
 
-    trace_id: str
-    parent_id: str
-    is_sampled: bool
-
-    def __str__(self) -> str:
-        """As version 00, which is what a service that knows no later version passes on."""
-        return f"00-{self.trace_id}-{self.parent_id}-{int(self.is_sampled):02x}"
-
-
-def find_traceparent(metadata: Iterable[tuple[str, str | bytes]]) -> Traceparent | None:
-    """Returns the traceparent of a call's metadata. None without one, with more than one, or if it is malformed."""
+    It is written as version 00, which is what a service that knows no later version passes on.
+    """
     values = [value for key, value in metadata if key == KEY]
-    if len(values) != 1 or not isinstance(values[0], str):
+    if len(values) != 1 or not isinstance(values[0], str) or len(values[0]) > _MAX_CHARS:
         return None
-    return parse_traceparent(values[0])
-
-
-def parse_traceparent(value: str) -> Traceparent | None:
-    """Returns the traceparent in a header's value, None if it is malformed."""
-    match = None if len(value) > _MAX_CHARS else _FORM.fullmatch(value)
-    if match is None:
+    match = _FORM.fullmatch(values[0])
+    if match is None or (match[1] == "00" and match[5] is not None):
         return None
-    version, trace_id, parent_id, flags, more = match.groups()
-    if version == "ff" or (version == "00" and more is not None):
-        return None
-    if not trace_id.strip("0") or not parent_id.strip("0"):
-        return None
-    return Traceparent(trace_id, parent_id, bool(int(flags, 16) & _SAMPLED))
+    return f"00-{match[2]}-{match[3]}-{int(match[4], 16) & _SAMPLED:02x}"
 
 
 # Longer ids are refused; what is shown of them is cut.
@@ -81,7 +62,7 @@ class CallRecord:
     arrived_at: float
     # What gRPC calls the peer: `ipv4:127.0.0.1:50000`, `unix:…`.
     peer: str
-    traceparent: Traceparent | None
+    traceparent: str | None
     request_id: str = ""
     # Name of the served model.
     model: str = ""
@@ -89,6 +70,8 @@ class CallRecord:
     accepted: pb.Accepted | None = None
     # From the moment that the stream is open.
     stream: RequestStream | None = None
+    # From the call's message on; None without a metrics page.
+    meter: StreamMeter | None = None
 
     def named(self, request_id: str) -> None:
         """Notes the request's id: the caller's, perhaps not checked yet, or the one that was chosen for it."""
@@ -139,7 +122,7 @@ def request_fields(record: CallRecord, tenant: str, outcome: str, reason: str, s
     values["call_seconds"] = round(seconds, 6)
     values["peer"] = "unix" if record.peer.startswith("unix") else "tcp"
     if record.traceparent is not None:
-        values |= {"trace_id": record.traceparent.trace_id, "parent_id": record.traceparent.parent_id}
+        _, values["trace_id"], values["parent_id"], _ = record.traceparent.split("-")
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -224,8 +207,8 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    def __init__(self, mode: LogRequests) -> None:
-        self._mode = mode
+    def __init__(self, mode: LogRequests, meter: FrontMeter | None) -> None:
+        self._mode, self._meter = mode, meter
         self._refusals = RefusalCounts()
 
     def begin(self, method: str, context: Any) -> CallRecord:
@@ -239,8 +222,17 @@ class RequestLog:
         _current.set(record)
         return record
 
+    def refused(self, record: CallRecord, refusal: status.Refusal) -> None:
+        """Counts a call that was refused, or accepted and ended with an error."""
+        if record.meter is not None:
+            record.meter.refused(refusal.code.name)
+        elif self._meter is not None and record.method == "Generate":
+            self._meter.rejected(refusal.code.name)
+
     def end(self, record: CallRecord, ending: status.Refusal | grpc.StatusCode | None) -> None:
         """Writes the call's line. `ending` is its refusal or its gRPC code, None if it was served to its end."""
+        if record.meter is not None and ending is grpc.StatusCode.CANCELLED:
+            record.meter.refused(ending.name)
         if self._mode == "off" or not logger.isEnabledFor(logging.INFO):
             return
         outcome, reason = outcome_of(record.stream, ending)

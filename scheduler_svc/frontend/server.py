@@ -137,7 +137,7 @@ class FrontEnd:
         self._queries = CoreQueries(self._link.send)
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
-        self._request_log = RequestLog(settings.log_requests)
+        self._request_log = RequestLog(settings.log_requests, self._meter)
         self._server = self._make_server(max_connections)
         # Set when it shall end: with its streams, or after this many seconds.
         self._stop, self._grace_seconds = asyncio.Event(), settings.grace_seconds

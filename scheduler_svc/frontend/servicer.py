@@ -13,13 +13,10 @@ the queue is full and while the service drains.
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
-import grpc
-import grpc.aio
 from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -43,35 +40,10 @@ from scheduler_svc.frontend.streaming.sender import StreamSender, StreamWriter, 
 from scheduler_svc.frontend.streaming.stream import RequestStream
 from scheduler_svc.frontend.streaming.stream_table import StreamTable
 from scheduler_svc.frontend.validate import without_lists
-from scheduler_svc.metrics.front_meter import FrontMeter, StreamMeter
+from scheduler_svc.metrics.front_meter import FrontMeter
 
 # The most bytes of a token id as a varint.
 MAX_ID_BYTES = 5
-
-
-_CALLER_LEFT = "CANCELLED"
-
-
-@contextmanager
-def measured(front: FrontMeter | None, *, is_resumed: bool) -> Generator[StreamMeter | None]:
-    """Measures a call of Generate, or of Resume if `is_resumed`. Without a `front` it does nothing."""
-    if front is None:
-        yield None
-        return
-    meter = front.stream(is_resumed=is_resumed)
-    try:
-        yield meter
-    except status.Refusal as refusal:
-        meter.refused(refusal.code.name)
-        raise
-    except (asyncio.CancelledError, grpc.aio.InternalError):
-        meter.refused(_CALLER_LEFT)
-        raise
-    except Exception:
-        meter.refused(grpc.StatusCode.INTERNAL.name)
-        raise
-
-
 SECRET_BYTES = 32
 # All warnings in the initial metadata together; callers take 8 KiB of it.
 MAX_WARNING_CHARS = 1024
@@ -92,11 +64,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __post_init__(self, tuning: Tuning) -> None:
         self._corks = Corks(is_on=tuning.corks)
         self._run_write = run_here if tuning.writes else run_as_task
-
-    def count_refusal(self, code: grpc.StatusCode) -> None:
-        """Counts a Generate call that is refused before its message is here."""
-        if self.meter is not None:
-            self.meter.rejected(code.name)
 
     def admit_generate(self) -> int:
         """The size limit of a request in bytes. Raises Refusal if no request is admitted now."""
@@ -126,24 +93,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         record = current()
         record.named(request.request_id)
-        with measured(self.meter, is_resumed=False) as meter:
-            status.seconds_left(context)
-            model = self.readiness.admit()
-            record.model = model.info.model
+        record.meter = None if self.meter is None else self.meter.stream()
+        status.seconds_left(context)
+        model = self.readiness.admit()
+        record.model = model.info.model
 
-            async def begin(stream: RequestStream) -> PreparedStream:
-                submit, prepared = await self._prepare(request, context, model, caller())
-                # Frees the prompt, which may be large, before the stream, which may be long.
-                request.Clear()
-                record.named(submit.request_id)
-                if record.traceparent is not None:
-                    submit.traceparent = str(record.traceparent)
-                self.streams.submit(stream, submit)
-                submit.Clear()
-                prepared.description.accepted.requests_ahead = await wait_for_admission(stream)
-                return prepared
+        async def begin(stream: RequestStream) -> PreparedStream:
+            submit, prepared = await self._prepare(request, context, model, caller())
+            # Frees the prompt, which may be large, before the stream, which may be long.
+            request.Clear()
+            record.named(submit.request_id)
+            submit.traceparent = record.traceparent or ""
+            self.streams.submit(stream, submit)
+            submit.Clear()
+            prepared.description.accepted.requests_ahead = await wait_for_admission(stream)
+            return prepared
 
-            await self._stream(begin, context, meter)
+        await self._stream(begin, context)
 
     async def Resume(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.ResumeRequest, context: Any
@@ -151,31 +117,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Streams the rest of a completion after its stream was lost. A full queue and a drain do not refuse it."""
         record = current()
         record.named(request.request_id)
-        with measured(self.meter, is_resumed=True) as meter:
-            status.seconds_left(context)
-            validate.check_resume(request)
-            model = self.readiness.model()
-            record.model = model.info.model
+        record.meter = None if self.meter is None else self.meter.stream(is_resumed=True)
+        status.seconds_left(context)
+        validate.check_resume(request)
+        model = self.readiness.model()
+        record.model = model.info.model
 
-            async def begin(stream: RequestStream) -> PreparedStream:
-                secret_hash = hashlib.sha256(request.resume_secret).digest()
-                self.streams.resume(stream, request.request_id, secret_hash, caller().tenant)
-                description = await wait_for_resumed(stream)
-                record.named(stream.request_id)
-                validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
-                description.accepted.resume_secret = request.resume_secret
-                return PreparedStream(description=description, model=model, received=request.offsets)
+        async def begin(stream: RequestStream) -> PreparedStream:
+            secret_hash = hashlib.sha256(request.resume_secret).digest()
+            self.streams.resume(stream, request.request_id, secret_hash, caller().tenant)
+            description = await wait_for_resumed(stream)
+            record.named(stream.request_id)
+            validate.check_offsets(list(request.offsets), [sample.num_received for sample in stream.samples])
+            description.accepted.resume_secret = request.resume_secret
+            return PreparedStream(description=description, model=model, received=request.offsets)
 
-            await self._stream(begin, context, meter)
+        await self._stream(begin, context)
 
-    async def _stream(
-        self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any, meter: StreamMeter | None
-    ) -> None:
+    async def _stream(self, begin: Callable[[RequestStream], Awaitable[PreparedStream]], context: Any) -> None:
         """Runs one stream from its opening to its end. `begin` gets the core's consent."""
-        stream = self.streams.open(caller())
-        stream.meter = meter
-        record = current()
-        record.stream = stream
+        stream, record = self.streams.open(caller()), current()
+        stream.meter, record.stream = record.meter, stream
         try:
             prepared = await begin(stream)
             record.accepted = prepared.description.accepted
@@ -225,10 +187,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             submit.secret_hash = hashlib.sha256(secret).digest()
             submit.description = serialized(description)
             description.accepted.resume_secret = secret
-        pieces = None
-        if request.output.logprob_pieces and model.tokenizer is not None:
-            pieces = model.tokenizer.pieces(token_ids, skip_special_tokens=description.skip_special_tokens)
-        return submit, PreparedStream(description=description, model=model, pieces=pieces)
+        spelled = token_ids if request.output.logprob_pieces and model.tokenizer is not None else None
+        return submit, PreparedStream(description=description, model=model, spelled=spelled)
 
     async def _run(self, prepared: PreparedStream, stream: RequestStream, context: Any, connection: Connection) -> None:
         accepted = prepared.description.accepted

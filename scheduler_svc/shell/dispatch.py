@@ -41,9 +41,8 @@ class ServedModel:
     max_waiting: int
     # 32 random bytes that only front ends receive and that are never logged.
     cache_root: bytes
-    # The tokenizer and the files of chats.
+    # The tokenizer, whether there is one, and the files of chats.
     _files: frontend_pb2.ModelState | None = field(default=None, init=False)
-    _has_tokenizer: bool = field(default=False, init=False)
     # A tokenizer takes tens of MB, so Joins are kept only until the first worker is proven.
     _on_probation: dict[str, worker_pb2.Join] = field(default_factory=dict[str, worker_pb2.Join], init=False)
 
@@ -58,12 +57,12 @@ class ServedModel:
         """Takes the tokenizer of a worker that confirmed a step, if it is the first one."""
         join = self._on_probation.get(worker)
         if join is not None:
-            chat_files = join.chat.SerializeToString(deterministic=True)
             self._files = frontend_pb2.ModelState(
-                tokenizer_json=join.tokenizer_json, chat_template=join.chat_template, chat_files=chat_files
+                info=control_pb2.GetModelInfoResponse(has_tokenizer=bool(join.tokenizer_json)),
+                tokenizer_json=join.tokenizer_json,
+                chat_template=join.chat_template,
+                chat_files=join.chat.SerializeToString(deterministic=True),
             )
-            # The field of a message is a copy of tens of MB.
-            self._has_tokenizer = bool(join.tokenizer_json)
             self._on_probation.clear()
 
     def state(self, effect: fx.ModelServed) -> frontend_pb2.ModelState:
@@ -78,7 +77,6 @@ class ServedModel:
             sampling_defaults=inference_pb2.SamplingParams(**asdict(served.defaults)),
             default_max_new_tokens=self.default_max_new_tokens,
             max_waiting=self.max_waiting,
-            has_tokenizer=self._has_tokenizer,
             max_num_samples=min(MAX_NUM_SAMPLES, self.max_waiting),
             max_logprobs=min(MAX_LOGPROBS, served.vocab_size),
         )

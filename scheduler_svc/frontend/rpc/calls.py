@@ -131,7 +131,10 @@ class CallLog(Protocol):
     """Learns of each call of a method: its begin, and what it ended with."""
 
     def begin(self, method: str, context: Any) -> Any:
-        """Returns the call's record, which `end` gets back."""
+        """Returns the call's record, which the other methods get back."""
+
+    def refused(self, record: Any, refusal: status.Refusal) -> None:
+        """The service has decided to end the call with this refusal; its caller may get it later."""
 
     def end(self, record: Any, ending: status.Refusal | grpc.StatusCode | None) -> None:
         """`ending` is the call's refusal or gRPC code, None if it was served to its end."""
@@ -158,8 +161,6 @@ class Method:
     # Whether a call may send further requests, each of which gets an answer. All are read before the time of an unread
     # answer is over.
     takes_more: bool = False
-    # Called with the status of a call that is refused before `answer` is called.
-    refused: Callable[[grpc.StatusCode], None] | None = None
     # The method's name, and the log of its calls.
     name: str = ""
     log: CallLog | None = None
@@ -244,7 +245,8 @@ class Reading:
         for call in live:
             call.num_looks += 1
             if now - call.lacks_since >= self._seconds:
-                call.aborted = status.deadline_passed(f"the call sent no message for {self._seconds:g} s")
+                why = f"the call sent no message for {self._seconds:g} s"
+                call.aborted = status.Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, why)
             elif call.num_looks >= YIELD_LOOKS and now - call.began_at >= YIELD_SECONDS:
                 slow[call] = None
         self._let_yield(slow)
@@ -315,6 +317,8 @@ class Calls:
                     logger.exception("a handler failed")
                     ending = status.internal("the service has an internal error; its log has the details")
                 if isinstance(ending, status.Refusal):
+                    if method.log is not None:
+                        method.log.refused(record, ending)
                     # The frames of the traceback have the call's message.
                     ending.__traceback__ = ending.__context__ = ending.__cause__ = None
                     await self._held.hold(call.tenant, context, ending, call.arrived_at)
@@ -354,12 +358,7 @@ class Calls:
             )
 
     async def _serve(self, method: Method, call: Call) -> None:
-        try:
-            request = await self._request(method, call)
-        except status.Refusal as refusal:
-            if method.refused is not None:
-                method.refused(refusal.code)
-            raise
+        request = await self._request(method, call)
         answer = await method.answer(request, call.context)
         if answer is not None:
             self._finish(call)

@@ -88,16 +88,6 @@ def revoked() -> Refusal:
     return Refusal(grpc.StatusCode.UNAUTHENTICATED, "the token or certificate of this call was revoked")
 
 
-def replaced() -> Refusal:
-    """Another call took over the stream."""
-    return Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")
-
-
-def deadline_passed(message: str) -> Refusal:
-    """The time limit of the call is over."""
-    return Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-
-
 def internal(message: str, *details: Message) -> Refusal:
     """The service is at fault."""
     return Refusal(grpc.StatusCode.INTERNAL, message, *details)
@@ -166,5 +156,5 @@ def seconds_left(context: Any) -> float:
     if seconds is None:
         return 0.0
     if seconds <= 0:
-        raise deadline_passed("the deadline passed before the request was admitted")
+        raise Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the request was admitted")
     return seconds

@@ -26,7 +26,7 @@ from scheduler_svc.frontend.model import Model
 from scheduler_svc.frontend.prompt import Prompt
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.streaming.stream import SampleStream, add_pieces
-from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer, Pieces, PiecesOfRequest
+from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Detokenizer, Pieces
 from scheduler_svc.frontend.text.output import CallPiece, OutputPiece, SampleOutput, StopFinder
 from scheduler_svc.frontend.text.tokenizer import Tokenizer
 from scheduler_svc.frontend.validate import Checked
@@ -141,8 +141,14 @@ class PreparedStream:
     model: Model
     # What the caller of a resumed stream has received of each sample already. Missing ones stand for nothing.
     received: Sequence[pb.SampleOffset] = ()
-    # None: logprobs have no pieces of text.
-    pieces: PiecesOfRequest | None = None
+    # The prompt, if logprobs have pieces of text.
+    spelled: Sequence[int] | None = None
+
+    def pieces_at(self, position: int) -> Pieces:
+        """Reads what follows this number of the tokens of `spelled`."""
+        assert self.spelled is not None and self.model.tokenizer is not None
+        context = self.spelled[max(0, position - MAX_CONTEXT_TOKENS) : position]
+        return self.model.tokenizer.pieces(context, skip_special_tokens=self.description.skip_special_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,28 +167,25 @@ class SampleSender:
     # None without a metrics page, and while a resumed stream is built again.
     meter: SampleMeter | None = None
     reason: pb.FinishReason.ValueType = pb.FINISH_REASON_UNSPECIFIED
-    # The caller of a resumed stream has the token ids before `_unsent_from`, and this much of the text that is built
-    # again.
+    # What the caller of a resumed stream has, and how much of it, besides the token ids, is still to be built again.
+    received: pb.SampleOffset = field(init=False)
     to_skip: pb.SampleOffset = field(default_factory=pb.SampleOffset)
-    _unsent_from: int = 0
     _skips: bool = False
-    _has_text_only: bool = False
     # The offset of the next delta.
     _num_sent: int = 0
     _pieces: Pieces | None = None
 
     def __post_init__(self) -> None:
         request = self._request
-        if request.pieces is not None:
-            self._pieces = request.pieces.at(request.description.accepted.prompt_tokens)
+        if request.spelled is not None:
+            self._pieces = request.pieces_at(request.description.accepted.prompt_tokens)
             # So that the last token of the text is sent together with its end.
             self.output.may_grow = self._pieces.may_grow
-        received = request.received[self._idx] if self._idx < len(request.received) else pb.SampleOffset()
-        self._unsent_from = self._num_sent = received.token_ids
-        self.to_skip.CopyFrom(received)
+        self.received = request.received[self._idx] if self._idx < len(request.received) else pb.SampleOffset()
+        self._num_sent = self.received.token_ids
+        self.to_skip.CopyFrom(self.received)
         self.to_skip.token_ids = 0
-        self._skips = received.ByteSize() > 0
-        self._has_text_only = self.to_skip.ByteSize() > 0 and not received.token_ids
+        self._skips = self.received.ByteSize() > 0
 
     def next_delta(self, piece: OutputPiece) -> pb.GenerateResponse | None:
         """The message with the delta that `piece` makes. Returns None if the delta would be empty."""
@@ -221,7 +224,8 @@ class SampleSender:
         """Measures the sample from now on."""
         if num_built := self.output.num_tokens:
             # The stream is resumed. A caller of text alone does not say how many tokens it has.
-            meter.skip(num_built, num_received=num_built if self._has_text_only else min(num_built, self._unsent_from))
+            has_text_only = self.received.ByteSize() and not self.received.token_ids
+            meter.skip(num_built, num_received=num_built if has_text_only else min(num_built, self.received.token_ids))
         self.meter = meter
 
     def _beyond_received(self, piece: OutputPiece, token_ids: list[int]) -> tuple[list[int], OutputPiece]:
@@ -233,11 +237,11 @@ class SampleSender:
         skip.text_chars -= num_text
         skip.reasoning_chars -= num_reasoning
         left = [rest for call in piece.calls if (rest := self._call_beyond_received(call)) is not None]
-        self._skips = num_tokens < self._unsent_from or skip.ByteSize() > 0
+        self._skips = num_tokens < self.received.token_ids or skip.ByteSize() > 0
         piece = piece._replace(text=piece.text[num_text:], reasoning=piece.reasoning[num_reasoning:], calls=left)
         if not (piece.text or piece.reasoning or left or self._request.description.want_token_ids):
             self._num_sent = num_tokens
-        return token_ids[max(0, self._unsent_from - start) :], piece
+        return token_ids[max(0, self.received.token_ids - start) :], piece
 
     def _call_beyond_received(self, call: CallPiece) -> CallPiece | None:
         num_chars = min(len(call.arguments), self.to_skip.tool_argument_chars)

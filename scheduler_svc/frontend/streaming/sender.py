@@ -202,8 +202,6 @@ class StreamSender:
         messages: list[pb.GenerateResponse] = []
         for idx, sender in enumerate(self._samples):
             sample = sender.sample
-            claimed = pb.SampleOffset()
-            claimed.CopyFrom(sender.to_skip)
             while not sender.is_ending and (sample.pending or sample.end is not None):
                 message = self._next_message(sender)
                 if message is not None:
@@ -211,7 +209,7 @@ class StreamSender:
                 # Up to 1,024 tokens at once, so that other streams do not wait.
                 await asyncio.sleep(0)
             for descriptor, num_left in sender.to_skip.ListFields():
-                field, num_claimed = f"offsets[{idx}].{descriptor.name}", getattr(claimed, descriptor.name)
+                field, num_claimed = f"offsets[{idx}].{descriptor.name}", getattr(sender.received, descriptor.name)
                 limit = f"{num_claimed - num_left}, {_COUNTED[descriptor.name]} so far"
                 raise status.invalid(field, f"{field} is {num_claimed}; the limit is {limit}")
         self._stream.wake()
@@ -253,23 +251,22 @@ class StreamSender:
         prompt = self._stream.prompt
         if prompt is None:
             return True
-        is_over, with_pieces = self._stream.is_prompt_over, self._request.pieces is not None
-        while info := prompt.take(MAX_SPELLED_INFO_BYTES if with_pieces else MAX_PROMPT_INFO_BYTES):
+        is_over, has_pieces = self._stream.is_prompt_over, self._request.spelled is not None
+        while info := prompt.take(MAX_SPELLED_INFO_BYTES if has_pieces else MAX_PROMPT_INFO_BYTES):
             self._add_prompt_pieces(info)
             await self._writer.write(pb.GenerateResponse(prompt_info=info))
         return is_over
 
     def _add_prompt_pieces(self, info: pb.PromptInfo) -> None:
-        if (request := self._request.pieces) is None:
+        prompt, pieces = self._request.spelled, self._prompt_pieces
+        if prompt is None:
             return
-        if self._prompt_pieces is None:
-            self._prompt_pieces = request.at(0 if info.start == 1 else info.start)
+        if pieces is None:
+            pieces = self._prompt_pieces = self._request.pieces_at(0 if info.start == 1 else info.start)
             if info.start == 1:
-                text, data = self._prompt_pieces.push(request.prompt[0])
-                info.first.text, info.first.data = text, data
+                info.first.text, info.first.data = pieces.push(prompt[0])
         end = info.start + len(info.logprobs.logprobs)
-        token_ids, is_end = request.prompt[info.start : end], end == len(request.prompt)
-        add_pieces(info.logprobs, token_ids, self._prompt_pieces, is_end=is_end)
+        add_pieces(info.logprobs, prompt[info.start : end], pieces, is_end=end == len(prompt))
 
     def _deliver(self) -> bool:
         """Begins to write the new tokens of the only sample. Returns False if the task has to go on."""

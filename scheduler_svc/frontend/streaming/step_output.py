@@ -32,6 +32,8 @@ from scheduler_svc.frontend.streaming.stream import (
 from tandem_contract.plural import numbered
 
 TOKEN_BYTES = 4
+# The numbers of a step's streams, the offsets and the tokens.
+_StepTokens = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]
 # The id of a sample, the offset of its first token, the number of tokens, whether their offsets are consecutive, and
 # the tokens as int32 of this machine.
 SampleTokens = tuple[int, int, int, bool, bytes]
@@ -43,12 +45,10 @@ class Arrivals:
 
     # The loop's time at which the oldest token arrived.
     since: float = 0.0
-    _streams: list[NDArray[np.uint64]] = field(default_factory=list[NDArray[np.uint64]])
-    _offsets: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
-    _tokens: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+    _steps: list[_StepTokens] = field(default_factory=list[_StepTokens])
 
     def __bool__(self) -> bool:
-        return bool(self._tokens)
+        return bool(self._steps)
 
     def add(self, output: frontend_pb2.StepOutput, now: float) -> bool:
         """Keeps a step's tokens. Returns False if it may not wait: it has a first token, or more than tokens."""
@@ -57,17 +57,15 @@ class Arrivals:
         offsets = np.frombuffer(output.offsets, "<i4")
         if not offsets.all():
             return False
-        if not self._tokens:
+        if not self._steps:
             self.since = now
-        self._streams.append(np.frombuffer(output.streams, "<u8"))
-        self._offsets.append(offsets)
-        self._tokens.append(np.frombuffer(output.tokens, "<i4"))
+        self._steps.append((np.frombuffer(output.streams, "<u8"), offsets, np.frombuffer(output.tokens, "<i4")))
         return True
 
     def take(self) -> Iterator[SampleTokens]:
         """Removes all tokens. Yields those of one sample after another."""
-        streams, offsets, tokens = map(np.concatenate, (self._streams, self._offsets, self._tokens))
-        self._streams, self._offsets, self._tokens = [], [], []
+        streams, offsets, tokens = map(np.concatenate, zip(*self._steps, strict=True))
+        self._steps = []
         order = np.argsort(streams, kind="stable")
         streams, offsets, tokens = streams[order], offsets[order], tokens[order]
         is_start = np.empty(len(streams), np.bool_)
@@ -140,7 +138,10 @@ class StepOutputReader:
             logger.error("dropped a step's output: its arrays differ in length")
             return
         self._measure_load(num_tokens)
-        if self._hold(output):
+        loop = asyncio.get_running_loop()
+        if self._is_busy and self._arrivals.add(output, loop.time()):
+            if self._sorting is None:
+                self._sorting = loop.call_later(self._limits.sort_seconds, self.release)
             return
         self.release()
         for piece in output.prompt_logprobs:
@@ -211,15 +212,6 @@ class StepOutputReader:
             self._is_busy = self._num_tokens_since > self._limits.busy_tokens_per_second * seconds
             self._rate_since, self._num_tokens_since = now, 0
         self._num_tokens_since += num_tokens
-
-    def _hold(self, output: frontend_pb2.StepOutput) -> bool:
-        """Keeps a step's output, for `sort_seconds`. Returns False if it must be handled now, after `release`."""
-        loop = asyncio.get_running_loop()
-        if not self._is_busy or not self._arrivals.add(output, loop.time()):
-            return False
-        if self._sorting is None:
-            self._sorting = loop.call_later(self._limits.sort_seconds, self.release)
-        return True
 
     def _wake(self, stream: RequestStream) -> None:
         """Wakes a stream with a new token, in the next turn of the loop or after the time for merging."""

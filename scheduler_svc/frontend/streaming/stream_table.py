@@ -260,7 +260,9 @@ class StreamTable:
         stream = sample.stream
         # The core has no request of this stream any more.
         stream.is_submitted = False
-        self.fail(stream, status.replaced())
+        self.fail(
+            stream, status.Refusal(grpc.StatusCode.ABORTED, "another reader resumed this request", reason="replaced")
+        )
         _end_write(stream)
 
     def waits(self, message: frontend_pb2.Waits) -> None:

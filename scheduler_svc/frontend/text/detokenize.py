@@ -20,7 +20,6 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -262,13 +261,8 @@ class TokenBytes:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _as_chars(data: bytes) -> str:
-    """A character for each byte."""
-    return data.decode("latin-1")
-
-
-def _as_bytes(chars: str) -> bytes:
-    return chars.encode("latin-1")
+# A character for each byte.
+_CHARS = "latin-1"
 
 
 class Pieces:
@@ -282,13 +276,15 @@ class Pieces:
         decode: Decode,
         token_bytes: TokenBytes,
         left_out: Mapping[int, str],
-        context: Sequence[int] = (),
-        replacements: Sequence[Pair] = (),
+        context: Sequence[int],
+        replacements: Sequence[Pair],
     ) -> None:
         self._bytes, self._left_out = token_bytes, left_out
         self._detokenizer = Detokenizer(decode, context, token_bytes.anchor)
         self._texts = Replacer(replacements)
-        self._datas = Replacer([(_as_chars(old.encode()), _as_chars(new.encode())) for old, new in replacements])
+        self._datas = Replacer(
+            [(old.encode().decode(_CHARS), new.encode().decode(_CHARS)) for old, new in replacements]
+        )
 
     def push(self, token_id: int) -> Piece:
         """What the next token adds."""
@@ -308,27 +304,11 @@ class Pieces:
     def rest(self) -> Piece:
         """At the end of the text: what the last token adds besides, because no later one changes it."""
         text = self._texts.push(self._detokenizer.finish()) + self._texts.finish()
-        return Piece(text, _as_bytes(self._datas.finish()))
+        return Piece(text, self._datas.finish().encode(_CHARS))
 
     def _read(self, token_id: int, detokenizer: Detokenizer, texts: Replacer, datas: Replacer) -> Piece:
         if (name := self._left_out.get(token_id)) is not None:
             return Piece(name, b"")
         was_whole, text = detokenizer.is_whole, detokenizer.push((token_id,))
         data = text.encode() if was_whole and detokenizer.is_whole else self._bytes.of(token_id)
-        return Piece(texts.push(text), _as_bytes(datas.push(_as_chars(data))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PiecesOfRequest:
-    """Reads the prompt and the outputs of one request."""
-
-    decode: Decode
-    token_bytes: TokenBytes
-    left_out: Mapping[int, str] = field(repr=False)
-    prompt: Sequence[int] = field(repr=False)
-    replacements: Sequence[Pair] = ()
-
-    def at(self, position: int) -> Pieces:
-        """Reads what follows this number of the prompt's tokens."""
-        context = list(self.prompt[max(0, position - MAX_CONTEXT_TOKENS) : position])
-        return Pieces(self.decode, self.token_bytes, self.left_out, context, self.replacements)
+        return Piece(texts.push(text), datas.push(data.decode(_CHARS)).encode(_CHARS))

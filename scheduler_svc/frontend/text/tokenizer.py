@@ -15,7 +15,7 @@ from typing import TypeVar
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from scheduler_svc.frontend.sizes import wrong
-from scheduler_svc.frontend.text.detokenize import Decode, PiecesOfRequest, TokenBytes, take_replacements
+from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Pieces, TokenBytes, take_replacements
 from tandem_contract.plural import numbered
 
 Result = TypeVar("Result")
@@ -137,15 +137,11 @@ class Tokenizer:
         work = partial(self._decode_each, token_ids, skip_special_tokens)
         return work() if len(token_ids) <= INLINE_EACH else await self.threads.run(tenant, work)
 
-    def pieces(self, prompt: Sequence[int], *, skip_special_tokens: bool) -> PiecesOfRequest:
-        """Reads what the tokens of a prompt and of its outputs add to the text."""
-        return PiecesOfRequest(
-            decode=self.decoder(skip_special_tokens=skip_special_tokens),
-            token_bytes=self.token_bytes,
-            left_out=self.special_tokens if skip_special_tokens else {},
-            prompt=prompt,
-            replacements=self.replacements,
-        )
+    def pieces(self, before: Sequence[int], *, skip_special_tokens: bool) -> Pieces:
+        """Reads what the tokens that follow these add to the text."""
+        decode = self.decoder(skip_special_tokens=skip_special_tokens)
+        left_out = self.special_tokens if skip_special_tokens else {}
+        return Pieces(decode, self.token_bytes, left_out, before[-MAX_CONTEXT_TOKENS:], self.replacements)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
         """The decode function for a Detokenizer, which decodes a few tokens at a time."""
@@ -186,7 +182,7 @@ class Tokenizer:
         return text
 
     def _decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
-        reader = self.pieces((), skip_special_tokens=skip_special_tokens).at(0)
+        reader = self.pieces((), skip_special_tokens=skip_special_tokens)
         left_out = self.special_tokens.keys() if skip_special_tokens else frozenset[int]()
         texts = ["" if token_id in left_out else reader.push(token_id).text for token_id in token_ids]
         if texts:

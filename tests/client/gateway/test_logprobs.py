@@ -1,6 +1,7 @@
 """Logprobs of OpenAI's shapes, from the pieces that the service makes of real tokens: whole answers and streams."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,16 +37,16 @@ CHAT: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": "a
 def behave(request: inference_pb2.GenerateRequest, ending: Ending) -> Iterator[inference_pb2.GenerateResponse]:
     """Writes OUTPUT one token at a time; the text of each token is held back until the next comes."""
     prompt, output = ids_of(PROMPT), ids_of(OUTPUT)
-    reading = TOKENIZER.pieces(prompt, skip_special_tokens=True)
+    reading = partial(TOKENIZER.pieces, skip_special_tokens=True)
     decode = TOKENIZER.decoder(skip_special_tokens=True)
     yield accepted(request)
     if request.output.HasField("prompt_logprobs_start"):
         info = inference_pb2.PromptInfo(start=1, logprobs=scored(len(prompt) - 1))
-        add_pieces(info.logprobs, prompt[1:], reading.at(1))
-        text, data = reading.at(0).push(prompt[0])
+        add_pieces(info.logprobs, prompt[1:], reading(prompt[:1]))
+        text, data = reading([]).push(prompt[0])
         info.first.text, info.first.data = text, data
         yield inference_pb2.GenerateResponse(prompt_info=info)
-    pieces, text = reading.at(len(prompt)), Detokenizer(decode, prompt[-8:], TOKENIZER.token_bytes.anchor)
+    pieces, text = reading(prompt), Detokenizer(decode, prompt[-8:], TOKENIZER.token_bytes.anchor)
     held = ""
     for i, token_id in enumerate(output):
         shown, held = held, text.push((token_id,))

@@ -134,7 +134,7 @@ def test_clean_up_of_a_stream_is_that_of_the_whole_wherever_a_token_ends(tmp_pat
     ours = served(folder).tokenizer
     assert ours is not None
     patterns = [old for old, _ in ours.replacements]
-    assert len(patterns) == 10 and len(ours.pieces([], skip_special_tokens=False).replacements) == 10
+    assert len(patterns) == 10 and len(ours.pieces([], skip_special_tokens=False)._texts._pairs) == 10
     spelled = {char: truth(char, add_special_tokens=False)["input_ids"] for char in {*"".join(patterns), *"ab😀"}}
     begun = {pattern[:size] for pattern in patterns for size in range(1, len(pattern) + 1)}
     for first, second in itertools.product(sorted(begun), patterns):
@@ -142,7 +142,7 @@ def test_clean_up_of_a_stream_is_that_of_the_whole_wherever_a_token_ends(tmp_pat
         ids = [token_id for char in text for token_id in spelled[char]]
         whole = truth.decode(ids)
         assert whole != text and output_of(ours, ids).text == whole
-        reader = ours.pieces([], skip_special_tokens=False).at(0)
+        reader = ours.pieces([], skip_special_tokens=False)
         pieces = [*map(reader.push, ids), reader.rest()]
         assert "".join(piece.text for piece in pieces) == whole
         assert b"".join(piece.data for piece in pieces).decode() == whole

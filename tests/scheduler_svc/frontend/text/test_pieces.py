@@ -23,7 +23,7 @@ SERVED = {name: Tokenizer(as_json(made), vocab_size=made.get_vocab_size()) for n
 
 
 def reader(name: str, prompt: list[int], *, skip: bool = True) -> Pieces:
-    return SERVED[name].pieces(prompt, skip_special_tokens=skip).at(len(prompt))
+    return SERVED[name].pieces(prompt, skip_special_tokens=skip)
 
 
 def whole_words(name: str) -> list[list[int]]:
