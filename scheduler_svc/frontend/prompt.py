@@ -47,17 +47,15 @@ async def text_ids(
     request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, model: Model, tenant: str
 ) -> list[int]:
     """Returns a text's token ids. Raises Refusal if the model has no tokenizer, or the text is empty or too long."""
-    field, text = "text", request.text
-    adds = not request.HasField("add_special_tokens") or request.add_special_tokens
+    text, adds = request.text, not request.HasField("add_special_tokens") or request.add_special_tokens
     if model.tokenizer is None:
-        raise wrong(field, "needs a tokenizer, and the served model has none")
-    model.tokenizer.check_size(field, text, model.max_length)
-    await model.tokenizer.check_tokens(field, text, model.max_length, tenant)
+        raise wrong("text", "needs a tokenizer, and the served model has none")
+    await model.tokenizer.check(text, model.max_length, tenant)
     token_ids = await model.tokenizer.encode(text, tenant, add_special_tokens=adds)
     if not token_ids:
-        raise wrong(field, f"has {numbered(len(text), 'character')} but 0 tokens; at least 1 token is needed")
+        raise wrong("text", f"has {numbered(len(text), 'character')} but 0 tokens; at least 1 token is needed")
     # A tokenizer may have more tokens than the model has embeddings.
-    check_token_ids(field, token_ids, model)
+    check_token_ids("text", token_ids, model)
     return token_ids
 
 

@@ -162,10 +162,9 @@ class FrontEnd:
         stop = asyncio.create_task(self._wait_until_drained())
         on_listening(bound)
         try:
-            await asyncio.wait([link, sweep, stop], return_when=asyncio.FIRST_COMPLETED)
-            for task in (link, sweep, stop):
-                if task.done():
-                    task.result()
+            ended, _ = await asyncio.wait([link, sweep, stop], return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             await asyncio.gather(*(one.stop(STOP_SECONDS) for one in (self._server, self._probes) if one is not None))
             self._report()
@@ -179,7 +178,7 @@ class FrontEnd:
     def stop(self) -> None:
         """Takes no more requests, and ends when the running ones have ended or the grace period is over."""
         if not self._stop.is_set():
-            self._refuse(self._grace_seconds)
+            self._refuse()
         self._stop.set()
 
     def stop_on_signals(self) -> None:
@@ -192,7 +191,7 @@ class FrontEnd:
     def _leave(self) -> None:
         """This process alone is asked to stop, or every process of the service."""
         if self._leaving is None and not self._core_drains and not self._stop.is_set():
-            self._refuse(self._grace_seconds)
+            self._refuse()
             self._link.send(frontend_pb2.FrontendToCore(leaving=frontend_pb2.Leaving()))
             self._leaving = asyncio.create_task(self._stop_alone())
 
@@ -209,27 +208,15 @@ class FrontEnd:
             self._grace_seconds = max(0.0, ends_at - loop.time())
             self._stop.set()
 
-    def _refuse(self, seconds: float) -> None:
-        num = self._streams.num_open
-        logger.info(
-            "stopping: new requests are refused; %s at most %g s to end", numbered(num, "stream", "have"), seconds
-        )
+    def _refuse(self) -> None:
+        streams = numbered(self._streams.num_open, "stream", "have")
+        logger.info("stopping: new requests are refused; %s at most %g s to end", streams, self._grace_seconds)
         self._readiness.drain()
 
     def _on_message(self, message: frontend_pb2.CoreToFrontend) -> None:
         match message.WhichOneof("message"):
-            case "step_output":
-                self._streams.step_output(message.step_output)
-            case "admitted":
-                self._streams.admitted(message.admitted)
-            case "rejected":
-                self._streams.rejected(message.rejected)
-            case "resumed":
-                self._streams.resumed(message.resumed)
-            case "waits":
-                self._streams.waits(message.waits)
-            case "replaced":
-                self._streams.replaced(message.replaced)
+            case "step_output" | "admitted" | "rejected" | "resumed" | "waits" | "replaced" as kind:
+                getattr(self._streams, kind)(getattr(message, kind))
             case "model_state":
                 self._take_model(message.model_state)
             case "core_status":

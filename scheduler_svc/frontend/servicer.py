@@ -1,8 +1,7 @@
 """Owns InferenceService.
 
-Generate passes a request from readiness through validation and the tokenizer to the core, and its output to the caller.
-The front end checks readiness before it reads the message, before it parses it, and before it hashes the prompt, so
-that a full queue costs no work. Objects that only an admitted request needs are created after the core has admitted it.
+Readiness is checked before a message is read, before it is parsed, and before its prompt is hashed, so a full queue costs
+no work. Objects that only an admitted request needs are created after the core has admitted it.
 If the caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False
 (grpc.aio 1.85.1), so `finally` frees the request, without waiting.
 

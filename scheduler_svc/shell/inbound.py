@@ -1,10 +1,8 @@
 """Turns frames of workers and front ends into events of the core.
 
 Owns the workers' key, the front ends' secret, and the table of peers that sent frames which were dropped: malformed
-ones, and those of a sender that did not prove that it belongs to this service. The first dropped frame of a peer is
-logged, the next ones are counted and reported as a number every ten seconds. The table is bounded, so peers that
-connect under new names again and again cost neither memory nor log lines. A peer that can no longer be reached becomes
-an event too.
+ones, and those of a sender that did not prove that it belongs to this service. A peer that can no longer be reached
+becomes an event too.
 """
 
 import hmac
@@ -64,7 +62,7 @@ class Credentials:
 
 
 class DroppedFrames:
-    """Counts dropped frames per peer and logs them at a bounded rate."""
+    """Counts dropped frames per peer. Peers that connect under new names cost neither memory nor log lines."""
 
     def __init__(self) -> None:
         self.total = 0

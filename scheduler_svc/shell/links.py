@@ -40,11 +40,7 @@ _READABLE, _AT_ONCE, _AT_ONCE_WITH_MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int
 
 
 class PeerLostError(Exception):
-    """A frame cannot be sent: the peer is gone, or it no longer reads."""
-
-
-class PeerFrameTooLargeError(PeerLostError):
-    """The frame is above the peer's limit, at which the peer would close the connection; nothing was sent."""
+    """A frame cannot be sent: the peer is gone, no longer reads, or would close the connection for the frame's size."""
 
 
 class RouterLink:
@@ -127,12 +123,10 @@ class RouterLink:
         return []
 
     def send(self, peer: str, payload: bytes) -> None:
-        """Queues a frame. Raises PeerLostError if the peer is gone or its queue is full, PeerFrameTooLargeError."""
+        """Queues a frame. Raises PeerLostError; then nothing was sent."""
         limit = self._limits.get(peer, self._max_sent_bytes)
         if len(payload) > limit:
-            raise PeerFrameTooLargeError(
-                f"a frame has {counted(len(payload), 'byte')}; the peer accepts at most {limit:,}"
-            )
+            raise PeerLostError(f"a frame has {counted(len(payload), 'byte')}; the peer accepts at most {limit:,}")
         try:
             self.socket.send(self._routing_id(peer), _AT_ONCE_WITH_MORE)
             self.socket.send(payload, _AT_ONCE)

@@ -1,7 +1,6 @@
 """The core's shell: sockets and clock outside, the pure scheduler inside.
 
-One thread runs one turn after another: it waits for a message, passes every message to the core as an event, sends one
-Tick, and dispatches the effects. Owns the order of one turn, and the times at which the service stops. Decides nothing.
+Owns the order of one turn, and the times at which the service stops. Decides nothing.
 """
 
 import logging

@@ -13,11 +13,9 @@ ago. If `leave` gets the cost of the time inside, this is start-time fair queuei
 which needs no costs in advance: a key with expensive work delays another by what runs, and gets no credit for
 idle time. If it gets none, keys take turns.
 
-**Held refusals.** Beyond a rate, a caller's refusals are held for up to five seconds, for any reason. gRPC accepts
-the calls of all tenants one after the other, each in a turn of the event loop. A tenant with many callers that send
-again at once, against the answer's advice, would fill that line, and others would wait in it. While a refusal is held,
-its caller does not send. Held calls are bounded, and tenants share the bound. Callers without a tenant, because their
-proof is wrong, count by their address, and share the places of one tenant.
+**Held refusals.** gRPC accepts the calls of all tenants one after the other, each in a turn of the event loop. A tenant
+with many callers that send again at once, against the answer's advice, would fill that line. While a refusal is held,
+its caller does not send. Callers without a tenant, because their proof is wrong, share the places of one tenant.
 
 | what | a place is | key | when all are taken |
 |---|---|---|---|

@@ -68,11 +68,11 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
     )
 
 
-def allow_connections(wanted: int = MAX_CONNECTIONS) -> int:
+def allow_connections() -> int:
     """Raises this process's limit of open files as far as allowed. Returns the number of connections that then fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + SPARE_FILES
+    needed = MAX_CONNECTIONS + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - SPARE_FILES))
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))

@@ -9,9 +9,7 @@ message, and the task is not woken for it: the code that brings the tokens begin
 write that the task awaits wakes the task, and that costs more than the write's own Python. So a write is a coroutine
 that runs beside the task (`grpc_tuning/event_loop.py`).
 
-The Summary is the sum of a request's samples: the core's usage and timing of each, adjusted for stop strings. The
-prompt counts once; other tokens and preemptions add up. Times up to the first token are those of the sample with the
-earliest first token; the time of the last token and the total are those of the sample that ended last.
+The Summary is made of the core's usage and timing of each sample, adjusted for stop strings, as inference.proto says.
 """
 
 import asyncio

@@ -2,11 +2,9 @@
 
 A stream with tokens that do not follow each other is reported as broken.
 
-Owns also the time at which a stream's handler sees new tokens: at once, or together with later ones; first tokens and
-ends never wait. Below `busy_tokens_per_second` every handler is woken at once. Above, tokens of a stream wait for
-`merge_seconds`, so that one message carries several; then handlers are woken in the order of their oldest tokens, a few
-per turn of the event loop. The loop thus reads new outputs and sends first tokens and ends between the messages of
-other streams. If the loop cannot keep up, messages become larger, not more.
+Owns also the time at which a stream's handler sees new tokens: at once, or above `busy_tokens_per_second` together with
+later ones. Then handlers are woken in the order of their oldest tokens, a few per turn of the event loop, so that it
+reads new outputs and sends first tokens and ends, which never wait, between the messages of other streams.
 
 Outputs that arrive under load are sorted by sample together: a loop over the tokens of a step costs half a microsecond
 per token; sorted by numpy, the tokens of several steps cost one microsecond per sample.

@@ -2,7 +2,7 @@
 
 Knows nothing of text, gRPC or other streams. A sample has one batch of pending tokens, which later tokens join,
 and no queue of messages. Only the request's handler waits for the stream; ordinary tokens are sent without waking it
-(`deliver`). A pending token takes 4 bytes, its logprob 4 bytes and each alternative 8 bytes.
+(`deliver`).
 
 Logprobs enter and leave in the order of their tokens, and always as many as tokens leave, so they stay aligned even if
 tokens are held back or cut off.

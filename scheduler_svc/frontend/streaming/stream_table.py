@@ -7,9 +7,8 @@ Owns the requests that this front end has detached, so that they end when their 
 knows no tokens. If this front end dies, its detached requests go on until their linger time is over.
 
 Closes the gate of new requests for a tenant that has no place left in the core's queue, so that its next requests are
-refused without work. The core says so when it refuses a request that any other request of the tenant would share the
-fate of. A front end cannot see when a place becomes free, so it believes the core for a tenth of a second, or until a
-request of the tenant ends here.
+refused without work. A front end cannot see when a place becomes free, so it believes the core for a tenth of a second,
+or until a request of the tenant ends here.
 """
 
 import asyncio

@@ -93,14 +93,6 @@ class Tokenizer:
         # For long texts and for chats.
         self.threads = TextThreads(NUM_THREADS, MAX_WAITING_TEXTS)
 
-    def check_size(self, field: str, text: str, max_length: int) -> None:
-        """Refuses a text that cannot fit into `max_length` tokens, before any work on it."""
-        max_chars = max_length * self.max_chars_per_token
-        if not text:
-            raise wrong(field, "is empty; at least 1 character is needed")
-        if len(text) > max_chars:
-            raise wrong(field, f"has {len(text)} characters; the limit is {max_chars}")
-
     async def encode(self, text: str, tenant: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids, including the special tokens that the tokenizer adds to a prompt, if these are wanted.
 
@@ -109,11 +101,17 @@ class Tokenizer:
         work = partial(self._encode, text, add_special_tokens)
         return work() if len(text) <= INLINE_CHARS else await self.threads.run(tenant, work)
 
-    async def check_tokens(self, field: str, text: str, max_length: int, tenant: str) -> None:
-        """Refuses a very long text that has clearly more than `max_length` tokens, as soon as a part of it has.
+    async def check(self, text: str, max_length: int, tenant: str) -> None:
+        """Refuses an empty text, and one that cannot fit into `max_length` tokens, before any work on it.
 
-        The worst texts take 0.9 s per megabyte, so the whole of a long one is not worth it.
+        A very long text is refused as soon as a part of it has clearly more tokens. The worst texts take 0.9 s per
+        megabyte, so the whole of a long one is not worth it.
         """
+        max_chars = max_length * self.max_chars_per_token
+        if not text:
+            raise wrong("text", "is empty; at least 1 character is needed")
+        if len(text) > max_chars:
+            raise wrong("text", f"has {len(text)} characters; the limit is {max_chars}")
         if len(text) <= LIKELY_CHARS_PER_TOKEN * max_length:
             return
         num_tokens = 0
@@ -125,7 +123,7 @@ class Tokenizer:
                 which = "which" if end == len(text) else f"and the first {end}"
                 about = "about " if start else ""
                 many = f"{numbered(len(text), 'character')}, {which} are {about}{numbered(num_tokens, 'token')}"
-                raise wrong(field, f"has {many}; the limit is {max_length}")
+                raise wrong("text", f"has {many}; the limit is {max_length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:
         """The whole text of `token_ids`."""

@@ -28,7 +28,7 @@ from scheduler_svc.recording.event_log import Recorder
 from scheduler_svc.shell import loop
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
-from scheduler_svc.shell.links import PeerFrameTooLargeError, RouterLink
+from scheduler_svc.shell.links import PeerLostError, RouterLink
 from scheduler_svc.shell.loop import Loop
 from scheduler_svc.wire.framing import Frames
 from tandem_contract.stopping import STOP_NOW, StopRequests
@@ -472,7 +472,7 @@ def test_a_worker_with_a_too_small_frame_limit_is_lost_with_the_reason(
     bench.joined(max_frame_bytes=17 << 20)
     frontend, state = bench.greeted()
     assert state.ready
-    with pytest.raises(PeerFrameTooLargeError, match="the peer accepts at most 17,825,792"):
+    with pytest.raises(PeerLostError, match="the peer accepts at most 17,825,792"):
         bench.links[0].send("w-1", bytes((17 << 20) + 1))
     # The limit is set here because the core refuses a worker that joins with it.
     bench.links[0].limit_frames("w-1", 10)
