@@ -1,9 +1,9 @@
 """Owns InferenceService.
 
-Readiness is checked before a message is read, before it is parsed, and before its prompt is hashed, so a full queue costs
-no work. Objects that only an admitted request needs are created after the core has admitted it.
-If the caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False
-(grpc.aio 1.85.1), so `finally` frees the request, without waiting.
+Readiness is checked before a message is read, before it is parsed, and before its prompt is hashed, so that a full
+queue costs no work. Objects that only an admitted request needs are created after the core has admitted it. If the
+caller leaves, a coroutine handler gets CancelledError or an InternalError and context.cancelled() stays False (grpc.aio
+1.85.1), so `finally` frees the request, without waiting.
 
 The calls that convert text, chats and token ids touch no request. They ask the served model alone, so they work while
 the queue is full and while the service drains.
