@@ -256,7 +256,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def ListRequests(
         self, request: control_pb2.ListRequestsRequest, context: Any
     ) -> control_pb2.ListRequestsResponse:
-        """Returns a page of the requests that the caller may see: its tenant's, or all with the right of control."""
         who = caller()
         query = _query_of(request, who)
         await self._listing.enter(who.tenant)
@@ -290,21 +289,18 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return load
 
     async def FlushCache(self, request: control_pb2.FlushCacheRequest, context: Any) -> control_pb2.FlushCacheResponse:
-        """Empties the prefix cache and returns how many pages were cached."""
         reply = await self.queries.ask(flush_cache=frontend_pb2.FlushCache())
         return control_pb2.FlushCacheResponse(pages=reply.pages)
 
     async def ListQuarantine(
         self, request: control_pb2.ListQuarantineRequest, context: Any
     ) -> control_pb2.ListQuarantineResponse:
-        """Returns the requests that are refused, without their content."""
         reply = await self.queries.ask(quarantine_query=frontend_pb2.QuarantineQuery())
         return control_pb2.ListQuarantineResponse(requests=reply.requests)
 
     async def ClearQuarantine(
         self, request: control_pb2.ClearQuarantineRequest, context: Any
     ) -> control_pb2.ClearQuarantineResponse:
-        """Ends the quarantine of the requests with these keys, or of all, and returns how many they were."""
         _check_clear(request)
         for idx, key in enumerate(request.keys):
             if len(key) != _KEY_CHARS:
@@ -316,7 +312,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def Drain(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: control_pb2.DrainRequest, context: Any
     ) -> None:
-        """Drains a worker or the service, and writes the progress until the end."""
         _check_drain(request)
         message = frontend_pb2.FrontendToCore(drain=frontend_pb2.Drain(request=request))
         await self.queries.follow(message, context, not_found=grpc.StatusCode.NOT_FOUND)
@@ -324,7 +319,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def UpdateWeights(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: control_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
-        """Lets all workers load new weights, and writes the progress until the end."""
         _check_update(request)
         # The core checks whether folder and version can be.
         for name, text in (("version", request.version), ("folder", request.folder)):

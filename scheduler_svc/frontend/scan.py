@@ -34,11 +34,12 @@ class Scan:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._root = rules_of(descriptor)
-        # Fields that the last walk visited.
-        self.num_visited = 0
-        self._data = b""
-        self._sizes = NO_MODEL
-        self._num_single = 0
+        self._begin(b"", NO_MODEL)
+
+    def _begin(self, data: bytes, sizes: Sizes) -> None:
+        self._data, self._sizes = data, sizes
+        # Fields that the walk has visited, and those besides the entries of lists.
+        self.num_visited = self._num_single = 0
         self._max_single = MAX_SINGLE_FIELDS
         # Entries of each list, and pieces of each list of numbers.
         self._counts: dict[str, int] = {}
@@ -46,11 +47,7 @@ class Scan:
 
     def check(self, data: bytes, sizes: Sizes) -> None:
         """Refuses a message with a list, string or field beyond its limit. Raises Refusal (INVALID_ARGUMENT)."""
-        self.num_visited = self._num_single = 0
-        self._max_single = MAX_SINGLE_FIELDS
-        self._counts.clear()
-        self._pieces.clear()
-        self._data, self._sizes = data, sizes
+        self._begin(data, sizes)
         try:
             self._walk(self._root, 0, len(data))
         except (_MalformedError, IndexError):

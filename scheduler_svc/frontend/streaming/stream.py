@@ -14,7 +14,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,13 +174,13 @@ class LogprobQueue:
 class PromptQueue:
     """Logprobs of the prompt's positions `start` to `end` - 1, which arrive in consecutive pieces."""
 
-    __slots__ = ("_end", "_queue", "_start")
+    __slots__ = ("_end", "_start", "queue")
 
     def __init__(self, *, start: int, end: int, num_top: int) -> None:
         # The position of the first logprob in the queue.
         self._start = start
         self._end = end
-        self._queue = LogprobQueue(num_top)
+        self.queue = LogprobQueue(num_top)
 
     @property
     def is_complete(self) -> bool:
@@ -189,24 +189,20 @@ class PromptQueue:
 
     @property
     def _next_position(self) -> int:
-        return self._start + len(self._queue)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._queue.num_bytes
+        return self._start + len(self.queue)
 
     def put(self, start: int, received: LogprobRows) -> bool:
         """Appends the piece that begins at `start`. Returns False if another position was expected."""
         if start != self._next_position or start + len(received) > self._end:
             return False
-        return self._queue.put(received, slice(None))
+        return self.queue.put(received, slice(None))
 
     def take(self, max_bytes: int) -> pb.PromptInfo | None:
         """Removes and returns the next logprobs, about `max_bytes` at most; None if there are none."""
-        if not len(self._queue):
+        if not len(self.queue):
             return None
-        count = min(len(self._queue), max(1, max_bytes // self._queue.bytes_each))
-        info = pb.PromptInfo(start=self._start, logprobs=self._queue.take(count))
+        count = min(len(self.queue), max(1, max_bytes // self.queue.bytes_each))
+        info = pb.PromptInfo(start=self._start, logprobs=self.queue.take(count))
         self._start += count
         return info
 
@@ -217,32 +213,24 @@ MAX_PROMPT_INFO_BYTES = 65_536
 BYTES_PER_TOKEN = 4
 
 
+@dataclass(slots=True, eq=False)
 class SampleStream:
     """One sample of a request. `StreamTable` writes it; the request's handler reads it."""
 
-    __slots__ = ("_max_take", "end", "id", "is_stopped", "logprobs", "num_received", "pending", "stream")
+    id: int
+    stream: "RequestStream"
+    # Logprobs of the pending tokens and of tokens that were taken but not sent. None if the caller wants none.
+    logprobs: LogprobQueue | None = None
+    end: frontend_pb2.End | None = None
+    pending: "array[int]" = field(default_factory=lambda: array("i"))
+    num_received: int = field(init=False)
+    # A stop string was found, so later tokens are dropped.
+    is_stopped: bool = False
+    _max_take: int = field(init=False)
 
-    def __init__(
-        self,
-        sample_id: int,
-        stream: "RequestStream",
-        num_top: int | None,
-        resumed: frontend_pb2.ResumedSample | None = None,
-    ) -> None:
-        self.id = sample_id
-        self.stream = stream
-        self.end: frontend_pb2.End | None = None
-        # A stop string was found, so later tokens are dropped.
-        self.is_stopped = False
-        self.pending = array("i")
-        # Logprobs of the pending tokens and of tokens that were taken but not sent. None if the caller wants none.
-        self.logprobs = None if num_top is None else LogprobQueue(num_top)
-        self.num_received = 0
-        if resumed is not None:
-            self.pending.frombytes(resumed.tokens)
-            self.num_received = len(self.pending)
-            self.end = resumed.end if resumed.HasField("end") else None
-        bytes_each = BYTES_PER_TOKEN + (self.logprobs.bytes_each if self.logprobs is not None else 0)
+    def __post_init__(self) -> None:
+        self.num_received = len(self.pending)
+        bytes_each = BYTES_PER_TOKEN + (0 if self.logprobs is None else self.logprobs.bytes_each)
         self._max_take = max(1, MAX_DELTA_BYTES // bytes_each)
 
     @property
@@ -305,16 +293,19 @@ class RequestStream:
         """Creates the samples of a request that is about to be submitted, numbered from `first_id` on."""
         self.request_id = submit.request_id
         self.max_new_tokens = submit.max_new_tokens
-        num_top = submit.num_logprobs - 1 if submit.num_logprobs else None
-        self.samples = tuple(SampleStream(first_id + idx, self, num_top) for idx in range(submit.num_samples))
+        num_top = max(0, submit.num_logprobs - 1)
+        self.samples = tuple(
+            SampleStream(first_id + idx, self, LogprobQueue(num_top) if submit.num_logprobs else None)
+            for idx in range(submit.num_samples)
+        )
         if submit.prompt_logprobs_from:
             num_prompt = len(submit.prompt) // BYTES_PER_TOKEN
-            self.prompt = PromptQueue(start=submit.prompt_logprobs_from, end=num_prompt, num_top=num_top or 0)
+            self.prompt = PromptQueue(start=submit.prompt_logprobs_from, end=num_prompt, num_top=num_top)
 
     def begin_resume(self, first_id: int, request_id: str) -> None:
         """Prepares for the answer to a Resume. Until it comes, one sample stands for all."""
         self.request_id, self.is_resumable = request_id, True
-        self.samples = (SampleStream(first_id, self, None),)
+        self.samples = (SampleStream(first_id, self),)
 
     def take_resumed(self, resumed: frontend_pb2.Resumed) -> None:
         """Creates the samples of a request that was resumed, with their output so far."""
@@ -322,7 +313,10 @@ class RequestStream:
         self.request_id = self.description.accepted.request_id
         self.max_new_tokens = self.description.max_new_tokens
         self.samples = tuple(
-            SampleStream(resumed.stream + idx, self, None, sample) for idx, sample in enumerate(resumed.samples)
+            SampleStream(
+                resumed.stream + idx, self, None, one.end if one.HasField("end") else None, array("i", one.tokens)
+            )
+            for idx, one in enumerate(resumed.samples)
         )
 
     @property
@@ -353,7 +347,7 @@ class RequestStream:
 
     @property
     def num_bytes(self) -> int:
-        prompt_bytes = 0 if self.prompt is None else self.prompt.num_bytes
+        prompt_bytes = 0 if self.prompt is None else self.prompt.queue.num_bytes
         return prompt_bytes + sum(sample.num_bytes for sample in self.samples)
 
     async def changed(self) -> None:
