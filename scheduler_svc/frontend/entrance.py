@@ -6,7 +6,6 @@ failed proofs get the same answer, so that no caller learns whether a token was 
 
 import asyncio
 import time
-from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -88,7 +87,13 @@ class Entrance:
             raise status.not_ready("the service has not read its tokens yet")
         headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
         proofs = [header if isinstance(header, bytes) else header.encode("utf-8", "replace") for header in headers]
-        caller = self.table.of_call(proofs, _certificate_names(context), time.time())
+        # gRPC has verified the certificate.
+        names = (
+            name.decode("utf-8", "replace")
+            for key in _CERTIFICATE_NAMES
+            for name in context.auth_context().get(key, ())
+        )
+        caller = self.table.of_call(proofs, names, time.time())
         if caller is None:
             why = "the token is not valid" if headers else "a token or a known certificate is needed"
             raise status.Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
@@ -97,11 +102,3 @@ class Entrance:
 
 def _table(message: frontend_pb2.Tenants) -> Table:
     return Table(tenants_wire.tenants_of(message))
-
-
-def _certificate_names(context: Any) -> Iterable[str]:
-    """Yields the names of the client's certificate, which gRPC has verified."""
-    auth = context.auth_context()
-    for key in _CERTIFICATE_NAMES:
-        for value in auth.get(key, ()):
-            yield value.decode("utf-8", "replace")

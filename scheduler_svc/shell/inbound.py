@@ -65,14 +65,12 @@ class DroppedFrames:
     """Counts dropped frames per peer. Peers that connect under new names cost neither memory nor log lines."""
 
     def __init__(self) -> None:
-        self.total = 0
         self._unreported: Counter[str] = Counter()
         self._others = 0
         self._report_at = 0.0
 
     def add(self, peer: str, reason: str) -> bool:
         """Counts one frame. Returns True if it is logged: the peer's first one since the last report."""
-        self.total += 1
         if peer in self._unreported:
             self._unreported[peer] += 1
         elif len(self._unreported) < _MAX_NAMED:

@@ -19,7 +19,7 @@ import os
 import socket
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 import zmq.utils.monitor
@@ -174,8 +174,7 @@ SEPARATOR = "@"
 _EXPELLED = "its key is no longer admitted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class _Source(NamedTuple):
     """Where a frame came from."""
 
     key: str

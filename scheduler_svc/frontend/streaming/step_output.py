@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tandem.internal.v1 import frontend_pb2
 
 from scheduler_svc.frontend.streaming.stream import (
+    BYTES_PER_TOKEN,
     RequestStream,
     SampleStream,
     StreamLimits,
@@ -29,7 +30,6 @@ from scheduler_svc.frontend.streaming.stream import (
 )
 from tandem_contract.plural import numbered
 
-TOKEN_BYTES = 4
 # The numbers of a step's streams, the offsets and the tokens.
 _StepTokens = tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int32]]
 # The id of a sample, the offset of its first token, the number of tokens, whether their offsets are consecutive, and
@@ -78,7 +78,7 @@ class Arrivals:
         ends = [*starts[1:].tolist(), len(streams)]
         of_samples = (streams[starts].tolist(), offsets[starts].tolist(), starts.tolist(), ends, num_broken.tolist())
         for sample_id, first, start, end, broken in zip(*of_samples, strict=True):
-            yield sample_id, first, end - start, not broken, data[TOKEN_BYTES * start : TOKEN_BYTES * end]
+            yield sample_id, first, end - start, not broken, data[BYTES_PER_TOKEN * start : BYTES_PER_TOKEN * end]
 
 
 # How often the load is measured.
