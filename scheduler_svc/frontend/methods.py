@@ -65,10 +65,8 @@ HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 ROOMS = {INFERENCE.name: Room.BULK, CONTROL.name: Room.CONTROL, HEALTH.name: Room.HEALTH}
 # The methods that stream a completion; each of their calls gets a line in the log.
 LOGGED = ("Generate", "Resume")
-# New requests get the event loop one per turn of the loop, so that running streams continue. A request is parsed,
-# checked, tokenized and hashed in about a millisecond, without a pause. If the handlers of many new requests were ready
-# in one turn, the tokens of every running stream would wait for all of them. Those that wait hold their messages in
-# memory.
+# New requests get the event loop one per turn: each takes about a millisecond without a pause, so if many were ready in
+# one turn, the tokens of every running stream would wait for them. Those that wait hold their messages in memory.
 WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
 
 

@@ -5,9 +5,7 @@ Knows nothing of requests. The core says whether it computes a request that arri
 Health is that value. A request is refused without a model or the core, while the core says so, and after draining
 began; otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
 
-The health that callers see (grpc.health.v1) knows only a word of the causes. `HealthServicer.set` stores the state,
-notifies the watches and never waits. All services of a front end have the same health. An unknown service name is
-answered and not stored.
+All services of a front end have the same health. An unknown service name is answered and not stored.
 """
 
 import time

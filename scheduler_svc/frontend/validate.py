@@ -2,8 +2,8 @@
 
 Every refusal is INVALID_ARGUMENT (NOT_FOUND for an unknown model) and names the field, the number and the limit. The
 module checks a request before its text is tokenized, and the prompt's length after that. It also hashes the prompt's
-pages, because all requests share the core's one thread: 32,768 tokens in pages of 64 take 0.2 ms. The largest message
-can hold millions of tokens, so hashing yields to the event loop after every 2,048 pages.
+pages, because all requests share the core's one thread. The largest message can hold millions of tokens, so hashing
+yields to the event loop after every 2,048 pages.
 
 Sampling settings become the complete SamplingParams that travels to the worker: the core passes the bytes on unread,
 and the worker parses them (`gpu_worker/wire/started.py`).

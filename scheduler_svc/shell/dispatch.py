@@ -2,8 +2,8 @@
 
 Owns the list of peers that could not be reached until they are reported to the core, and the served model as front ends
 see it: the tokenizer, the files of chats and the root of page hashes. All workers of one core have the same identity,
-which includes these files, so they are taken once, from the first worker that is proven. Joins of workers on probation
-are kept until then. Sizes and defaults come from the core with each ModelServed. Decides nothing.
+which includes these files, so they are taken once, from the first worker that is proven. Sizes and defaults come from
+the core with each ModelServed. Decides nothing.
 """
 
 import logging

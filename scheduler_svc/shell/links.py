@@ -4,9 +4,7 @@ A link owns its socket, its monitor and the largest frame that each peer accepts
 
 A ROUTER does not report which peer disconnected. The socket's monitor reports that one did. Then every known peer is
 probed with an empty frame, and a peer that cannot be routed to is gone. This detects a killed process in milliseconds.
-
-A peer's identity belongs to the connection that used it first: a second connection with the same identity is ignored
-while the first one is open. So a peer that connects again must use a new identity.
+A second connection with the identity of an open one is ignored.
 
 A worker on another host is called `ID@NAME`: its routing id, and the name of its key. libzmq reports of each frame the
 key and the file descriptor of its connection, and of an ended connection the descriptor. So each frame's key is checked

@@ -4,12 +4,10 @@ Knows nothing of what the methods do. Every method is served as a gRPC stream of
 before its message is read, parsed or checked. Three phases of a call may last, and each has a bound: waiting for the
 message, the method itself (its owner bounds it), and waiting for the caller to read the answer of a finished call.
 
-gRPC takes up to a whole message of memory for each read that waits. While a call is not read, gRPC holds at most its
-HTTP/2 window (`options.WINDOW_BYTES`). Once it is read, gRPC lets the message in, however slowly it arrives. So few
-messages are read at once, and the memory of calls that stall is that number times the largest message. The newest call
-of a tenant is read first: if calls stall, old ones are likely to stall too. While a call waits, a message that has been
-read for YIELD_SECONDS gives up its place: one of the tenant with the most places, or of the waiting tenant if no other
-has more.
+Once a call is read, gRPC lets its whole message in, however slowly it arrives; before, at most `options.WINDOW_BYTES`.
+So few messages are read at once. The newest call of a tenant is read first: if calls stall, old ones are likely to
+stall too. While a call waits, a message that has been read for YIELD_SECONDS gives up its place: one of the tenant with
+the most places, or of the waiting tenant if no other has more.
 
 From a call's bytes to a message: the size, the syntax, and that every field is known are checked. Unknown fields are
 detected by size: a message shrinks when they are discarded. `UnknownFieldSet` creates an object for each field, which
