@@ -138,7 +138,7 @@ class Tokenizer:
     def pieces(self, before: Sequence[int], *, skip_special_tokens: bool) -> Pieces:
         """Reads what the tokens that follow these add to the text."""
         decode = self.decoder(skip_special_tokens=skip_special_tokens)
-        left_out = self.special_tokens if skip_special_tokens else {}
+        left_out = self.special_tokens if skip_special_tokens else dict[int, str]()
         return Pieces(decode, self.token_bytes, left_out, before[-MAX_CONTEXT_TOKENS:], self.replacements)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:
