@@ -31,13 +31,11 @@ class Model:
     """The served model. `tokenizer` is None if the worker sent none."""
 
     info: control_pb2.GetModelInfoResponse
-    # The longest sequence that fits a worker which is present or left recently; at least info.max_length. The front end
-    # refuses a longer prompt as invalid. The core decides whether a shorter one can run now.
-    max_length: int
     # The longest sequence that the pages of the largest present worker hold; at most info.max_length.
     longest_sequence: int
+    # The length is that of a worker which is present or left recently; at least info.max_length. The front end refuses
+    # a longer prompt as invalid. The core decides whether a shorter one can run now.
     sizes: Sizes
-    defaults: inference_pb2.SamplingParams
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
     chat: ServedChat
@@ -82,7 +80,6 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
     max_length = max(info.max_length, state.recent_max_length)
     return Model(
         info=info,
-        max_length=max_length,
         longest_sequence=min(info.max_length, state.longest_sequence or info.max_length),
         sizes=Sizes(
             prompt_tokens=max_length - 1,
@@ -92,7 +89,6 @@ def load(state: frontend_pb2.ModelState, before: Model | None = None, answers: A
             samples=max(1, info.max_num_samples),
             logprobs=info.max_logprobs,
         ),
-        defaults=defaults,
         eos_token_ids=frozenset(info.eos_token_ids),
         tokenizer=tokenizer,
         chat=chat,

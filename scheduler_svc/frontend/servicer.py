@@ -83,7 +83,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def admit_detokenize(self) -> int:
         """The size limit of a request in bytes, which fits the longest list. Raises Refusal without a model."""
-        return min(self.max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self.readiness.model().max_length)
+        return min(self.max_message_bytes, MAX_SMALL_BYTES + MAX_ID_BYTES * self.readiness.model().sizes.length)
 
     # A coroutine that writes, where the stub expects a generator: a coroutine that stalls in a write can be ended with
     # its own status, while a generator would only be closed.

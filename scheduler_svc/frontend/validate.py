@@ -68,7 +68,7 @@ def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) 
     Raises Refusal.
     """
     sampling = pb.SamplingParams()
-    sampling.CopyFrom(model.defaults)
+    sampling.CopyFrom(model.info.sampling_defaults)
     sampling.MergeFrom(asked)
     _check_sampling(sampling, model.sizes)
     if asked.banned_token_ids:
@@ -225,7 +225,7 @@ async def _hash_pages(root: bytes, prompt: Int32Array, page_size: int) -> bytes:
 
 def new_tokens_in_force(max_new_tokens: int, num_prompt: int, model: Model) -> int:
     """Returns the largest number of output tokens of a stream: max_new_tokens, or what the model's length leaves."""
-    return min(max_new_tokens, model.max_length - num_prompt)
+    return min(max_new_tokens, model.sizes.length - num_prompt)
 
 
 def _check_stop(stop: pb.StopParams, model: Model) -> None:
@@ -264,7 +264,7 @@ def maximum_of(stop: pb.StopParams, num_prompt: int, model: Model, limits: Calle
     Unset, it is the operator's default or the caller's own limit, and otherwise the rest of the context, as far as the
     pages of the largest worker hold it.
     """
-    max_length = model.max_length
+    max_length = model.sizes.length
     if num_prompt >= max_length:
         limit = f"{max_length - 1} (max_length {max_length}, less one new token)"
         refuse("prompt", f"has {numbered(num_prompt, 'token')}", limit)

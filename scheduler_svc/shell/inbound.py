@@ -21,7 +21,7 @@ from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.remote import as_guest
 from scheduler_svc.shell.dispatch import EffectDispatcher
-from scheduler_svc.shell.links import RouterLink, WorkersLink
+from scheduler_svc.shell.links import WorkersLink
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -65,12 +65,14 @@ class DroppedFrames:
     """Counts dropped frames per peer. Peers that connect under new names cost neither memory nor log lines."""
 
     def __init__(self) -> None:
+        self.total = 0
         self._unreported: Counter[str] = Counter()
         self._others = 0
         self._report_at = 0.0
 
     def add(self, peer: str, reason: str) -> bool:
         """Counts one frame. Returns True if it is logged: the peer's first one since the last report."""
+        self.total += 1
         if peer in self._unreported:
             self._unreported[peer] += 1
         elif len(self._unreported) < _MAX_NAMED:
@@ -108,8 +110,6 @@ class Inbound:
     core: Scheduler
     # Passes an event to the core (`Loop`).
     handle: Callable[..., list[fx.Effect]]
-    workers: WorkersLink
-    frontends: RouterLink
     dispatcher: EffectDispatcher
     credentials: Credentials
     # Gets a front end, the reason, and whether it has announced its stop.
@@ -124,9 +124,9 @@ class Inbound:
         effects: list[fx.Effect] = []
         while self.dispatcher.lost_peers:
             effects += self._peer_lost(*self.dispatcher.lost_peers.popleft())
-        for peer, frame in self.workers.receive(_MAX_FRAMES_PER_TURN):
+        for peer, frame in self.dispatcher.workers.receive(_MAX_FRAMES_PER_TURN):
             effects += self._from_worker(peer, frame)
-        for peer, frame in self.frontends.receive(_MAX_FRAMES_PER_TURN):
+        for peer, frame in self.dispatcher.frontends.receive(_MAX_FRAMES_PER_TURN):
             effects += self._from_frontend(peer, frame)
         return effects
 
@@ -134,7 +134,7 @@ class Inbound:
         try:
             data = _whole(frame)
             message = parsed(worker_pb2.WorkerToCore, data)
-            host = self.workers.host_of(peer)
+            host = self.dispatcher.workers.host_of(peer)
             if host and message.HasField("join"):
                 as_guest(message.join, peer)
             event = worker_wire.event_of(message, peer)
@@ -158,10 +158,9 @@ class Inbound:
     def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
         if self.dropped.add(f"worker {peer}", reason) or peer in self.core.lanes:
-            self.dispatcher.send(
-                self.workers, peer, worker_wire.frame_of(fx.WorkerRefused(worker=peer, reason=answer, retry=False))
-            )
-        return self._peer_lost(self.workers, peer, reason)
+            refused = worker_wire.frame_of(fx.WorkerRefused(worker=peer, reason=answer, retry=False))
+            self.dispatcher.send(self.dispatcher.workers, peer, refused)
+        return self._peer_lost(self.dispatcher.workers, peer, reason)
 
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
@@ -200,7 +199,7 @@ class Inbound:
         message = frontend_pb2.CoreToFrontend(tenants=tenants_wire.message_of(self.tokens.tenants))
         frame = message.SerializeToString()
         for frontend in frontends:
-            self.dispatcher.send(self.frontends, frontend, frame)
+            self.dispatcher.send(self.dispatcher.frontends, frontend, frame)
 
     def _check_frontend(self, peer: str, message: frontend_pb2.FrontendToCore) -> None:
         """Raises WireError if the peer has not proved that this service started it."""
@@ -214,7 +213,7 @@ class Inbound:
 
     def _peer_lost(self, link: WorkersLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)
-        if link is self.workers:
+        if link is self.dispatcher.workers:
             if peer not in self.core.lanes:
                 return []
             return self.handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)

@@ -150,8 +150,6 @@ class Loop:
         self._inbound = Inbound(
             core=core,
             handle=self._handle,
-            workers=workers,
-            frontends=frontends,
             dispatcher=self._dispatcher,
             credentials=credentials,
             on_frontend_lost=self._frontend_lost,

@@ -98,8 +98,6 @@ class CoreUnderFire:
         self._inbound = Inbound(
             core=self._core,
             handle=self._handle,
-            workers=cast(Any, self._workers),
-            frontends=cast(Any, self._frontends),
             dispatcher=self._dispatcher,
             credentials=Credentials(worker_key=_KEY, key_path=Path("worker.key"), frontend_secret=_SECRET),
             on_frontend_lost=_ignore,

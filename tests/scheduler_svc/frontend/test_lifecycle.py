@@ -125,7 +125,7 @@ async def sizes_become(s: Service, max_length: int, recent_max_length: int) -> N
     state.recent_max_length = recent_max_length
     await s.core.send(model_state=state)
     model = s.front_end._readiness.model
-    await until(lambda: (model().info.max_length, model().max_length) == (max_length, recent_max_length))
+    await until(lambda: (model().info.max_length, model().sizes.length) == (max_length, recent_max_length))
 
 
 @served(ready=False)

@@ -37,6 +37,7 @@ def test_a_flood_of_malformed_frames_gives_a_line_and_a_count(caplog: pytest.Log
     dropped.report(110.0)
     assert caplog.messages[1:] == ["dropped 999 more frames in 10 s; most came from worker w-1: 999"]
     assert dropped.add("worker w-1", "malformed")
+    assert dropped.total == 1001
 
 
 def test_peers_that_change_their_names_are_counted_together(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import dataclasses
 import functools
 import hashlib
 import math
@@ -299,10 +298,9 @@ def test_top_p_0_is_greedy(top_p: float, temperature: float | None) -> None:
 
 
 def test_a_default_top_p_of_0_is_greedy() -> None:
-    defaults = pb.SamplingParams()
-    defaults.CopyFrom(MODEL.defaults)
-    defaults.top_p = 0
-    model = dataclasses.replace(MODEL, defaults=defaults)
+    state = model_state()
+    state.info.sampling_defaults.top_p = 0
+    model = models.load(state)
     assert params_of(submit(model)).temperature == 0
     assert params_of(submit(model, **sampling(top_p=0.5))).temperature == 0.5
 
