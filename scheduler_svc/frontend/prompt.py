@@ -50,7 +50,7 @@ async def text_ids(
     text, adds = request.text, not request.HasField("add_special_tokens") or request.add_special_tokens
     if model.tokenizer is None:
         raise wrong("text", "needs a tokenizer, and the served model has none")
-    await model.tokenizer.check(text, model.sizes.length, tenant)
+    await model.tokenizer.check(text, model.sizes, tenant)
     token_ids = await model.tokenizer.encode(text, tenant, add_special_tokens=adds)
     if not token_ids:
         raise wrong("text", f"has {numbered(len(text), 'character')} but 0 tokens; at least 1 token is needed")

@@ -9,7 +9,6 @@ All services of a front end have the same health. An unknown service name is ans
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,10 +38,9 @@ _check = Check(pb.HealthCheckRequest)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """NOT_SERVING until `set` changes it. `services` are the known names; the empty name stands for all of them."""
+    """NOT_SERVING until `set` changes it."""
 
-    def __init__(self, services: Sequence[str], max_watches: int | None = None) -> None:
-        self._services = frozenset(services)
+    def __init__(self, max_watches: int | None = None) -> None:
         self._max_watches = MAX_WATCHES if max_watches is None else max_watches
         self._state = State.NOT_SERVING
         self._metadata: tuple[tuple[str, str], ...] = ()
@@ -67,7 +65,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Check(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Returns the health of one service. NOT_FOUND if the name is unknown."""
         _check(request)
-        if request.service not in self._services:
+        if request.service not in SERVICES:
             message = f"service {request.service[:128]!r} is not known here"
             raise status.Refusal(grpc.StatusCode.NOT_FOUND, message)
         if self._metadata:
@@ -77,7 +75,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def List(self, request: Any, context: Any) -> Any:
         # The types of grpcio-health-checking lack this message.
         return cast(Any, pb).HealthListResponse(
-            statuses={name: pb.HealthCheckResponse(status=self._state) for name in self._services}
+            statuses={name: pb.HealthCheckResponse(status=self._state) for name in SERVICES}
         )
 
     # A coroutine that writes, like every streaming method of the front end.
@@ -86,7 +84,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> None:
         """Sends the health of one service now and after each change; SERVICE_UNKNOWN if the name is unknown."""
         _check(request)
-        is_known = request.service in self._services
+        is_known = request.service in SERVICES
         request.Clear()
         # Several calls may have been admitted while they waited for their messages.
         self.admit_watch()
@@ -104,6 +102,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
                 del self.watches[watch]
 
 
+# The known names of services; the empty one stands for all.
 SERVICES = (
     "",
     inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,

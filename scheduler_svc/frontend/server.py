@@ -26,7 +26,7 @@ from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
-from scheduler_svc.frontend.readiness import SERVICES, HealthServicer, Readiness
+from scheduler_svc.frontend.readiness import HealthServicer, Readiness
 from scheduler_svc.frontend.request_log import RequestLog
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.calls import MAX_SMALL_BYTES, CallLimits, Calls
@@ -70,7 +70,7 @@ class HealthListener:
     """The second server. `health` is its servicer; the owner sets its state. Make it before the process serves."""
 
     def __init__(self, listen: str, *, share_port: bool, tuning: Tuning) -> None:
-        self.health = HealthServicer(SERVICES, MAX_WATCHES)
+        self.health = HealthServicer(MAX_WATCHES)
         self._listen = listen
         # The port that was bound; 0 before the start.
         self.port = 0
@@ -118,7 +118,7 @@ class FrontEnd:
         self._settings, self._tuning, self._answers = settings, tuning, answers
         self._call_limits = call_limits or CallLimits()
         self._link = CoreLink(settings.endpoint, settings.secret)
-        self._health = HealthServicer(SERVICES)
+        self._health = HealthServicer()
         self._entrance = Entrance(needs_tokens=settings.needs_tokens)
         max_connections = allow_connections()
         self._probes: HealthListener | None = None

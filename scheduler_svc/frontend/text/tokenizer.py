@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
-from scheduler_svc.frontend.sizes import wrong
+from scheduler_svc.frontend.sizes import Sizes, wrong
 from scheduler_svc.frontend.text.detokenize import MAX_CONTEXT_TOKENS, Decode, Pieces, TokenBytes, take_replacements
 from tandem_contract.plural import numbered
 
@@ -101,29 +101,28 @@ class Tokenizer:
         work = partial(self._encode, text, add_special_tokens)
         return work() if len(text) <= INLINE_CHARS else await self.threads.run(tenant, work)
 
-    async def check(self, text: str, max_length: int, tenant: str) -> None:
-        """Refuses an empty text, and one that cannot fit into `max_length` tokens, before any work on it.
+    async def check(self, text: str, sizes: Sizes, tenant: str) -> None:
+        """Refuses an empty text, and one that cannot fit into a sequence, before any work on it.
 
         A very long text is refused as soon as a part of it has clearly more tokens. The worst texts take 0.9 s per
         megabyte, so the whole of a long one is not worth it.
         """
-        max_chars = max_length * self.max_chars_per_token
         if not text:
             raise wrong("text", "is empty; at least 1 character is needed")
-        if len(text) > max_chars:
-            raise wrong("text", f"has {len(text)} characters; the limit is {max_chars}")
-        if len(text) <= LIKELY_CHARS_PER_TOKEN * max_length:
+        if len(text) > sizes.text_chars:
+            raise wrong("text", f"has {len(text)} characters; the limit is {sizes.text_chars}")
+        if len(text) <= LIKELY_CHARS_PER_TOKEN * sizes.length:
             return
         num_tokens = 0
         for start in range(0, len(text), SLICE_CHARS):
             part = text[start : start + SLICE_CHARS]
             num_tokens += await self.threads.run(tenant, partial(self._count, part))
-            if num_tokens > SLICE_MARGIN * max_length:
+            if num_tokens > SLICE_MARGIN * sizes.length:
                 end = start + len(part)
                 which = "which" if end == len(text) else f"and the first {end}"
                 about = "about " if start else ""
                 many = f"{numbered(len(text), 'character')}, {which} are {about}{numbered(num_tokens, 'token')}"
-                raise wrong("text", f"has {many}; the limit is {max_length}")
+                raise wrong("text", f"has {many}; the limit is {sizes.length}")
 
     async def decode(self, token_ids: Sequence[int], tenant: str, *, skip_special_tokens: bool) -> str:
         """The whole text of `token_ids`."""
