@@ -35,7 +35,7 @@ from scheduler_svc.remote import listener_of
 from scheduler_svc.settings import PROGRAM, SchedulerSettings
 from scheduler_svc.shell.dispatch import ServedModel
 from scheduler_svc.shell.inbound import Credentials
-from scheduler_svc.shell.links import RouterLink, WorkersLink, with_remote
+from scheduler_svc.shell.links import RouterLink, WorkersLinks, with_remote
 from scheduler_svc.shell.loop import Loop
 from tandem_contract import logs, stopping
 from tandem_contract.child import die_with_parent
@@ -147,7 +147,7 @@ class _Service:
             every = with_remote(workers, self._remote, max_frame_bytes=_WORKER_FRAME_BYTES, stack=self._stack)
             self._loop(every, frontends, wake).run(stop_requests)
 
-    def _loop(self, workers: WorkersLink, frontends: RouterLink, wake: socket.socket) -> Loop:
+    def _loop(self, workers: WorkersLinks, frontends: RouterLink, wake: socket.socket) -> Loop:
         settings, runtime_dir, journal = self._settings, self._runtime_dir, self._journal
         core = Scheduler(self._core_config)
         keeper = None

@@ -19,7 +19,7 @@ from scheduler_svc.core.messages.config import MAX_LOGPROBS, MAX_NUM_SAMPLES
 from scheduler_svc.core.messages.reports import StepReport
 from scheduler_svc.door.tls_files import ReadyCommand
 from scheduler_svc.processes.workers import WorkerProcesses
-from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLink
+from scheduler_svc.shell.links import PeerLostError, RouterLink, WorkersLinks, link_of
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import worker as worker_wire
 from tandem_contract.logs import announce
@@ -99,7 +99,7 @@ log = logging.getLogger("tandem.core")
 class EffectDispatcher:
     """`lost_peers` has (link, peer, reason), the oldest first."""
 
-    workers: WorkersLink
+    workers: WorkersLinks
     frontends: RouterLink
     served_model: ServedModel
     worker_processes: WorkerProcesses
@@ -109,8 +109,8 @@ class EffectDispatcher:
     joined: Callable[[], Collection[str]]
     # Makes the command that tries the service.
     ready: ReadyCommand
-    lost_peers: deque[tuple[WorkersLink, str, str]] = field(
-        default_factory=deque[tuple[WorkersLink, str, str]], init=False
+    lost_peers: deque[tuple[RouterLink, str, str]] = field(
+        default_factory=deque[tuple[RouterLink, str, str]], init=False
     )
     _was_ready: bool = field(default=False, init=False)
 
@@ -131,16 +131,17 @@ class EffectDispatcher:
                         effect.worker, join.model, join.device, join.dtype,
                         numbered(join.num_pages - 1, "page"), join.page_size, numbered(join.max_rows, "row"),
                     )  # fmt: skip
-                    self.workers.limit_frames(effect.worker, join.max_frame_bytes)
+                    link = link_of(effect.worker, self.workers)
+                    link.limit_frames(effect.worker, join.max_frame_bytes)
                     self.worker_processes.joined(effect.worker, join.pid)
                     # For the worker's own line, a command; empty if that needs more, or for a worker of another host.
-                    is_here = self.ready.is_plain and not self.workers.host_of(effect.worker)
+                    is_here = self.ready.is_plain and not link.host_of(effect.worker)
                     frame = worker_wire.frame_of(effect, listen=self.listen() if is_here else "")
-                    self.send(self.workers, effect.worker, frame)
+                    self.send(link, effect.worker, frame)
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
+                    self.order(effect.worker, effect)
                 case _:
                     rest.append(effect)
         return rest
@@ -156,9 +157,9 @@ class EffectDispatcher:
                 case fx.WorkerProven():
                     self._proven(effect)
                 case fx.SendPlan() | fx.PrepareResource() | fx.DropResource() | fx.LoadWeights() | fx.DismissWorker():
-                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
+                    self.order(effect.worker, effect)
                 case fx.WorkerRefused() | fx.AskRejoin():
-                    self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
+                    self.order(effect.worker, effect)
                 case fx.KillWorker():
                     self.worker_processes.kill(effect.worker)
                 case fx.Note():
@@ -174,7 +175,11 @@ class EffectDispatcher:
         for frontend, of_frontend in later.items():
             self.send(self.frontends, frontend, self._frontend_frame(of_frontend))
 
-    def send(self, link: WorkersLink, peer: str, frame: bytes) -> None:
+    def order(self, worker: str, effect: fx.Effect) -> None:
+        """Sends a worker what the effect says."""
+        self.send(link_of(worker, self.workers), worker, worker_wire.frame_of(effect))
+
+    def send(self, link: RouterLink, peer: str, frame: bytes) -> None:
         """Sends a frame, or adds the peer to `lost_peers` if it cannot be reached."""
         try:
             link.send(peer, frame)
@@ -184,7 +189,7 @@ class EffectDispatcher:
     def _proven(self, effect: fx.WorkerProven) -> None:
         self.served_model.proven(effect.worker)
         if effect.was_standby:
-            self.send(self.workers, effect.worker, worker_wire.frame_of(effect))
+            self.order(effect.worker, effect)
 
     def _frontend_frame(self, effects: Sequence[fx.Effect]) -> bytes:
         if len(effects) == 1 and not isinstance(effects[0], fx.ModelServed):

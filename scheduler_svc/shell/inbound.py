@@ -21,7 +21,7 @@ from scheduler_svc.door.token_file import TokenFile
 from scheduler_svc.metrics.core_meter import CoreMeter
 from scheduler_svc.remote import as_guest
 from scheduler_svc.shell.dispatch import EffectDispatcher
-from scheduler_svc.shell.links import WorkersLink
+from scheduler_svc.shell.links import RouterLink, link_of
 from scheduler_svc.wire import frontend as frontend_wire
 from scheduler_svc.wire import tenants as tenants_wire
 from scheduler_svc.wire import worker as worker_wire
@@ -124,27 +124,30 @@ class Inbound:
         effects: list[fx.Effect] = []
         while self.dispatcher.lost_peers:
             effects += self._peer_lost(*self.dispatcher.lost_peers.popleft())
-        for peer, frame in self.dispatcher.workers.receive(_MAX_FRAMES_PER_TURN):
-            effects += self._from_worker(peer, frame)
+        for link in self.dispatcher.workers:
+            for peer, frame in link.receive(_MAX_FRAMES_PER_TURN):
+                # Another process of this user could give itself the name of a remote worker.
+                if link is link_of(peer, self.dispatcher.workers):
+                    effects += self._from_worker(link, peer, frame)
         for peer, frame in self.dispatcher.frontends.receive(_MAX_FRAMES_PER_TURN):
             effects += self._from_frontend(peer, frame)
         return effects
 
-    def _from_worker(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
+    def _from_worker(self, link: RouterLink, peer: str, frame: bytes | None) -> list[fx.Effect]:
         try:
             data = _whole(frame)
             message = parsed(worker_pb2.WorkerToCore, data)
-            host = self.dispatcher.workers.host_of(peer)
+            host = link.host_of(peer)
             if host and message.HasField("join"):
                 as_guest(message.join, peer)
             event = worker_wire.event_of(message, peer)
         except WireError as error:
-            return self._refuse_worker(peer, str(error), f"it sent a malformed message: {error}")
+            return self._refuse_worker(link, peer, str(error), f"it sent a malformed message: {error}")
         if not message.HasField("join"):
             return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=data))
         # CURVE has authenticated a worker on another host.
         if not host and not self.credentials.is_worker_key(message.join.key):
-            return self._refuse_worker(peer, self.credentials.refusal, "it sent a wrong key")
+            return self._refuse_worker(link, peer, self.credentials.refusal, "it sent a wrong key")
         # The key is neither recorded nor kept.
         message.join.ClearField("key")
         join = worker_pb2.Join()
@@ -155,12 +158,11 @@ class Inbound:
         message.join.ClearField("chat")
         return self.dispatcher.answer_worker(self.handle(event, peer=peer, worker=message.SerializeToString()), join)
 
-    def _refuse_worker(self, peer: str, answer: str, reason: str) -> list[fx.Effect]:
+    def _refuse_worker(self, link: RouterLink, peer: str, answer: str, reason: str) -> list[fx.Effect]:
         """Drops the frame. An unknown worker is answered for the first one that is logged, not for each of a flood."""
         if self.dropped.add(f"worker {peer}", reason) or peer in self.core.lanes:
-            refused = worker_wire.frame_of(fx.WorkerRefused(worker=peer, reason=answer, retry=False))
-            self.dispatcher.send(self.dispatcher.workers, peer, refused)
-        return self._peer_lost(self.dispatcher.workers, peer, reason)
+            self.dispatcher.order(peer, fx.WorkerRefused(worker=peer, reason=answer, retry=False))
+        return self._peer_lost(link, peer, reason)
 
     def _from_frontend(self, peer: str, frame: bytes | None) -> list[fx.Effect]:
         message = frontend_pb2.FrontendToCore()
@@ -211,9 +213,9 @@ class Inbound:
         elif peer not in self.core.frontends:
             raise WireError("it sent a message before its Hello")
 
-    def _peer_lost(self, link: WorkersLink, peer: str, reason: str) -> list[fx.Effect]:
+    def _peer_lost(self, link: RouterLink, peer: str, reason: str) -> list[fx.Effect]:
         lost = record_pb2.PeerLost(reason=reason)
-        if link is self.dispatcher.workers:
+        if link is not self.dispatcher.frontends:
             if peer not in self.core.lanes:
                 return []
             return self.handle(ev.WorkerLost(worker=peer, reason=reason), peer=peer, worker_lost=lost)

@@ -276,63 +276,21 @@ class RemoteLink(RouterLink):
         return peer.rpartition(SEPARATOR)[0].encode("latin-1")
 
 
-class WorkerLinks:
-    """Has the methods of a `RouterLink`. Names of remote workers have an `@`, those of local ones have none."""
-
-    def __init__(self, local: RouterLink, remote: RemoteLink) -> None:
-        self._local, self._remote = local, remote
-        self._links = local, remote
-        self.fds = (*local.fds, *remote.fds)
-        self.monitor_fds = (*local.monitor_fds, *remote.monitor_fds)
-
-    def _of(self, peer: str) -> RouterLink:
-        return self._remote if SEPARATOR in peer else self._local
-
-    def host_of(self, peer: str) -> str:
-        return self._of(peer).host_of(peer)
-
-    def has_frames(self) -> bool:
-        # Both are asked: an answer takes the news from the descriptor.
-        local, remote = self._local.has_frames(), self._remote.has_frames()
-        return local or remote
-
-    def receive(self, limit: int) -> Iterator[tuple[str, bytes | None]]:
-        """As in `RouterLink`, of each link."""
-        for peer, frame in self._local.receive(limit):
-            # Another process of this user could give itself the name of a remote worker.
-            if SEPARATOR not in peer:
-                yield peer, frame
-        yield from self._remote.receive(limit)
-
-    def limit_frames(self, peer: str, max_bytes: int) -> None:
-        self._of(peer).limit_frames(peer, max_bytes)
-
-    def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
-        return [lost for link in self._links for lost in link.check(peers, now)]
-
-    def send(self, peer: str, payload: bytes) -> None:
-        self._of(peer).send(peer, payload)
-
-    def has_disconnects(self) -> bool:
-        local, remote = self._local.has_disconnects(), self._remote.has_disconnects()
-        return local or remote
-
-    def unreachable(self, peers: Iterable[str]) -> list[tuple[str, str]]:
-        asked = list(peers)
-        return [
-            lost for link in self._links for lost in link.unreachable(peer for peer in asked if self._of(peer) is link)
-        ]
+WorkersLinks = tuple[RouterLink, ...]
+"""The link of the workers on this host, and that of the others, if there is one."""
 
 
-WorkersLink = RouterLink | WorkerLinks
+def link_of(worker: str, links: WorkersLinks) -> RouterLink:
+    """Names of remote workers have an `@`, those of local ones have none."""
+    return links[-1] if SEPARATOR in worker else links[0]
 
 
 def with_remote(
     local: RouterLink, listener: RemoteListener | None, *, max_frame_bytes: int, stack: ExitStack
-) -> WorkersLink:
+) -> WorkersLinks:
     """Binds the address for workers of other hosts, if there is a listener. Raises SettingError."""
     if listener is None:
-        return local
+        return (local,)
     stack.callback(listener.context.term)
     listener.start()
     try:
@@ -341,4 +299,4 @@ def with_remote(
         raise SettingError(f"workers_listen: {listener.endpoint} cannot be bound: {error.strerror}") from None
     stack.callback(remote.close)
     announce("workers of other hosts connect to %s", remote.endpoint)
-    return WorkerLinks(local, remote)
+    return local, remote

@@ -25,7 +25,7 @@ from scheduler_svc.processes.frontends import FrontendProcesses
 from scheduler_svc.processes.workers import WorkerProcesses
 from scheduler_svc.shell.dispatch import EffectDispatcher, ServedModel
 from scheduler_svc.shell.inbound import Credentials, Inbound
-from scheduler_svc.shell.links import RouterLink, WorkersLink
+from scheduler_svc.shell.links import RouterLink, WorkersLinks, link_of
 from scheduler_svc.wire import tenants as tenants_wire
 from tandem_contract.plural import numbered
 from tandem_contract.stopping import Asked, StopRequests
@@ -116,7 +116,7 @@ class Loop:
         self,
         *,
         core: Scheduler,
-        workers: WorkersLink,
+        workers: WorkersLinks,
         frontends: RouterLink,
         served_model: ServedModel,
         children: FrontendProcesses,
@@ -137,7 +137,7 @@ class Loop:
         self._core, self._tokens, self._metrics, self._journal = core, tokens, metrics, journal
         measured = None if metrics is None else _Measured(metrics, core)
         self._observers = (*observers, *(one for one in (journal, measured) if one is not None))
-        self._workers, self._frontends = workers, frontends
+        self._workers, self._frontends, self._links = workers, frontends, (*workers, frontends)
         self._dispatcher = EffectDispatcher(
             workers=workers,
             frontends=frontends,
@@ -162,8 +162,7 @@ class Loop:
         self._stop = Stop(core, grace_seconds)
         # Not a zmq.Poller, which asks libzmq about each socket several times per call.
         self._poller = select.poll()
-        links = workers, frontends
-        for fd in (*(fd for link in links for fd in (*link.fds, *link.monitor_fds)), wake.fileno()):
+        for fd in (*(fd for link in self._links for fd in (*link.fds, *link.monitor_fds)), wake.fileno()):
             self._poller.register(fd, select.POLLIN)
 
     def run(self, stop_requests: StopRequests) -> None:
@@ -241,19 +240,21 @@ class Loop:
 
     def _find_lost_peers(self, readable: Container[int], now: float) -> None:
         """Probes every known peer after any connection ended, because no link reports which peer it belonged to."""
-        for link in (self._workers, self._frontends):
+        for link in self._links:
             if any(fd in readable for fd in link.monitor_fds) and link.has_disconnects():
                 self._probe_until = now + _PROBE_SECONDS
         if self._probe_at <= now < self._probe_until:
             # Probes are spaced, because a peer that reads slowly must not be lost to a flood of them.
             self._probe_at = now + _PROBE_EVERY_SECONDS
-            for link, peers in ((self._workers, self._core.lanes), (self._frontends, self._core.frontends)):
-                self._dispatcher.lost_peers += [(link, peer, why) for peer, why in link.unreachable(list(peers))]
+            for link in self._links:
+                workers = [worker for worker in self._core.lanes if link_of(worker, self._workers) is link]
+                peers = list(self._core.frontends) if link is self._frontends else workers
+                self._dispatcher.lost_peers += [(link, peer, why) for peer, why in link.unreachable(peers)]
 
     def _wait(self) -> Container[int]:
         """Waits until something can be read or is due; returns the descriptors that became readable."""
         seconds = self._timeout_seconds()
-        if self._workers.has_frames() or self._frontends.has_frames():
+        if any(link.has_frames() for link in self._links):
             seconds = 0.0
         return [fd for fd, _ in self._poller.poll(math.ceil(seconds * 1e3))]
 
@@ -273,8 +274,8 @@ class Loop:
     def _check(self, now: float) -> None:
         self._watch()
         self._inbound.dropped.report(now)
-        expelled = self._workers.check(self._core.lanes, now)
-        self._dispatcher.lost_peers += [(self._workers, peer, why) for peer, why in expelled]
+        for link in self._workers:
+            self._dispatcher.lost_peers += [(link, peer, why) for peer, why in link.check(self._core.lanes, now)]
         self._worker_processes.keep(self._core.lanes)
         for observer in self._observers:
             observer.checked(now)

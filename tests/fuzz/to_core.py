@@ -86,7 +86,7 @@ class CoreUnderFire:
         self._core = Scheduler(config)
         model = ServedModel(default_max_new_tokens=16, max_waiting=64, cache_root=b"r" * 32)
         self._dispatcher = EffectDispatcher(
-            workers=cast(Any, self._workers),
+            workers=cast(Any, (self._workers,)),
             # The real ones would kill the processes that hostile Joins name.
             worker_processes=cast(Any, SimpleNamespace(joined=_ignore, kill=_ignore)),
             frontends=cast(Any, self._frontends),

@@ -124,7 +124,7 @@ class Bench:
 
     def _run(self) -> None:
         loop = Loop(
-            core=self.core, workers=self.links[0], frontends=self.links[1], worker_processes=WorkerProcesses(None),
+            core=self.core, workers=(self.links[0],), frontends=self.links[1], worker_processes=WorkerProcesses(None),
             served_model=ServedModel(default_max_new_tokens=8, max_waiting=8, cache_root=bytes(32)),
             children=self.child, watch=lambda: None, tokens=None, grace_seconds=5.0, wake=self.wake,
             credentials=Credentials(worker_key=KEY, key_path=Path("/run/worker.key"), frontend_secret=SECRET),

@@ -3,16 +3,21 @@
 import logging
 import os
 import socket
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
 import zmq.utils.monitor
 
 from scheduler_svc.remote import ADMITTED, RemoteListener, make
-from scheduler_svc.shell.links import PeerLostError, RemoteLink, RouterLink, WorkerLinks, with_remote
+from scheduler_svc.shell.inbound import Inbound
+from scheduler_svc.shell.links import PeerLostError, RemoteLink, RouterLink, link_of, with_remote
+from scheduler_svc.shell.loop import Loop
 from tandem_contract.settings import SettingError
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -195,10 +200,18 @@ def test_the_log_names_few_of_many_refused_keys(site: Site, caplog: pytest.LogCa
     assert caplog.text.count("is not in the folder of admitted keys") == 8
 
 
-def test_the_link_of_both_keeps_local_and_remote_workers_apart(site: Site, tmp_path: Path) -> None:
+def test_local_and_remote_workers_are_kept_apart(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"ipc://{tmp_path}/w"
     own = RouterLink(site.context, endpoint, max_frame_bytes=1 << 20)
-    links = WorkerLinks(own, site.link)
+    links = own, site.link
+    nothing: Any = SimpleNamespace(receive=lambda limit: (), unreachable=lambda peers: [], monitor_fds=())
+    dispatcher: Any = SimpleNamespace(workers=links, frontends=nothing, lost_peers=deque())
+    core: Any = SimpleNamespace(lanes=("w-1", "w-1@far", "gone"), frontends=())
+    found = list[tuple[RouterLink, str, bytes | None]]()
+    monkeypatch.setattr(Inbound, "_from_worker", lambda _, *arrived: found.append(arrived) or [])
+    inbound = Inbound(
+        core=core, handle=_none, dispatcher=dispatcher, credentials=nothing, on_frontend_lost=_none, tokens=None
+    )
     local, forger = site.dealer(), site.dealer()
     for dealer, name in ((local, b"w-1"), (forger, b"w-1@far")):
         dealer.setsockopt(zmq.ROUTING_ID, name)
@@ -206,14 +219,25 @@ def test_the_link_of_both_keeps_local_and_remote_workers_apart(site: Site, tmp_p
         dealer.send(b"here")
     remote = site.worker("w-1", "far")
     remote.send(b"there")
-    found = list[tuple[str, bytes | None]]()
-    until(lambda: found.extend(links.receive(8)) or len(found) >= 2)
-    assert sorted(found) == [("w-1", b"here"), ("w-1@far", b"there")]
-    assert [links.host_of(peer) for peer in ("w-1", "w-1@far")] == ["", "far"]
-    links.send("w-1", b"to the local one")
-    links.send("w-1@far", b"to the remote one")
+    until(lambda: inbound.receive() or len(found) >= 2)
+    assert sorted(found, key=lambda arrived: arrived[1]) == [
+        (own, "w-1", b"here"),
+        (site.link, "w-1@far", b"there"),
+    ]
+    assert [link_of(peer, links).host_of(peer) for peer in ("w-1", "w-1@far")] == ["", "far"]
+    link_of("w-1", links).send("w-1", b"to the local one")
+    link_of("w-1@far", links).send("w-1@far", b"to the remote one")
     assert local.poll(1000 * TIMEOUT_SECONDS) and local.recv() == b"to the local one"
     assert remote.poll(1000 * TIMEOUT_SECONDS) and remote.recv() == b"to the remote one"
     assert not forger.poll(0)
-    assert links.unreachable(["w-1", "w-1@far", "gone"]) == [("gone", "its connection is gone")]
+    loop: Any = SimpleNamespace(
+        _links=(*links, nothing), _workers=links, _frontends=nothing, _core=core, _dispatcher=dispatcher,
+        _probe_at=0.0, _probe_until=2.0,
+    )  # fmt: skip
+    Loop._find_lost_peers(loop, (), 1.0)
+    assert list(dispatcher.lost_peers) == [(own, "gone", "its connection is gone")]
     own.close()
+
+
+def _none(*_: object) -> Any:
+    return []
