@@ -18,6 +18,8 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 # 10 s. By default gRPC allows one ping in 5 minutes, without calls one in 2 hours, and answers more with GOAWAY. The
 # second less is for pings that the network delays.
 MIN_PING_INTERVAL_MS = 4_000
+# The time for the TLS handshake and the first frame of HTTP/2; gRPC's default is 120 s. Meanwhile a connection counts.
+HANDSHAKE_MS = 10_000
 MAX_METADATA_BYTES = 16_384
 # What a caller may send of a call's message before it is read, or of a next message. When a message is read, gRPC opens
 # the window for all of it at once. A message that is larger waits for that once: a round trip.
@@ -49,8 +51,7 @@ def server_options(*, max_message_bytes: int, share_port: bool, max_connections:
         ("grpc.max_allowed_incoming_connections", max_connections),
         # Callers reconnect on their own.
         ("grpc.max_connection_idle_ms", 15 * 60_000),
-        # For the TLS handshake and the first frame of HTTP/2; gRPC's default is 120 s. Meanwhile a connection counts.
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         # The first name is the documented one; grpcio 1.85.1 looks at the second alone, with a default of 60 s.
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
