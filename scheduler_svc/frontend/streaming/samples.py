@@ -246,13 +246,12 @@ class SampleSender:
     def _call_beyond_received(self, call: CallPiece) -> CallPiece | None:
         num_chars = min(len(call.arguments), self.to_skip.tool_argument_chars)
         self.to_skip.tool_argument_chars -= num_chars
-        if not call.id:
-            return call._replace(arguments=call.arguments[num_chars:]) if len(call.arguments) > num_chars else None
-        if not self.to_skip.tool_calls:
-            return call._replace(arguments=call.arguments[num_chars:])
-        self.to_skip.tool_calls -= 1
-        rest = call.arguments[num_chars:]
-        return CallPiece(call.idx, "", "", rest) if rest else None
+        call = call._replace(arguments=call.arguments[num_chars:])
+        if call.id and not self.to_skip.tool_calls:
+            return call
+        if call.id:
+            self.to_skip.tool_calls -= 1
+        return CallPiece(call.idx, "", "", call.arguments) if call.arguments else None
 
     def finished(self) -> pb.Finished:
         """How the sample ended: at a stop string, else as the core's End says."""
