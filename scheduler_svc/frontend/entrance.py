@@ -67,10 +67,7 @@ class Entrance:
         return now is None or now.tenant != who.tenant or not who.rights <= now.rights
 
     def enter(self, rights: Rights, context: Any) -> str:
-        """Makes the caller known to the running task, and returns its tenant.
-
-        Raises Refusal unless the caller has one of these rights.
-        """
+        """Makes the caller known to the running task; returns its tenant. Raises Refusal without one of the rights."""
         caller = self._caller(context) if self._needs_tokens else EVERYONE
         if rights.isdisjoint(caller.rights):
             wanted = " or ".join(sorted(rights))

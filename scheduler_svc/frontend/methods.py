@@ -79,10 +79,7 @@ def add_to_server(
     health: HealthServicer,
     log: CallLog,
 ) -> None:
-    """Adds every method of the three services to `server`. `calls` handles each call, `entrance` lets it in.
-
-    `log` learns of each call that streams a completion.
-    """
+    """Adds the three services. `calls` handles each call, `entrance` lets it in, `log` learns of completions."""
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,

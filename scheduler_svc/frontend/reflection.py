@@ -22,10 +22,7 @@ MAX_BYTES = 4096
 
 
 def answers_for(services: Sequence[Any]) -> Callable[[Request, Any], Awaitable[Any]]:
-    """Returns a function that answers one request, for services with these descriptors and for reflection itself.
-
-    An error of a name that is unknown is an answer too.
-    """
+    """Returns a function that answers a request about these services or reflection; an unknown name is answered too."""
     pool, added = DescriptorPool(), set[str]()
     for file in (*(service.file for service in services), reflection_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR):
         _add(pool, cast(FileDescriptor, file), added)

@@ -63,10 +63,7 @@ def check_request_id(field: str, request_id: str) -> None:
 
 
 def check_sampling(asked: pb.SamplingParams, stop: pb.StopParams, model: Model) -> pb.SamplingParams:
-    """Returns the request's settings over the model's defaults, every scalar set. The worker so needs no defaults.
-
-    Raises Refusal.
-    """
+    """Returns the settings over the model's defaults, every scalar set, so a worker needs none. Raises Refusal."""
     sampling = pb.SamplingParams()
     sampling.CopyFrom(model.info.sampling_defaults)
     sampling.MergeFrom(asked)

@@ -113,10 +113,7 @@ class RouterLink:
             self._limits[peer] = max_bytes
 
     def check(self, peers: Container[str], now: float) -> list[tuple[str, str]]:
-        """Keeps only what it knows of these peers; returns (peer, reason) of those that lost their right to connect.
-
-        Call it about once a second.
-        """
+        """Forgets other peers; returns (peer, reason) of those that may not connect any more. Call it once a second."""
         self._limits = {peer: limit for peer, limit in self._limits.items() if peer in peers}
         return []
 

@@ -330,10 +330,7 @@ class Calls:
         return cast(Any, grpc).stream_stream_rpc_method_handler(serve, response_serializer=method.serialize)
 
     def sweep(self, stalled: Collection["asyncio.Task[Any]"] = ()) -> None:
-        """Ends calls with an overdue message, calls with an unread answer, and the calls of the `stalled` tasks.
-
-        The owner calls this about once a second.
-        """
+        """Ends overdue calls, calls with an unread answer, and those of the `stalled` tasks. Call it once a second."""
         now = asyncio.get_running_loop().time()
         self._resets.sweep()
         for call in [late for room in self.rooms.values() for late in room.sweep()]:
