@@ -134,9 +134,10 @@ QUESTIONS = ("channelz_get_servers", "channelz_get_server_sockets", "channelz_ge
 class Resets:
     """Counts the calls, and those that were reset before their message was read, in the current second."""
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, is_on: bool = True) -> None:
         self._is_on = is_on
-        self._barred = BarredHosts()
+        self._clock = clock
+        self._barred = BarredHosts(clock)
         self._second = 0
         # By connection; `open`: those that the event loop has and that have not ended.
         self._open: Counter[str] = Counter()
@@ -151,7 +152,7 @@ class Resets:
 
     def begin(self, peer: str) -> None:
         """Counts a call of the connection. `peer`: in gRPC's notation."""
-        if (second := int(time.monotonic())) != self._second:
+        if (second := int(self._clock())) != self._second:
             self._second = second
             self._calls.clear()
             self._resets.clear()
@@ -166,7 +167,7 @@ class Resets:
     def add(self, peer: str) -> None:
         """Counts a reset of the connection; if these are too many, closes it and those of its host that do the same."""
         self._resets[peer] += 1
-        resets, now = self._resets[peer], time.monotonic()
+        resets, now = self._resets[peer], self._clock()
         if not self._is_on or peer in self._closed or resets < WORTH_A_LOOK or resets < MAX_SHARE * self._calls[peer]:
             return
         host = network_of(peer)
@@ -185,9 +186,9 @@ class Resets:
 
     def _look(self, host: Network | None) -> dict[str, int]:
         """How many calls of each connection of the host the event loop does not have yet."""
-        begun = time.monotonic()
+        begun = self._clock()
         waiting = {peer: num - self._open[peer] for peer, num in _open_calls(host).items()}
-        self._next_look = time.monotonic() + max(_LOOK_SECONDS, _PAUSE * (time.monotonic() - begun))
+        self._next_look = self._clock() + max(_LOOK_SECONDS, _PAUSE * (self._clock() - begun))
         return waiting
 
     def _watch(self, host: Network | None) -> None:
@@ -195,9 +196,9 @@ class Resets:
         over = [peer for peer, num in self._look(host).items() if num >= MAX_WAITING and peer not in self._closed]
         if over:
             self._close(over)
-            self._watched[host] = time.monotonic() + WATCH_SECONDS
-        if time.monotonic() < self._watched.get(host, 0.0):
-            asyncio.get_running_loop().call_later(self._next_look - time.monotonic(), self._watch, host)
+            self._watched[host] = self._clock() + WATCH_SECONDS
+        if self._clock() < self._watched.get(host, 0.0):
+            asyncio.get_running_loop().call_later(self._next_look - self._clock(), self._watch, host)
         else:
             self._watched.pop(host, None)
 
