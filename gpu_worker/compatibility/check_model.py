@@ -61,8 +61,8 @@ def length_limit(config: PreTrainedConfig) -> int:
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     tables = [table for table in (rope, *rope.values()) if isinstance(table, dict)]
     factors = [table["factor"] for table in tables if table.get("rope_type") == "dynamic" and "factor" in table]
-    if not all(isinstance(factor, (int, float)) and factor >= 1 for factor in factors):
-        raise ModelRefused(f"the factor of rope_parameters is {factors[0]!r:.80}; it must be a number, at least 1")
+    if wrong := [factor for factor in factors if not (isinstance(factor, (int, float)) and factor >= 1)]:
+        raise ModelRefused(f"the factor of rope_parameters is {wrong[0]!r:.80}; it must be a number, at least 1")
     return int(min(default_length(config) * min(factors, default=1), MAX_LENGTH))
 
 

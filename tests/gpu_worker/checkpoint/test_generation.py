@@ -143,6 +143,18 @@ def test_a_length_that_no_service_takes_is_bounded_or_refused(saved: Path, tmp_p
             length_limit(config)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, 0.5, "4"])
+def test_of_several_factors_the_wrong_one_is_named(saved: Path, wrong: Any) -> None:
+    """Models with two kinds of attention have rotary tables of each."""
+    config = read_files(saved).config
+    tables = {"full_attention": 4.0, "sliding_attention": wrong}
+    config.rope_parameters = {
+        kind: {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor} for kind, factor in tables.items()
+    }
+    with pytest.raises(ModelRefused, match=rf"^the factor of rope_parameters is {wrong!r}; it must be a number"):
+        length_limit(config)
+
+
 @pytest.mark.parametrize("dtype", [{"dtype": "auto"}, {"torch_dtype": "auto", "dtype": None}, {"dtype": "float3"}])
 def test_the_dtype_of_config_is_not_read(saved: Path, tmp_path: Path, dtype: dict[str, Any]) -> None:
     """The worker's setting decides."""
