@@ -168,8 +168,9 @@ def test_a_config_of_something_else_is_named_at_every_door(name: str, saved: Pat
     found = recognise(folder)
     assert found is not None
     assert found.kind is kind
-    sentence = found.sentence(folder)
-    assert sentence.startswith(f"{folder} ") and sign in sentence and sentence.endswith(f"; {kind.value[1]}")
+    sentence, remedy = found.sentence(folder), f"; {kind.value[1]}"
+    assert sentence.startswith(f"{folder} ") and sentence.endswith(remedy)
+    assert sign in sentence.removeprefix(str(folder)).removesuffix(remedy)
     assert refusal(lambda: find_model(str(folder))) == refusal(lambda: read_files(folder)) == sentence
     with opened_weights(str(folder), [str(tmp_path)]) as view:
         assert refusal(lambda: read_files(view)) == sentence.replace(str(folder), str(view))
