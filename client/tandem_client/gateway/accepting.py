@@ -121,7 +121,7 @@ class Seats:
 
 
 class Turns:
-    """The order of handshakes: one in a turn of the event loop, the addresses in turns, each within its rate."""
+    """The order of handshakes: one in each turn of the event loop, the addresses in turns, each within its rate."""
 
     def __init__(self, per_second: int) -> None:
         """`per_second`: of one address; 0 does not bound them."""
@@ -131,20 +131,32 @@ class Turns:
         # One connection of each address waits among all; the others of the address wait behind it. Both in order.
         self._of_address = WeakValueDictionary[str, asyncio.Lock]()
         self._of_all = asyncio.Lock()
+        # Whether this turn of the event loop has its handshake.
+        self._is_taken = False
 
     async def wait(self, address: str) -> None:
         """Returns when it is the turn of a connection of this address."""
-        loop = asyncio.get_running_loop()
-        async with self._of_address.setdefault(address, asyncio.Lock()):
-            await asyncio.sleep(self._whole_at.get(address, 0.0) - _BURST_SECONDS - loop.time())
+        loop, of_address = asyncio.get_running_loop(), self._of_address.get(address)
+        if is_first := of_address is None:
+            of_address = self._of_address[address] = asyncio.Lock()
+        async with of_address:
+            pause = self._whole_at.get(address, 0.0) - _BURST_SECONDS - loop.time()
+            if is_first or pause > 0:
+                await asyncio.sleep(pause)
             async with self._of_all:
-                # What was given its turn before runs now, and what else is ready.
-                await asyncio.sleep(0)
+                if self._is_taken:
+                    # What was given its turn before runs now, and what else is ready.
+                    await asyncio.sleep(0)
+                self._is_taken = True
+                loop.call_soon(self._end_turn)
             if self._pause:
                 now = loop.time()
                 self._whole_at[address] = max(now, self._whole_at.get(address, now)) + self._pause
                 if len(self._whole_at) > _MAX_ADDRESSES:
                     self._whole_at = {one: at for one, at in self._whole_at.items() if at > now}
+
+    def _end_turn(self) -> None:
+        self._is_taken = False
 
 
 class Acceptor:

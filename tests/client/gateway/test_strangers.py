@@ -250,6 +250,32 @@ def test_addresses_take_turns_in_handshakes_and_each_keeps_its_rate() -> None:
     assert order.count("a") < 50 and order[-1] == "c"
 
 
+@pytest.mark.parametrize("num_addresses", [1, 3, 50])
+def test_each_turn_of_the_event_loop_has_one_handshake(num_addresses: int) -> None:
+    """Fewer would hold callers up while streams make the turns long, and more would hold up the streams."""
+
+    async def scenario() -> list[int]:
+        turns, number, given_at = Turns(0), itertools.count(), list[int]()
+        loop, now = asyncio.get_running_loop(), 0
+
+        def count() -> None:
+            nonlocal now
+            now = next(number)
+            if len(given_at) < 50:
+                loop.call_soon(count)
+
+        async def one(address: str) -> None:
+            await turns.wait(address)
+            given_at.append(now)
+
+        count()
+        await asyncio.gather(*(one(str(i % num_addresses)) for i in range(50)))
+        return given_at
+
+    given_at = asyncio.run(scenario())
+    assert given_at == [given_at[0] + i for i in range(50)]
+
+
 class Rights:
     """A service that knows one token, and counts the questions."""
 
