@@ -51,6 +51,8 @@ class TandemError(Exception):
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
+        # Callers may give None for what they do not know.
+        self.code = self.code or _unknown()
         self.service_message = self.service_message or self.message
 
     @property

@@ -1,6 +1,7 @@
 """Statuses become exceptions with their details, and the client retries some calls."""
 
 import asyncio
+import pickle
 from typing import Any
 
 import grpc
@@ -40,6 +41,30 @@ def test_each_status_has_its_class(
     assert caught.value.code == code
     assert caught.value.field is None
     assert caught.value.retry_after_seconds is None
+
+
+def test_an_error_is_the_same_in_another_process_and_equals_no_other() -> None:
+    violation = errors.FieldViolation(field="sampling.top_p", description="at most 1")
+    error = errors.RateLimited(
+        "slowly",
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED,
+        violations=(violation,),
+        retry_after_seconds=2.0,
+        keyword="top_p",
+        service_message="wait",
+        stream_began=True,
+        is_refusal=True,
+        request_ended=True,
+    )
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is errors.RateLimited and vars(other) == vars(error) and other.args == error.args == ("slowly",)
+    assert len({error, other}) == 2 and repr(error) == "RateLimited('slowly')"
+
+
+@pytest.mark.parametrize("given", [{}, {"code": None, "service_message": None}])
+def test_an_error_without_a_status_is_an_unknown_one(given: Any) -> None:
+    error = errors.TandemError("what happened", **given)
+    assert (error.code, error.service_message) == (grpc.StatusCode.UNKNOWN, "what happened")
 
 
 def test_a_stream_that_a_proxy_cut_is_a_lost_connection(service: FakeService, client: Client) -> None:
