@@ -9,16 +9,23 @@ import time
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
+import grpc.aio
 import httpx2 as httpx
 import pytest
 from starlette.requests import ClientDisconnect, Request
 from tandem.v1 import inference_pb2
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tandem_client.gateway.accepting import SEAT, Seats
+from tandem_client.gateway.app import App
 from tandem_client.gateway.errors import HttpError
 from tandem_client.gateway.exchange import EventStream, Places, read
+from tandem_client.gateway.metrics import Meter
 from tandem_client.gateway.settings import PROGRAM
 from tests.client import fake_service as fake
 from tests.client.gateway import plain_http
+from tests.client.gateway.asked import Noting, Open, connection
 from tests.client.gateway.conftest import Fronted, running
 from tests.client.gateway.plain_http import connected, everything
 
@@ -361,3 +368,78 @@ def test_no_ping_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) ->
     # Silence counts in thirds of the time.
     assert sent[0] == (3, b": ping\n\n") and {*ticks} == {5.0}
     assert [body for _, body in sent[1:]] == [b"last"]
+
+
+class Call:
+    """A call of Generate that accepts the request and then waits, or ends."""
+
+    def __init__(self, end: HttpError | None, *, waits: bool) -> None:
+        self._end, self._waits = end, waits
+        self._messages = iter([inference_pb2.GenerateResponse(accepted=inference_pb2.Accepted())])
+
+    async def read(self) -> Any:
+        if (message := next(self._messages, None)) is not None:
+            return message
+        if self._waits:
+            await asyncio.Event().wait()
+        if self._end is not None:
+            raise self._end
+        return grpc.aio.EOF
+
+    async def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    def cancel(self) -> None: ...
+
+
+@pytest.mark.parametrize("end", ["whole", "error", "left"])
+def test_nothing_of_a_stream_stays_behind_it(end: str) -> None:
+    """However it ends. What sends its pings would otherwise live as long as the gateway."""
+    call, last = Call(HttpError(500, "it broke") if end == "error" else None, waits=end == "left"), list[bytes]()
+    service, seats = Noting(), Seats(Meter(), max_connections=1)
+    service.inference.Generate = lambda request, metadata: call  # pyright: ignore[reportUnknownLambdaType]
+
+    async def scenario() -> set[asyncio.Task[Any]]:
+        has_begun, requests = (
+            asyncio.Event(),
+            iter([{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]),
+        )
+
+        async def receive() -> Any:
+            if (request := next(requests, None)) is not None:
+                return request
+            await (has_begun if end == "left" else asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            has_begun.set()
+            last.append(message.get("body", b""))
+
+        app: Any = App(PROGRAM.read([], {}), service, Meter(), Open(), seats)  # pyright: ignore[reportArgumentType]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+        headers = [(b"content-type", b"application/json")]
+        await app({**scope, "headers": headers, "state": {SEAT: seats.take("a")}}, receive, send)
+        await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()
+    ends = {"whole": b"[DONE]", "error": b"it broke", "left": b"because it stops"}
+    assert ends[end] in last[-1]
+
+
+@pytest.mark.parametrize("parser", [H11Protocol, HttpToolsProtocol])
+def test_no_timer_of_a_connection_stays_behind_it(parser: type[Any]) -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        def call_at(self, *arguments: Any, **more: Any) -> asyncio.TimerHandle:
+            timers.append(super().call_at(*arguments, **more))
+            return timers[-1]
+
+    async def scenario() -> None:
+        made, _, _ = connection(parser, None)
+        made.data_received(b"POST / HTTP/1.1\r\nhost: a\r\nx")
+        made.connection_lost(None)
+
+    timers = list[asyncio.TimerHandle]()
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(scenario())
+    assert len(timers) == 2 and all(timer.cancelled() for timer in timers)
