@@ -91,13 +91,13 @@ class Table:
         # By the token's hash or the certificate's name: its owner, and until when, in Unix time.
         self._owners: dict[bytes | str, tuple[Caller, float]] = {}
         for tenant in tenants:
-            proofs = [
-                *((token.hash, token.rights, token.expires) for token in tenant.tokens),
-                *((certificate.name, certificate.rights, math.inf) for certificate in tenant.certificates),
-            ]
-            for proof, rights, expires in proofs:
-                owner = Caller(tenant=tenant.name, rights=rights, limits=tenant.caller_limits, proof=proof)
-                self._owners[proof] = owner, expires
+            # One object for all proofs of a tenant that have the same rights, because there may be 100,000 of them.
+            owners = {
+                rights: Caller(tenant=tenant.name, rights=rights, limits=tenant.caller_limits)
+                for rights in {one.rights for one in (*tenant.tokens, *tenant.certificates)}
+            }
+            self._owners |= {token.hash: (owners[token.rights], token.expires) for token in tenant.tokens}
+            self._owners |= {one.name: (owners[one.rights], math.inf) for one in tenant.certificates}
 
     def of_call(self, headers: Sequence[bytes], names: Iterable[str], unix_now: float) -> Caller | None:
         """Returns the owner of the call's bearer token (`Authorization`), or, without any, of its certificate.
@@ -114,13 +114,21 @@ class Table:
 
     def of_token(self, token: bytes, unix_now: float) -> Caller | None:
         """Returns the owner of this token, None without one or if it has expired."""
-        owner, expires = self._owners.get(sha256(token).digest(), (None, 0.0))
-        return owner if unix_now < expires else None
+        digest = sha256(token).digest()
+        owner, expires = self._owners.get(digest, _NOBODY)
+        return None if owner is None or unix_now >= expires else _with_proof(owner, digest)
 
     def of_certificate(self, names: Iterable[str]) -> Caller | None:
         """Returns the owner of a verified certificate with one of these names; the first known name counts."""
-        return next((owner for name in names if (owner := self.of_proof(name)) is not None), None)
+        return next((_with_proof(owner, name) for name in names if (owner := self.of_proof(name)) is not None), None)
 
     def of_proof(self, proof: bytes | str | None) -> Caller | None:
-        """Returns the owner of this proof now, also if it has expired; None if it was revoked."""
-        return None if proof is None else self._owners.get(proof, (None, 0.0))[0]
+        """Returns the owner of this proof now, without the proof, also if it has expired; None if it was revoked."""
+        return None if proof is None else self._owners.get(proof, _NOBODY)[0]
+
+
+_NOBODY = None, 0.0
+
+
+def _with_proof(owner: Caller, proof: bytes | str) -> Caller:
+    return Caller(tenant=owner.tenant, rights=owner.rights, limits=owner.limits, proof=proof)

@@ -86,8 +86,20 @@ def test_a_token_is_found_until_it_expires() -> None:
     by_name = table.of_certificate(["unknown", "ops.example"])
     assert by_name is not None and by_name.rights == {Right.METRICS}
     assert table.of_certificate([]) is None
+    assert (found.proof, by_name.proof) == (sha256(TOKEN).digest(), "ops.example")
     endless = Table(parse(f'[tenants.a]\ntokens = [{{ hash = "{HASH}" }}]'.encode(), Path("t")))
     assert endless.of_token(TOKEN, math.nextafter(math.inf, 0)) is not None
+
+
+def test_proofs_of_a_tenant_with_the_same_rights_share_their_owner() -> None:
+    # An object for each of 100,000 tokens would take 0.2 s of the time in which callers are served.
+    entries = ", ".join(f'{{ hash = "sha256:{i:064x}" }}' for i in range(3))
+    content = f"[tenants.a]\ntokens = [{entries}]\ncertificates = ['a.example', {{ name = 'b', rights = ['metrics'] }}]"
+    table = Table(parse(content.encode(), Path("t.toml")))
+    inference, metrics = ((*(i.to_bytes(32) for i in range(3)), "a.example"), "b")
+    assert len({id(table.of_proof(proof)) for proof in inference}) == 1
+    owner = table.of_proof(metrics)
+    assert owner is not None and (owner.tenant, owner.rights) == ("a", {Right.METRICS})
 
 
 @pytest.mark.parametrize(
