@@ -5,6 +5,7 @@ callers (`frontend/entrance.py`): a bearer token, or a client's certificate if t
 the same answer. No token is logged.
 """
 
+import os
 import socket
 import ssl
 import time
@@ -98,7 +99,8 @@ def _bind(host: str, port: int) -> list[socket.socket]:
         try:
             bound.append(socket.create_server(at, family=family, backlog=_BACKLOG))
         except OSError as error:
-            failure = failure or error
+            # Without the address, which `create_server` appends to the words.
+            failure = failure or OSError(error.errno, os.strerror(error.errno or 0))
     if not bound:
         raise failure or OSError("no address can be bound")
     return bound

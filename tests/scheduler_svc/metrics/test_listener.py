@@ -92,13 +92,17 @@ def test_other_addresses_need_tls_and_tokens(tmp_path: Path) -> None:
         assert url.startswith("https://0.0.0.0:")
 
 
-def test_an_address_that_cannot_be_used_is_named() -> None:
+def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with listening() as url:
         where = url.removeprefix("http://").removesuffix("/metrics")
         with pytest.raises(ListenError, match=f"the port is taken; choose another with --metrics-listen.*{where}"):
             MetricsListener(where, tokens=None, tls=None)
     with pytest.raises(ListenError, match="must be HOST:PORT"):
         MetricsListener("9090", tokens=None, tls=None)
+    # An address of a link without the link's name. The cause is the system's own words.
+    tokens, tls = token_file(tmp_path), files_of(Authority(tmp_path).issue("service"))
+    with pytest.raises(ListenError, match=r"^[^(;]+; choose another with .*: cannot listen on \[fe80::1\]:0$"):
+        MetricsListener("[fe80::1]:0", tokens=tokens, tls=tls)
 
 
 def test_a_token_with_the_right_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
