@@ -26,6 +26,17 @@ def test_the_entry_has_the_hash_and_the_token_is_shown_once() -> None:
     assert token not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("\n\\", r'"\u000a\u005c"'), ("\U000e0001\U0001f600", '"\\U000e0001\U0001f600"'), ("a\udcff", '"a?"')],
+)
+def test_every_name_is_toml(name: str, written: str) -> None:
+    done = tandem("token", "new", "--name", name)
+    [entry] = tomllib.loads(done.stdout)["tenants"]["default"]["tokens"]
+    assert done.stdout.endswith(f"name = {written}\n")
+    assert entry["name"] == name.replace("\udcff", "?")
+
+
 def test_a_token_can_go_to_a_file_and_entries_can_be_appended(tmp_path: Path) -> None:
     entries = ""
     for number in range(2):

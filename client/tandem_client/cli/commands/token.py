@@ -103,5 +103,12 @@ def new(
 
 
 def _text(value: str) -> str:
-    escaped = "".join(char if char.isprintable() and char not in '"\\' else f"\\u{ord(char):04x}" for char in value)
+    """Returns the text as TOML, with `?` for bytes of the command line that are not UTF-8, which TOML cannot have."""
+    escaped = "".join(map(_escaped, value.encode(errors="replace").decode()))
     return f'"{escaped}"'
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() and char not in '"\\':
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) < 1 << 16 else f"\\U{ord(char):08x}"
