@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem_client.address import dialled
 from tandem_client.errors import NO_GRPC, OtherProtocol, TandemError
-from tandem_contract.certificates import own_certificate
+from tandem_contract.certificates import own_certificate, shortest
 
 if TYPE_CHECKING:
     from tandem_client.connection import Access, TlsSettings
@@ -185,7 +185,7 @@ def _connect(address: str) -> socket:
 
 def names_in(certificate: Mapping[str, Any]) -> list[str]:
     """The names and addresses that a certificate, as the ssl module gives it, is for."""
-    names = [str(value).strip() for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
+    names = [shortest(str(value)) for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
     return names or [
         str(value) for pairs in certificate.get("subject", ()) for kind, value in pairs if kind == "commonName"
     ]

@@ -1,5 +1,6 @@
 """The files of a server's certificate: what is in it, and that they are used again when they have changed."""
 
+import ipaddress
 import logging
 import ssl
 import threading
@@ -65,6 +66,14 @@ class Followed:
         self._state, self._failure = state, None
         self._log.info("%s was read again", names)
         return True
+
+
+def shortest(host: str) -> str:
+    """The host without brackets; of an address the one form in which two are compared: OpenSSL writes ::1 in full."""
+    bare = host.strip().strip("[]")
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(bare))
+    return bare
 
 
 def own_certificate(certificate: Path, key: Path) -> dict[str, Any]:

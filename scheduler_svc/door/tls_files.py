@@ -6,7 +6,6 @@ Owns the command too that tries the service when it is pasted into a shell, with
 never in it: the command takes it from a variable, and the shell says so if the variable is not set.
 """
 
-import ipaddress
 import logging
 import shlex
 import ssl
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tandem_contract.certificates import Followed, own_certificate
+from tandem_contract.certificates import Followed, own_certificate, shortest
 
 log = logging.getLogger("tandem.tls")
 
@@ -158,7 +157,7 @@ class ReadyCommand:
         if host in _WILDCARDS:
             host = next((name for name in ("localhost", "127.0.0.1") if name in names), "127.0.0.1")
         flags = [f"--address {host}:{port}", trust]
-        if names and host.strip("[]") not in names:
+        if names and shortest(host) not in names:
             flags.append(f"--tls-server-name {shlex.quote(names[0].replace('*', 'tandem', 1))}")
         return flags
 
@@ -167,4 +166,4 @@ def certificate_names(tls: TlsFiles) -> list[str]:
     """Returns the names that a certificate is for, and behind them its addresses."""
     pairs = [pair for pair in own_certificate(tls.certificate, tls.key).get("subjectAltName", ()) if len(pair) == 2]
     names = [str(value) for kind, value in pairs if kind == "DNS"]
-    return names + [str(ipaddress.ip_address(str(value).strip())) for kind, value in pairs if kind == "IP Address"]
+    return names + [shortest(str(value)) for kind, value in pairs if kind == "IP Address"]

@@ -13,6 +13,7 @@ from tandem_client.address import dialled
 from tandem_client.peer import own_names
 from tandem_client.services.programs import RESTARTED, OnEnd, OnLine
 from tandem_client.services.settings import Settings
+from tandem_contract.certificates import shortest
 from tandem_contract.child import Program, python
 from tandem_contract.processes import Heard, Supervisor
 from tandem_contract.stopping import STOP
@@ -42,7 +43,7 @@ def gateway_flags(scheduler: Settings, address: str) -> list[str]:
         return flags
     flags += [f"--tls-cert={certificate}", f"--tls-key={key}", f"--service-ca={certificate}"]
     names = own_names(Path(certificate), Path(key))
-    if names and host.strip("[]") not in names:
+    if names and shortest(host) not in names:
         flags.append(f"--service-name={names[0].replace('*', 'tandem', 1)}")
     return flags
 

@@ -18,6 +18,7 @@ from tandem_client.services.display import Display, Endpoint
 from tandem_client.services.pair import TOY_NOTICE, ServicePair, is_toy, probe
 from tandem_client.services.phases import Phase
 from tandem_client.services.settings import GATEWAY, SCHEDULER, WORKER, Settings
+from tandem_contract.certificates import shortest
 from tandem_contract.processes import WRONG_SETTINGS, ServiceEnded
 from tandem_contract.stopping import Asked, StopRequests
 
@@ -133,7 +134,7 @@ def of_http(url: str, gateway: Settings, *, needs_token: bool) -> Endpoint:
         words.append(f"--cacert {shlex.quote(str(Path(certificate).absolute()))}")
         host, _, port = address.rpartition(":")
         names = own_names(Path(certificate), Path(key))
-        if names and host.strip("[]") not in names:
+        if names and shortest(host) not in names:
             here = [name for name in ("localhost", "127.0.0.1") if name in names and address != bound]
             if not here:
                 words.append(f"--connect-to ::{address}")

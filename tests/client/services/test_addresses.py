@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_client.services.gateway import gateway_flags
 from tandem_client.services.serving import of_grpc, of_http
 from tests.rigs.authorities import Authority
 
@@ -29,6 +30,8 @@ def test_a_plain_service_needs_its_address_alone() -> None:
         ("127.0.0.1:8443", ("IP:127.0.0.1",), "https://127.0.0.1:8443"),
         ("0.0.0.0:8443", ("DNS:localhost",), "https://localhost:8443"),
         ("0.0.0.0:8443", ("DNS:*.example",), "--connect-to ::127.0.0.1:8443 https://tandem.example:8443"),
+        ("[::1]:8443", ("DNS:a.example", "IP:::1"), "https://[::1]:8443"),
+        ("[0:0:0:0:0:0:0:1]:8443", ("IP:::1",), "https://[0:0:0:0:0:0:0:1]:8443"),
         ("127.0.0.1:8443", ("DNS:a.example",), "--connect-to ::127.0.0.1:8443 https://a.example:8443"),
     ],
 )
@@ -41,3 +44,20 @@ def test_curl_trusts_the_certificate_under_one_of_its_names(
     assert of_http(f"https://{bound}", gateway, needs_token=True).command == (
         f"curl --cacert {pair.certificate} {words}/v1/completions {JSON} {token} {BODY}"
     )
+
+
+@pytest.mark.parametrize(
+    ("listen", "names", "named"),
+    [
+        ("[::1]:50051", ("DNS:a.example", "IP:::1"), []),
+        ("[::1]:50051", ("DNS:a.example",), ["--service-name=a.example"]),
+        ("127.0.0.1:50051", ("IP:::1", "IP:127.0.0.1"), []),
+        ("127.0.0.1:50051", ("IP:::1",), ["--service-name=::1"]),
+    ],
+)
+def test_the_gateway_names_the_service_only_if_its_certificate_is_not_for_its_address(
+    tmp_path: Path, listen: str, names: tuple[str, ...], named: list[str]
+) -> None:
+    pair = Authority(tmp_path).issue("tandem.test", *names)
+    flags = gateway_flags({"tls_cert": str(pair.certificate), "tls_key": str(pair.key)}, listen)
+    assert [flag for flag in flags if flag.startswith("--service-name")] == named

@@ -35,6 +35,7 @@ def test_without_tls_the_address_is_enough() -> None:
     [
         ("127.0.0.1:1", ("IP:127.0.0.1",), "--address 127.0.0.1:1"),
         ("[::1]:1", ("IP:::1",), "--address [::1]:1"),
+        ("[0:0:0:0:0:0:0:1]:1", ("IP:::1",), "--address [0:0:0:0:0:0:0:1]:1"),
         ("0.0.0.0:1", ("DNS:a.example", "DNS:localhost"), "--address localhost:1"),
         ("[::]:1", ("IP:127.0.0.1",), "--address 127.0.0.1:1"),
         ("0.0.0.0:1", ("DNS:a.example",), "--address 127.0.0.1:1 CA --tls-server-name a.example"),
@@ -67,5 +68,7 @@ def test_names_of_a_certificate_that_signs_itself_and_of_no_certificate(authorit
     assert names == ["a.example", "b.example", "127.0.0.1"]
     own = TlsFiles(certificate=authority.certificate, key=authority.certificate.with_suffix(".key"))
     assert certificate_names(own) == []
+    # An address of five bytes.
+    assert certificate_names(files(authority, "odd", "DER:30:07:87:05:01:02:03:04:05")) == ["<invalid>"]
     missing = TlsFiles(certificate=tmp_path / "none", key=tmp_path / "none")
     assert certificate_names(missing) == []
