@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.arrays import Int64Array
-from gpu_worker.attention.layers import AttentionKind, LayerMap
+from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.native.library import NativeLibrary
 
 _Address = ctypes.c_void_p
@@ -60,9 +60,9 @@ class _Kernel:
     def __init__(
         self, library: NativeLibrary, kind: AttentionKind, table: Tensor, *, page_size: int, dtype: torch.dtype
     ) -> None:
+        """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
         assert table.dtype == torch.int32 and table.stride(1) == 1
         self._run = library.function(f"{self._function}_{_NAMES[dtype]}", self._argument)
-        # The table is kept, because the kernel reads it.
         self.kind, self._table, self._dtype = kind, table, dtype
         # The tokens of the step's part.
         self._num_tokens = 0
@@ -97,27 +97,6 @@ class _Kernel:
         self._run(call)
 
 
-class NativeDecode:
-    """The decode kernels of a model's layers. Decode rows are the same in every layer of a step."""
-
-    def __init__(
-        self, library: NativeLibrary, layers: LayerMap, table: Tensor, *, page_size: int, dtype: torch.dtype
-    ) -> None:
-        """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
-        self.kernels = layers.by_layer(
-            lambda kind: DecodeKernel(library, kind, table, page_size=page_size, dtype=dtype)
-        )
-
-    @staticmethod
-    def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
-        return dtype in _NAMES and kind.head_dim <= _MOST_DIM
-
-    def update(self, lines: Tensor, positions: Tensor) -> None:
-        """Sets the rows of a step: the line of the page table and the query's position of each, int64 [rows]."""
-        for kernel in dict.fromkeys(self.kernels):
-            kernel.set_rows(lines, positions)
-
-
 class DecodeKernel(_Kernel):
     """The kernel of decode rows, which are its tokens."""
 
@@ -146,6 +125,23 @@ class DecodeKernel(_Kernel):
         if num_bytes > self._scratch.shape[0]:
             self._scratch = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
             self._scratch_address.value = self._scratch.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDecode:
+    """The decode kernels of a model's layers. Decode rows are the same in every layer of a step."""
+
+    kernels: tuple[DecodeKernel, ...]
+    kernel: ClassVar = DecodeKernel
+
+    @staticmethod
+    def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
+        return dtype in _NAMES and kind.head_dim <= _MOST_DIM
+
+    def update(self, lines: Tensor, positions: Tensor) -> None:
+        """Sets the rows of a step: the line of the page table and the query's position of each, int64 [rows]."""
+        for kernel in dict.fromkeys(self.kernels):
+            kernel.set_rows(lines, positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,28 +174,6 @@ class Tiles:
         )
 
 
-class NativePrefill:
-    """The prefill kernels of a model's layers. Chunks are the same in every layer of a step."""
-
-    def __init__(
-        self, library: NativeLibrary, layers: LayerMap, table: Tensor, *, page_size: int, dtype: torch.dtype
-    ) -> None:
-        """table: the page table, int32 [lines, width], with pages in logical order; kept by reference."""
-        self.kernels = layers.by_layer(
-            lambda kind: PrefillKernel(library, kind, table, page_size=page_size, dtype=dtype)
-        )
-
-    @staticmethod
-    def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
-        return dtype in _NAMES and kind.scale > 0
-
-    def update(self, lines: Tensor, q_positions: Tensor) -> None:
-        """Sets the chunks of a step; the arguments are those of `Tiles.of`."""
-        tiles = Tiles.of(lines, q_positions)
-        for kernel in dict.fromkeys(self.kernels):
-            kernel.set_tiles(tiles)
-
-
 class PrefillKernel(_Kernel):
     """The kernel of prompt chunks."""
 
@@ -213,6 +187,24 @@ class PrefillKernel(_Kernel):
         call.counts, call.tokens = tiles.counts.ctypes.data, tiles.tokens.ctypes.data
         call.num_tiles, call.most_queries = tiles.counts.size, int(tiles.counts.max())
         call.threads = torch.get_num_threads()
+
+
+@dataclass(frozen=True, slots=True)
+class NativePrefill:
+    """The prefill kernels of a model's layers. Chunks are the same in every layer of a step."""
+
+    kernels: tuple[PrefillKernel, ...]
+    kernel: ClassVar = PrefillKernel
+
+    @staticmethod
+    def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
+        return dtype in _NAMES and kind.scale > 0
+
+    def update(self, lines: Tensor, q_positions: Tensor) -> None:
+        """Sets the chunks of a step; the arguments are those of `Tiles.of`."""
+        tiles = Tiles.of(lines, q_positions)
+        for kernel in dict.fromkeys(self.kernels):
+            kernel.set_tiles(tiles)
 
 
 class _WriteCall(ctypes.Structure):

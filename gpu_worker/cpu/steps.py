@@ -27,10 +27,11 @@ from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.step_layout import MAX_SHAPES, StepInputs, StepShape, allocated
 from gpu_worker.native.library import native_library
 from gpu_worker.sampling.choice import greedy_tokens
+from gpu_worker.sampling.logits import TokenHistory
 from gpu_worker.sampling.sampler import EditedLogits, sample
 from gpu_worker.step.backend import MaskUpload
 from gpu_worker.step.device_model import DeviceModel
-from gpu_worker.step.output import BegunStep, Choose, DeviceSampler, StaticOutput, StepOutput
+from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput, output_of
 from gpu_worker.step.warm_up import rehearsals, warm_up_plan
 from gpu_worker.trees import mapped
 
@@ -57,9 +58,12 @@ class CpuKernels:
         self.decode, self.prefill = self._decode.kernels, self._prefill.kernels
 
     def _native_of(self, family: type[NativeKernels]) -> NativeKernels | None:
-        if self._library is None or not all(family.covers(kind, self._dtype) for kind in self._layers.kinds):
+        library, table, size, dtype = self._library, self._table, self._page_size, self._dtype
+        if library is None or not all(family.covers(kind, dtype) for kind in self._layers.kinds):
             return None
-        return family(self._library, self._layers, self._table, page_size=self._page_size, dtype=self._dtype)
+        return family(
+            self._layers.by_layer(lambda kind: family.kernel(library, kind, table, page_size=size, dtype=dtype))
+        )
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
         assert inputs.decode is not None
@@ -113,7 +117,7 @@ class PlainSteps:
             captures=captures,
             most_graphs=MAX_SHAPES,
         )
-        self._sampler = DeviceSampler(geometry, on_device.device)
+        self._history = TokenHistory(geometry, on_device.device)
         # By number of rows, the inputs of steps of decode rows alone.
         self._placed: dict[int, tuple[StepShape, StepInputs[HostArray], StepInputs[Tensor]]] = {}
 
@@ -150,7 +154,7 @@ class PlainSteps:
     def finish(self, begun: BegunStep, masks: Tensor | None) -> StepOutput:
         if begun.static.logits is None:
             return StepOutput(tokens=begun.samples.rows[:0])
-        output = self._sampler.finish(begun, masks, sampling(begun), self._on_device.share_tokens)
+        output = output_of(begun, masks, self._history, sampled, self._on_device.share_tokens)
         self._on_device.set_newest(begun.samples.rows, output.tokens)
         return output
 
@@ -189,14 +193,10 @@ class PlainSteps:
             rehearse(first, replace(first, step=2, started=None))
 
 
-def sampling(begun: BegunStep) -> Choose:
+def sampled(begun: BegunStep, logits: Tensor, edited: EditedLogits | None) -> Tensor:
     """Chooses all tokens, or keeps the greedy ones that the step has."""
     greedy, extras = begun.static.tokens, begun.extras
-
-    def choose(logits: Tensor, edited: EditedLogits | None) -> Tensor:
-        if extras is not None:
-            return sample(logits, extras.drawing, edited)
-        # The next step overwrites those of this one.
-        return sample(logits, None) if greedy is None else greedy.clone()
-
-    return choose
+    if extras is not None:
+        return sample(logits, extras.drawing, edited)
+    # The next step overwrites those of this one.
+    return sample(logits, None) if greedy is None else greedy.clone()

@@ -20,12 +20,13 @@ from gpu_worker.cuda.shapes import Shapes
 from gpu_worker.cuda.staging import NUM_BUFFERS, EventTimer, ResultRing, Staging, Stream, pinned_masks
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
-from gpu_worker.layout.samples import SampledRows, SampleExtras
+from gpu_worker.layout.samples import SampledRows
 from gpu_worker.layout.step_layout import StepInputs, StepShape, allocated, write_inputs
+from gpu_worker.sampling.logits import TokenHistory
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise
 from gpu_worker.step.backend import MaskUpload
 from gpu_worker.step.device_model import DeviceModel
-from gpu_worker.step.output import BegunStep, Choose, DeviceSampler, StaticOutput, StepOutput
+from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput, output_of
 from gpu_worker.step.warm_up import rehearsals
 from gpu_worker.wire.frames import Plan
 from tandem_contract.plural import numbered
@@ -51,7 +52,7 @@ class PaddedSteps:
         self.kernels = FlexKernels(on_device.layers, geometry, shapes, on_device.tables, cache.keys[0].dtype)
         self.views = self.kernels.views
         self.graphs = CapturedSteps[StaticOutput](graphs)
-        self._sampler = DeviceSampler(geometry, on_device.device)
+        self._history = TokenHistory(geometry, on_device.device)
         self.stream = stream
         self._staging = Staging(stream, on_device.device, NUM_BUFFERS, input_words=self._most_words())
         # The next step overwrites what a step has computed.
@@ -104,7 +105,7 @@ class PaddedSteps:
         if begun.extras is None:
             assert begun.static.tokens is not None
             return self.results.to_host(StepOutput(tokens=begun.static.tokens))
-        output = self._sampler.finish(begun, masks, revising(begun, begun.extras), self._on_device.share_tokens)
+        output = output_of(begun, masks, self._history, revised, self._on_device.share_tokens)
         self._on_device.set_newest(begun.samples.rows, output.tokens)
         return self.results.to_host(output)
 
@@ -149,13 +150,9 @@ class PaddedSteps:
         return max(space.used for space in spaces) + self._on_device.geometry.logit_rows
 
 
-def revising(begun: BegunStep, extras: SampleExtras[Tensor]) -> Choose:
+def revised(begun: BegunStep, logits: Tensor, edited: EditedLogits | None) -> Tensor:
     """Chooses again what the static part cannot choose: edited logits, and samples with late filters."""
-    tokens = begun.static.tokens
-    assert tokens is not None
-
-    def choose(logits: Tensor, edited: EditedLogits | None) -> Tensor:
-        revise(tokens, logits, begun.samples.drawing, edited=edited, late=extras.late)
-        return tokens
-
-    return choose
+    tokens, extras = begun.static.tokens, begun.extras
+    assert tokens is not None and extras is not None
+    revise(tokens, logits, begun.samples.drawing, edited=edited, late=extras.late)
+    return tokens

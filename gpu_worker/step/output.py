@@ -7,10 +7,8 @@ and a token then, so the leader's tokens replace the others' before anything tha
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gpu_worker.geometry import Geometry
 from gpu_worker.layout.samples import SampleExtras, Samples
 from gpu_worker.sampling.inputs import TokenLogprobs
 from gpu_worker.sampling.logits import TokenHistory, edited, logprobs_of
@@ -18,10 +16,6 @@ from gpu_worker.sampling.sampler import EditedLogits
 
 # Overwrites tokens int64 [n] in place, in the stream of the step.
 ShareTokens = Callable[[Tensor], None]
-
-
-# Returns the tokens int64 [samples] of logits [samples, vocabulary], of which some were edited.
-Choose = Callable[[Tensor, EditedLogits | None], Tensor]
 
 
 def keep_tokens(tokens: Tensor) -> None:
@@ -59,41 +53,41 @@ class BegunStep:
     extras: SampleExtras[Tensor] | None
 
 
-class DeviceSampler:
-    """Keeps the token history, the only state of sampling on the device between steps."""
+# Returns the tokens int64 [samples] of logits [samples, vocabulary], of which some were edited.
+Choose = Callable[[BegunStep, Tensor, EditedLogits | None], Tensor]
 
-    def __init__(self, geometry: Geometry, device: torch.device) -> None:
-        self._history = TokenHistory(geometry, device)
 
-    def finish(self, begun: BegunStep, masks: Tensor | None, choose: Choose, share: ShareTokens) -> StepOutput:
-        """Returns the tokens of a step that has samples, with logprobs. Does not wait for the device.
+def output_of(
+    begun: BegunStep, masks: Tensor | None, history: TokenHistory, choose: Choose, share: ShareTokens
+) -> StepOutput:
+    """Returns the tokens of a step that has samples, with logprobs. Does not wait for the device.
 
-        masks: of its rows with constraints, as for `edited`.
-        """
-        samples, extras, logits = begun.samples, begun.extras, begun.static.logits
-        assert logits is not None
-        num_samples = samples.rows.shape[0]
-        of_samples = logits[:num_samples]
-        if extras is None:
-            tokens = choose(of_samples, None)
-            share(tokens)
-            return StepOutput(tokens=tokens)
-        edits, changed = extras.edits, None
-        penalties = None if edits is None else edits.penalties
-        if edits is not None:
-            if penalties is not None and penalties.missing is not None:
-                self._history.write(*penalties.missing)
-            changed = EditedLogits(
-                samples=edits.samples, draws=edits.draws, logits=edited(of_samples, edits, self._history, masks)
-            )
-        tokens = choose(of_samples, changed)
+    masks: of its rows with constraints, as for `edited`. history: the only state of sampling between steps.
+    """
+    samples, extras, logits = begun.samples, begun.extras, begun.static.logits
+    assert logits is not None
+    num_samples = samples.rows.shape[0]
+    of_samples = logits[:num_samples]
+    if extras is None:
+        tokens = choose(begun, of_samples, None)
         share(tokens)
-        if penalties is not None and penalties.sampled is not None:
-            places, sampled = penalties.sampled
-            self._history.write(places, tokens.index_select(0, sampled).clamp(min=0))
-        logprobs = prompt_logprobs = None
-        if (wanted := extras.with_logprobs) is not None:
-            logprobs = logprobs_of(of_samples, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
-        if extras.prompt is not None:
-            prompt_logprobs = logprobs_of(logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
-        return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepOutput(tokens=tokens)
+    edits, changed = extras.edits, None
+    penalties = None if edits is None else edits.penalties
+    if edits is not None:
+        if penalties is not None and penalties.missing is not None:
+            history.write(*penalties.missing)
+        changed = EditedLogits(
+            samples=edits.samples, draws=edits.draws, logits=edited(of_samples, edits, history, masks)
+        )
+    tokens = choose(begun, of_samples, changed)
+    share(tokens)
+    if penalties is not None and penalties.sampled is not None:
+        places, sampled = penalties.sampled
+        history.write(places, tokens.index_select(0, sampled).clamp(min=0))
+    logprobs = prompt_logprobs = None
+    if (wanted := extras.with_logprobs) is not None:
+        logprobs = logprobs_of(of_samples, tokens.index_select(0, wanted).clamp(min=0), extras.top_k, rows=wanted)
+    if extras.prompt is not None:
+        prompt_logprobs = logprobs_of(logits[num_samples:], extras.prompt.targets, extras.prompt.top_k)
+    return StepOutput(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)

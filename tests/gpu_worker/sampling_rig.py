@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_worker.cpu.steps import sampling
+from gpu_worker.cpu.steps import sampled
 from gpu_worker.cuda.shapes import Shapes
-from gpu_worker.cuda.steps import revising
+from gpu_worker.cuda.steps import revised
 from gpu_worker.geometry import Geometry
 from gpu_worker.layout.row_tables import Feature, RowTables
 from gpu_worker.layout.samples import SampledRows, SampleExtras, Samples, lay_out_extras, write_samples
 from gpu_worker.layout.step_layout import StepShape
+from gpu_worker.sampling.logits import TokenHistory
 from gpu_worker.sampling.sampler import choose
-from gpu_worker.step.output import BegunStep, DeviceSampler, StaticOutput, StepOutput, keep_tokens
+from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput, keep_tokens, output_of
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import Sequence_, TinyCore
@@ -68,7 +69,7 @@ class SamplingRig:
         )
         self._is_padded = is_padded
         self.core, self.tables = TinyCore(self.geometry), RowTables(self.geometry)
-        self.sampling = DeviceSampler(self.geometry, device)
+        self._history = TokenHistory(self.geometry, device)
         self._masks: dict[int, Sequence[int]] = {}
 
     def add(self, row: int, tokens: Sequence[int], wish: Wish, *, num_prompt: int = 0) -> Sequence_:
@@ -124,11 +125,9 @@ class SamplingRig:
         return output
 
     def _output(self, begun: BegunStep, masks: Tensor | None) -> StepOutput:
-        if not self._is_padded:
-            return self.sampling.finish(begun, masks, sampling(begun), keep_tokens)
-        if begun.extras is None:
+        if self._is_padded and begun.extras is None:
             return StepOutput(tokens=begun.static.tokens)
-        return self.sampling.finish(begun, masks, revising(begun, begun.extras), keep_tokens)
+        return output_of(begun, masks, self._history, revised if self._is_padded else sampled, keep_tokens)
 
     def masks_of(self, samples: Samples[Tensor], extras: SampleExtras[Tensor] | None) -> Tensor | None:
         """The masks of a step, as the worker uploads them."""
