@@ -31,7 +31,7 @@ class _Captured(Generic[Result]):
     is_proven: bool = False
 
 
-class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
+class ProvenSteps(Captures[_Captured[Result]], Generic[Shape, Inputs, Result]):
     """Runs steps, by graphs where it has them."""
 
     def __init__(
@@ -48,13 +48,7 @@ class ProvenSteps(Captures, Generic[Shape, Inputs, Result]):
         super().__init__(backend)
         self._compute, self._prepare = compute, prepare
         self._captures, self._most_graphs = captures, most_graphs
-        # None: the steps of this shape run without a graph.
-        self._captured: dict[Shape, _Captured[Result] | None] = {}
         self.num_replays = 0
-
-    @property
-    def num_graphs(self) -> int:
-        return sum(captured is not None for captured in self._captured.values())
 
     def run(self, shape: Shape, inputs: Inputs) -> Result:
         """Returns the results of a step, which the next call overwrites. Inputs of one shape are in the same memory."""

@@ -16,7 +16,6 @@ The Python module itself stays as it is.
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import product
 from types import CellType, FunctionType
 from typing import Any
@@ -156,19 +155,6 @@ def _parts(outputs: list[Tensor], is_swapped: bool) -> tuple[Tensor, Tensor]:
     return (other, one) if is_swapped else (one, other)
 
 
-@dataclass
-class _Calls:
-    """What the linear layers of a module received and returned in one run."""
-
-    inputs: dict[nn.Module, Tensor] = field(default_factory=dict)
-    outputs: dict[nn.Module, Tensor] = field(default_factory=dict)
-    count: int = 0
-
-    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        self.inputs[layer], self.outputs[layer] = args[0], output
-        self.count += 1
-
-
 def native_gate(module: nn.Module) -> NativeGate | None:
     """The module's native forward; None if it computes something else."""
     linears: list[Any] = [child for child in module.children() if hasattr(child, "in_features")]
@@ -178,34 +164,43 @@ def native_gate(module: nn.Module) -> NativeGate | None:
     others = [child for child in module.children() if child not in linears]
     if any(True for child in others for _ in child.parameters()):
         return None
-    calls = _Calls()
-    result, x = _run(module, linears, calls)
-    if result is None or calls.count != len(linears):
+    result, x, calls = _run(module, linears)
+    inputs = {layer: received for layer, received, _ in calls}
+    outputs = {layer: returned for layer, _, returned in calls}
+    if result is None or not len(calls) == len(inputs) == len(linears):
         return None
     # The last layer is called last, and returns the result.
     inner = tuple(linears[:-1])
-    if not torch.equal(calls.outputs[down], result) or any(calls.inputs[layer] is not x for layer in inner):
+    if not torch.equal(outputs[down], result) or any(inputs[layer] is not x for layer in inner):
         return None
     for activation, is_swapped in product(_ACTIVATIONS, (False, True)):
-        gate, up = _parts([calls.outputs[layer] for layer in inner], is_swapped)
-        if _is_gate(gate, up, calls.inputs[down], activation):
+        gate, up = _parts([outputs[layer] for layer in inner], is_swapped)
+        if _is_gate(gate, up, inputs[down], activation):
             return NativeGate(module, inner, down, is_swapped, activation)
     return None
 
 
-def _run(module: nn.Module, linears: list[Any], calls: _Calls) -> tuple[Tensor | None, Tensor]:
-    """The result of one run, and its input [1, n, features]; None if the module does not take one tensor."""
+def _run(module: nn.Module, linears: list[Any]) -> tuple[Tensor | None, Tensor, list[tuple[Any, Tensor, Tensor]]]:
+    """The result of one run, its input [1, n, features], and each call of a linear layer: layer, input and output.
+
+    The result is None if the module does not take one tensor.
+    """
     first = linears[0]
     dtype = first.weight.dtype
     x = torch.randn((1, len(_GATE_SCALES), int(first.in_features)), generator=torch.Generator().manual_seed(1))
     x = (x * torch.tensor(_GATE_SCALES)[:, None]).to(dtype)
-    hooks = [layer.register_forward_hook(calls) for layer in linears]
+    calls: list[tuple[Any, Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((layer, args[0], output))
+
+    hooks = [layer.register_forward_hook(note) for layer in linears]
     try:
         result = _result(module, x)
     finally:
         for hook in hooks:
             hook.remove()
-    return result if isinstance(result, Tensor) else None, x
+    return result if isinstance(result, Tensor) else None, x, calls
 
 
 def _is_gate(gate: Tensor, up: Tensor, product: Tensor, activation: Activation) -> bool:
@@ -228,22 +223,6 @@ class NativeRotations(NativeForward):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._forward(self._module, *args, **options)
-
-
-class _NativeRotation:
-    """In place of a function that rotates queries and keys [1, heads, T, D] by cosines and sines [1, T, R]."""
-
-    def __init__(self, original: Rotation, *, rotates_parts: bool) -> None:
-        """own: the model's function. rotates_parts: whether R may be less than D."""
-        self._own, self._rotates_parts = original, rotates_parts
-
-    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
-        is_whole = cos.shape[-1] == q.shape[-1] == k.shape[-1]
-        if (is_whole or self._rotates_parts) and not (args or options):
-            query, key = rotary(q, cos, sin), rotary(k, cos, sin)
-            if query is not None and key is not None:
-                return query, key
-        return self._own(q, k, cos, sin, *args, **options)
 
 
 def native_rotations(module: nn.Module, replaced: dict[FunctionType, FunctionType | None]) -> NativeRotations | None:
@@ -269,7 +248,7 @@ def _with_native_rotations(
     within: the decorators around it.
     """
     names = (name for name in forward.__code__.co_names if name in forward.__globals__)
-    natives = {name: native for name in names if (native := _recognised(forward.__globals__[name], dtype)) is not None}
+    natives = {name: native for name in names if (native := _native_rotation(forward.__globals__[name], dtype))}
     cells = forward.__closure__ or ()
     copies = [_copied_content(cell, dtype, (*within, forward)) for cell in cells]
     if not natives and not any(copies):
@@ -295,12 +274,24 @@ def _copied_content(cell: CellType, dtype: torch.dtype, within: tuple[FunctionTy
     return _with_native_rotations(held, dtype, within) if is_new else None
 
 
-def _recognised(function: object, dtype: torch.dtype) -> Rotation | None:
+def _native_rotation(function: object, dtype: torch.dtype) -> Rotation | None:
+    """In place of a function that rotates queries and keys [1, heads, T, D] by cosines and sines [1, T, R], or None."""
     if not isinstance(function, FunctionType) or not _takes(function, _NUM_ARGUMENTS):
         return None
     if not _is_rotation(function, 16, 16, dtype):
         return None
-    return _NativeRotation(function, rotates_parts=_is_rotation(function, 24, 16, dtype))
+    # Whether R may be less than D.
+    rotates_parts = _is_rotation(function, 24, 16, dtype)
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
+        is_whole = cos.shape[-1] == q.shape[-1] == k.shape[-1]
+        if (is_whole or rotates_parts) and not (args or options):
+            query, key = rotary(q, cos, sin), rotary(k, cos, sin)
+            if query is not None and key is not None:
+                return query, key
+        return function(q, k, cos, sin, *args, **options)
+
+    return rotated
 
 
 def _is_rotation(function: FunctionType, dim: int, rotated: int, dtype: torch.dtype) -> bool:

@@ -20,18 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.cpu import operators
 from gpu_worker.graphs import NotCapturable, Result
-from gpu_worker.native.library import (
-    NativeLibrary,
-    RecordedCall,
-    RecordedCalls,
-    native_library,
-    not_recording,
-    recording,
-)
+from gpu_worker.native.library import NativeLibrary, RecordedCall, RecordedCalls, native_library, recording
 from gpu_worker.trees import mapped
 from tandem_contract.plural import numbered
 
@@ -72,16 +66,15 @@ class Arena:
         block = torch.from_numpy(self._block(num_bytes)).view(tensor.dtype)
         return block.as_strided(tensor.shape, tensor.stride())
 
-    def borrowed(self, tensor: Tensor) -> Tensor | None:
-        """A tensor on the same memory that does not keep the block in use; None if the memory is not the arena's."""
-        address = tensor.data_ptr()
-        for chunk in self._chunks:
-            begin = address - chunk.address
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """A tensor on the same memory that keeps no block in use; the tensor itself if that is not the arena's."""
+        for chunk in self._chunks if tensor.layout is torch.strided else ():
+            begin = tensor.data_ptr() - chunk.address
             if 0 <= begin < chunk.memory.nbytes:
                 words = torch.from_numpy(chunk.memory[begin - begin % _ALIGNMENT :]).view(tensor.dtype)
                 offset = begin % _ALIGNMENT // tensor.itemsize
                 return words.as_strided(tensor.shape, tensor.stride(), offset)
-        return None
+        return tensor
 
     def _block(self, num_bytes: int) -> NDArray[np.uint8]:
         for chunk in self._chunks:
@@ -165,9 +158,9 @@ class Capture(TorchDispatchMode):
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs an operator, and records it unless it only makes views."""
-        with not_recording():
+        with recording(None):
             result = func(*args, **kwargs)
-        of_inputs = {_storage(leaf) for leaf in _tensors(args) + _tensors(tuple(kwargs.values()))}
+        of_inputs = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         results = result if isinstance(result, (tuple, list)) else (result,)
         fresh = [isinstance(item, Tensor) and _storage(item) not in of_inputs for item in results]
         if not any(fresh):
@@ -184,26 +177,7 @@ class Capture(TorchDispatchMode):
 
     def _lasting(self, value: Any) -> Any:
         """The same arguments for replays. They keep memory outside the arena allocated, and no block in use."""
-        if isinstance(value, Tensor):
-            if value.layout is not torch.strided:
-                return value
-            borrowed = self._arena.borrowed(value)
-            return value if borrowed is None else borrowed
-        if isinstance(value, dict):
-            return {name: self._lasting(item) for name, item in value.items()}
-        if isinstance(value, (tuple, list)):
-            return type(value)([self._lasting(item) for item in value])
-        return value
-
-
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, (tuple, list)):
-            tensors += _tensors(value)
-    return tensors
+        return tree_map_only(Tensor, self._arena.borrowed, value)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -284,11 +258,8 @@ class CpuGraph:
         self._constants = tuple(constants)
         self.parts: list[RecordedCalls | Callable[[], object]] = []
         for is_kernel, group in groupby(calls, key=lambda call: isinstance(call, RecordedCall)):
-            if is_kernel:
-                kernels = [call for call in group if isinstance(call, RecordedCall)]
-                self.parts.append(RecordedCalls(library.functions, kernels))
-            else:
-                self.parts += [call for call in group if not isinstance(call, RecordedCall)]
+            part: list[Any] = list(group)
+            self.parts += [RecordedCalls(library.functions, part)] if is_kernel else part
 
     def replay(self) -> None:
         for part in self.parts:
@@ -314,17 +285,13 @@ class CpuGraphs:
         capture = Capture(self._arena)
         with recording(capture.calls.append), capture:
             result = run()
-        kept: Result = mapped(result, self._borrowed)
+        kept: Result = mapped(result, self._arena.borrowed)
         del result
         if self._arena.num_used:
             gc.collect()
         if self._arena.num_used:
             raise NotCapturable(f"{numbered(self._arena.num_used, 'tensor of the step', 'outlive')} it")
         return CpuGraph(self._library, capture.calls, capture.constants), kept
-
-    def _borrowed(self, tensor: Tensor) -> Tensor:
-        borrowed = self._arena.borrowed(tensor)
-        return tensor if borrowed is None else borrowed
 
 
 def cpu_graphs() -> CpuGraphs | None:

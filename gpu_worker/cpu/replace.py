@@ -4,9 +4,10 @@ Owns the order of replacements, their count, and what a model lacks. Each is com
 on the real weights, before it is used.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from functools import partial
 
 import torch
 from torch import nn
@@ -41,19 +42,11 @@ _EXPECTED = {
 }
 
 
-@dataclass(kw_only=True)
-class Replaced:
+class Replaced(Counter[str]):
     """How many modules of each kind have native operators."""
 
-    norms: int = 0
-    gates: int = 0
-    rotations: int = 0
-
     def __str__(self) -> str:
-        return (
-            f"{numbered(self.norms, 'norm')}, {numbered(self.gates, 'gated layer')}, "
-            f"{numbered(self.rotations, 'rotary embedding')}"
-        )
+        return ", ".join(numbered(self[kind], expected.what) for kind, expected in _EXPECTED.items())
 
     def lacking(self, config: PreTrainedConfig) -> Iterator[str]:
         """A sentence for each kind of which none was found, although the config has its fields."""
@@ -61,7 +54,7 @@ class Replaced:
         for kind, expected in _EXPECTED.items():
             fields = [(name, value) for name in expected.fields if (value := getattr(text, name, None)) is not None]
             signs = [name for name, value in fields if not expected.values or value in expected.values]
-            if signs and not getattr(self, kind):
+            if signs and not self[kind]:
                 yield (
                     f"no {expected.what} of {text.model_type} is computed by a native operator, although its config "
                     f"has {signs[0]}: a decode step takes up to {expected.times:g} times as long"
@@ -74,19 +67,15 @@ def replace_operators(model: nn.Module) -> Replaced:
     replaced = Replaced()
     if native_library() is None:
         return replaced
-    copies: dict[FunctionType, FunctionType | None] = {}
+    natives = {"norms": native_norm, "gates": native_gate, "rotations": partial(native_rotations, replaced={})}
     for module in model.modules():
         if "forward" in vars(module):
             # Transformers has replaced it, to share the module among ranks.
             continue
-        # An attribute of the instance comes before the class's forward.
-        if (norm := native_norm(module)) is not None:
-            module.forward = norm
-            replaced.norms += 1
-        elif (gate := native_gate(module)) is not None:
-            module.forward = gate
-            replaced.gates += 1
-        elif (rotations := native_rotations(module, copies)) is not None:
-            module.forward = rotations
-            replaced.rotations += 1
+        for kind, native_of in natives.items():
+            if (native := native_of(module)) is not None:
+                # An attribute of the instance comes before the class's forward.
+                module.forward = native
+                replaced[kind] += 1
+                break
     return replaced

@@ -60,22 +60,14 @@ _recorder: Callable[[RecordedCall], None] | None = None
 
 
 @contextmanager
-def recording(recorder: Callable[[RecordedCall], None]) -> Iterator[None]:
-    """Within it, every call of a NativeFunction is recorded too. One recorder at a time, on one thread."""
-    global _recorder
-    assert _recorder is None, "calls are being recorded already"
-    _recorder = recorder
-    try:
-        yield
-    finally:
-        _recorder = None
+def recording(recorder: Callable[[RecordedCall], None] | None) -> Iterator[None]:
+    """Within it, every call of a NativeFunction is recorded too. One recorder at a time, on one thread.
 
-
-@contextmanager
-def not_recording() -> Iterator[None]:
-    """Within it, calls are not recorded: those of an operator that is recorded as a whole."""
+    recorder: None for the calls of an operator that is recorded as a whole.
+    """
     global _recorder
-    before, _recorder = _recorder, None
+    assert recorder is None or _recorder is None, "calls are being recorded already"
+    before, _recorder = _recorder, recorder
     try:
         yield
     finally:

@@ -39,9 +39,9 @@ def test_a_borrowed_tensor_has_the_same_memory_and_keeps_no_block_in_use():
 
 def test_memory_outside_the_arena_is_not_borrowed():
     arena = Arena()
-    kept = arena.like(torch.empty(3))
-    assert arena.borrowed(torch.empty(3)) is None
-    assert arena.borrowed(kept) is not None
+    kept, outside = arena.like(torch.empty(3)), torch.empty(3)
+    assert arena.borrowed(outside) is outside
+    assert arena.borrowed(kept) is not kept
 
 
 def test_a_freed_place_is_used_again():
