@@ -1,9 +1,10 @@
 """How device work is captured and replayed: as CUDA graphs, as recorded calls on a CPU, in tests by a recorder."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
 
 Result = TypeVar("Result")
+Captured = TypeVar("Captured")
 
 
 class NotCapturable(RuntimeError):
@@ -33,16 +34,18 @@ class GraphBackend(Protocol):
         ...
 
 
-class Captures:
+class Captures(Generic[Captured]):
     """The graphs of a worker's steps. Without a backend there are none."""
 
     def __init__(self, backend: GraphBackend | None) -> None:
         self._backend = backend
+        # By shape. None: the steps of this shape run without a graph.
+        self._captured: dict[Hashable, Captured | None] = {}
 
     @property
     def num_graphs(self) -> int:
         """Captured shapes."""
-        raise NotImplementedError
+        return sum(captured is not None for captured in self._captured.values())
 
     @property
     def is_enabled(self) -> bool:

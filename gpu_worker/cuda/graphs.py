@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Generic
 
 import torch
 from torch import Tensor
@@ -23,18 +22,13 @@ from gpu_worker.trees import mapped
 log = logging.getLogger(__name__)
 
 
-class CapturedSteps(Captures, Generic[Result]):
-    """Graphs by shape. Without a backend there are none."""
+class CapturedSteps(Captures[tuple[Graph, Result]]):
+    """Graphs by shape."""
 
     def __init__(self, backend: GraphBackend | None) -> None:
         super().__init__(backend)
-        self._graphs: dict[Hashable, tuple[Graph, Result]] = {}
         # Time of all captures.
         self.seconds = 0.0
-
-    @property
-    def num_graphs(self) -> int:
-        return len(self._graphs)
 
     def capture(self, shape: Hashable, run: Callable[[], Result]) -> None:
         """Captures `run`, which was called before for this shape. If it cannot be captured, the shape stays without a
@@ -42,7 +36,7 @@ class CapturedSteps(Captures, Generic[Result]):
         assert self._backend is not None
         begun = time.perf_counter()
         try:
-            self._graphs[shape] = self._backend.capture(run)
+            self._captured[shape] = self._backend.capture(run)
         except NotCapturable as error:
             log.warning("%s runs without a graph: %s", shape, error)
         self.seconds += time.perf_counter() - begun
@@ -50,7 +44,7 @@ class CapturedSteps(Captures, Generic[Result]):
     def replay(self, shape: Hashable) -> Result | None:
         """Enqueues the captured work of a shape. Returns its results, which the next replay overwrites; None if the
         shape has no graph."""
-        captured = self._graphs.get(shape)
+        captured = self._captured.get(shape)
         if captured is None:
             return None
         graph, result = captured

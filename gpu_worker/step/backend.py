@@ -48,7 +48,7 @@ class StepBackend(Protocol):
     compiles: bool
 
     @property
-    def graphs(self) -> Captures:
+    def graphs(self) -> Captures[Any]:
         """The captured steps."""
         ...
 
