@@ -12,20 +12,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from gpu_worker.attention.views import DecodeBlocks, PrefillBlocks, View
 
 
-class DecodeEnds:
-    """The end of each decode slot's sequence in its last block, which all attention patterns share."""
-
-    def __init__(self, num_slots: int, device: torch.device) -> None:
-        # Token slots: the last visible one, and the end of its block; those between are not computed yet.
-        self.last_slot = torch.zeros(num_slots, dtype=torch.int32, device=device)
-        self.block_end = torch.zeros(num_slots, dtype=torch.int32, device=device)
-
-    def update(self, last_slot: Tensor, block_end: Tensor) -> None:
-        """Both int64 [slots]."""
-        self.last_slot.copy_(last_slot)
-        self.block_end.copy_(block_end)
-
-
 class DecodeMask:
     """One query position per slot. Every listed block is the slot's own, so positions are masked in at most three
     blocks: the last one, the one in which the window begins, and the one in which the sink tokens end.
@@ -35,8 +21,9 @@ class DecodeMask:
     without a division, because the CPU kernel would divide for every score.
     """
 
-    def __init__(self, view: View, *, block_lists: Tensor, ends: DecodeEnds) -> None:
-        """block_lists (int32 [slots, width]) and ends are kept by reference."""
+    def __init__(self, view: View, *, block_lists: Tensor, ends: tuple[Tensor, ...]) -> None:
+        """block_lists: int32 [slots, width]. ends: token slots, int32 [slots]: the last visible one, and the end of its
+        block; those between are not computed yet. All are kept by reference."""
         slots, device = block_lists.shape[0], block_lists.device
         self.view, self.block_lists, self._ends = view, block_lists, ends
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
@@ -52,7 +39,7 @@ class DecodeMask:
 
     def block_mask(self, group: int) -> BlockMask:
         """The mask for kernels with `group` query rows, which are the query heads per KV head."""
-        last_slot, block_end = self._ends.last_slot, self._ends.block_end
+        last_slot, block_end = self._ends
         gap_start, gap_end, learned_sink_slot = self.gap_start, self.gap_end, self.view.learned_sink_slot
         sink_gap_start, sink_gap_end = self.sink_gap_start, self.sink_gap_end
         has_window, cuts_sink_tokens = self.view.pattern.window is not None, self.view.cuts_block_of_sink_tokens

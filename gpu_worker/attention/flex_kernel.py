@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gpu_worker.attention.block_mask import DecodeMask, PrefillMask
-from gpu_worker.attention.kernel_options import Call, Card, decode_options, prefill_options
+from gpu_worker.attention.kernel_options import Call, Card, kernel_options
 from gpu_worker.attention.layers import AttentionKind
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class DecodeAttention:
             blocks,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=True,
-            options=decode_options(Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
+            options=kernel_options("decode", Card.of(device), Call.of(kind, blocks, bucket=slots, dtype=dtype)),
         )
 
     def __call__(
@@ -145,12 +145,13 @@ class PrefillAttention:
         self.kind, self.mask = kind, mask
         self.query = torch.zeros(num_queries, kind.num_heads, kind.head_dim, dtype=dtype, device=device)
         self._written = self.query[..., : kind.key_dim]
+        call = Call.of(kind, mask.block_mask, bucket=num_queries, dtype=dtype)
         self.kernel = FlexKernel(
             kind,
             mask.block_mask,
             learned_sink_slot=mask.view.learned_sink_slot,
             rows_are_heads=False,
-            options=prefill_options(Card.of(device), Call.of(kind, mask.block_mask, bucket=num_queries, dtype=dtype)),
+            options=kernel_options("prefill", Card.of(device), call),
         )
 
     def __call__(

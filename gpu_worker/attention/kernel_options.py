@@ -18,6 +18,8 @@ from gpu_worker.attention.layers import AttentionKind
 
 _TABLE = Path(__file__).with_name("kernel_options.toml")
 _UNLIMITED = 1 << 30
+# With that of decode torch raises if the split-KV kernel cannot be used, instead of falling back silently.
+_BACKENDS = {"decode": "TRITON_DECODE", "prefill": "TRITON"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +103,6 @@ class Entry:
         return options
 
 
-def decode_options(card: Card | None, call: Call) -> dict[str, Any]:
-    """Kernel options of a decode call; card None: a CPU."""
-    # With this backend torch raises if the split-KV decode kernel cannot be used, instead of falling back silently.
-    return _options("decode", "TRITON_DECODE", card, call)
-
-
-def prefill_options(card: Card | None, call: Call) -> dict[str, Any]:
-    return _options("prefill", "TRITON", card, call)
-
-
 def entries(table: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, tuple[Entry, ...]]:
     """The entries of each kind of call in a parsed table. Raises TypeError for a field that no entry has."""
     return {name: tuple(Entry(**fields) for fields in lines) for name, lines in table.items()}
@@ -138,9 +130,10 @@ def most_group(dtype: torch.dtype, head_dim: int) -> int:
     return max(entry.group for entry in lines)
 
 
-def _options(which: str, backend: str, card: Card | None, call: Call) -> dict[str, Any]:
+def kernel_options(which: str, card: Card | None, call: Call) -> dict[str, Any]:
+    """FlexAttention's options for a call; which: decode or prefill; card None: a CPU."""
     if card is None:
         # A size below the block selects the attention template: the CPU's decode template needs full blocks and reads
         # the whole pool.
         return {"PARTITION_SIZE": call.kv_block // 2}
-    return {"BACKEND": backend, **chosen(_table()[which], call, card).options(call)}
+    return {"BACKEND": _BACKENDS[which], **chosen(_table()[which], call, card).options(call)}

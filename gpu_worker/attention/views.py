@@ -38,11 +38,13 @@ class DecodeBlocks(Generic[Array]):
 class PrefillBlocks(Generic[Array]):
     """The pages of each of nq query tiles."""
 
-    # int64 [nq]: pages that every query of the tile sees whole.
+    # int64 [nq]: pages that every query of the tile sees whole: those of sink tokens, then, `skipped` pages later, the
+    # window's.
     num_full: Array
-    # int64 [nq], None without a window: the pages left out between those of the sink tokens and those of the window.
+    # int64 [nq]; None in a step's lists without a window.
     skipped: Array | None = None
-    # int64 [nq] and [nq, w]: the other pages that some query sees, cut by position; that of learned sinks is one.
+    # int64 [nq] and [nq, w]: the other pages that some query sees, cut by position; in a step's lists that of learned
+    # sinks is one. The first num_partial of a tile's entries are valid.
     num_partial: Array
     partial_pages: Array
 
@@ -66,18 +68,6 @@ class DecodeSpans:
     gap_end: Int64Array
     # Whether the last block of sink tokens is another block, in which positions after the sink tokens are hidden.
     cuts_sink_tokens: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TileSpans:
-    """The pages that all queries of a tile see whole, and the other pages that some of them see."""
-
-    # num_full pages are listed: full pages of sink tokens, then, `skipped` pages later, those of the window.
-    num_full: Int64Array
-    skipped: Int64Array
-    # int64 [n, max_partial]; the first num_partial entries are valid.
-    partial: Int64Array
-    num_partial: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +193,8 @@ class View:
             cuts_sink_tokens=(hidden_end > 0) & (first_block >= self.sink_token_blocks),
         )
 
-    def tile_spans(self, first: Int64Array, last: Int64Array) -> TileSpans:
-        """The spans of tiles with queries at positions `first` to `last`, each [n]."""
+    def tile_spans(self, first: Int64Array, last: Int64Array) -> PrefillBlocks[Int64Array]:
+        """The pages of tiles with queries at positions `first` to `last`, each [n]; w is max_partial."""
         page_size, num_sink_pages, num_whole = self.page_size, self.sink_token_pages, self.full_sink_token_pages
         last_page = last // page_size
         # The first page of the window of the tile's first query, which reaches back furthest.
@@ -224,10 +214,10 @@ class View:
             (right_start, last_page + 1),
         )
         partial, num_partial = self._listed(runs)
-        return TileSpans(
+        return PrefillBlocks(
             num_full=num_sink_full + np.where(has_full, end_full - first_full, 0),
             skipped=first_full - num_whole,
-            partial=partial,
+            partial_pages=partial,
             num_partial=num_partial,
         )
 

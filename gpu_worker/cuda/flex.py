@@ -6,7 +6,7 @@ Layers with equal attention patterns share masks, layers of one kind share kerne
 import torch
 from torch import Tensor
 
-from gpu_worker.attention.block_mask import DecodeEnds, DecodeMask, PrefillMask
+from gpu_worker.attention.block_mask import DecodeMask, PrefillMask
 from gpu_worker.attention.flex_kernel import DecodeAttention, PrefillAttention
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import StepContext, WriteKv, assign_kv
@@ -28,7 +28,11 @@ class FlexKernels:
         patterns = dict.fromkeys(kind.pattern for kind in layers.kinds)
         # In the order of `DecodePart.blocks` and `PrefillPart.blocks`.
         self.views = tuple(View.of(pattern, geometry, decode_block=GPU_DECODE_BLOCK) for pattern in patterns)
-        self._ends = {bucket: DecodeEnds(bucket, device) for bucket in shapes.decode_buckets}
+        # All patterns share them.
+        self._ends = {
+            bucket: tuple(torch.zeros(bucket, dtype=torch.int32, device=device) for _ in range(2))
+            for bucket in shapes.decode_buckets
+        }
         self._decode_masks = {
             bucket: {
                 view.pattern: DecodeMask(view, block_lists=self._block_lists(view, bucket), ends=ends)
@@ -78,7 +82,8 @@ class FlexKernels:
             assert part.last_slot is not None and part.block_end is not None
             num_decode = part.rows.shape[0]
             decode = self.decode[num_decode]
-            self._ends[num_decode].update(part.last_slot, part.block_end)
+            for ends, of_step in zip(self._ends[num_decode], (part.last_slot, part.block_end), strict=True):
+                ends.copy_(of_step)
             for mask, blocks in zip(self._decode_masks[num_decode].values(), part.blocks, strict=True):
                 mask.update(blocks, table, part.rows)
         if (chunks := inputs.prefill) is not None:

@@ -201,8 +201,9 @@ def _write_prefill_blocks(
     _extend(blocks.num_full, spans.num_full, 0)
     _extend(blocks.num_partial, spans.num_partial + sinks, 0)
     if blocks.skipped is not None:
+        assert spans.skipped is not None
         _extend(blocks.skipped, spans.skipped, 0)
     # The page after the pool's pages contains the learned sinks.
     blocks.partial_pages[:, :sinks] = view.num_pages
-    blocks.partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial]
+    blocks.partial_pages[:used, sinks:] = tables.page_table[rows[:, None], spans.partial_pages]
     blocks.partial_pages[used:, sinks:] = 0

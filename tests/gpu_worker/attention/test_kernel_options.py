@@ -10,11 +10,10 @@ from gpu_worker.attention.kernel_options import (
     Call,
     Card,
     chosen,
-    decode_options,
     entries,
+    kernel_options,
     most_group,
     most_head_dim,
-    prefill_options,
 )
 from gpu_worker.attention.views import GPU_DECODE_BLOCK
 from gpu_worker.compatibility.check_model import MAX_HEAD_DIM
@@ -42,13 +41,13 @@ def test_every_served_call_has_tiles_that_divide_its_blocks(card: Card, dtype: t
             if head_dim <= widest and group <= most_group(dtype, head_dim):
                 block = min(page, GPU_DECODE_BLOCK)
                 asked = call(dtype, head_dim=head_dim, group=group, bucket=bucket, q_block=64, kv_block=block)
-                options = decode_options(card, asked)
+                options = kernel_options("decode", card, asked)
                 assert options["BACKEND"] == "TRITON_DECODE"
                 assert options["BLOCK_N"] >= LEAST_TILE
                 assert block % options["BLOCK_N"] == 0
             for q_block in (16, 64, GPU_CHUNK_ALIGN):
                 asked = call(dtype, head_dim=head_dim, group=group, bucket=4096, q_block=q_block, kv_block=page)
-                options = prefill_options(card, asked)
+                options = kernel_options("prefill", card, asked)
                 assert options["BACKEND"] == "TRITON"
                 assert min(options["BLOCK_M"], options["BLOCK_N"]) >= LEAST_TILE
                 assert q_block % options["BLOCK_M"] == page % options["BLOCK_N"] == 0
@@ -57,7 +56,7 @@ def test_every_served_call_has_tiles_that_divide_its_blocks(card: Card, dtype: t
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("head_dim", "card"), [(64, A10G), (128, A10G), (128, H200), (256, H200)])
 def test_decode_in_16_bits_is_pipelined(dtype: torch.dtype, head_dim: int, card: Card) -> None:
-    assert decode_options(card, call(dtype, head_dim=head_dim)) == {
+    assert kernel_options("decode", card, call(dtype, head_dim=head_dim)) == {
         "BACKEND": "TRITON_DECODE",
         "BLOCK_N": 64,
         "num_warps": 4,
@@ -66,13 +65,13 @@ def test_decode_in_16_bits_is_pipelined(dtype: torch.dtype, head_dim: int, card:
 
 
 def test_a_query_tile_of_a_prefill_kernel_is_that_of_the_mask() -> None:
-    options = prefill_options(H200, call(kv_block=128))
+    options = kernel_options("prefill", H200, call(kv_block=128))
     assert (options["BLOCK_M"], options["BLOCK_N"], options["num_warps"]) == (GPU_CHUNK_ALIGN, 64, 8)
 
 
 def test_cards_with_less_shared_memory_have_smaller_tiles_or_fewer_stages() -> None:
-    for options, wide in ((decode_options, call(head_dim=256)), (prefill_options, call(kv_block=128))):
-        large, small = options(H200, wide), options(A10G, wide)
+    for which, wide in (("decode", call(head_dim=256)), ("prefill", call(kv_block=128))):
+        large, small = (kernel_options(which, card, wide) for card in (H200, A10G))
         assert large["BLOCK_N"] * large["num_stages"] > small["BLOCK_N"] * small["num_stages"]
 
 
@@ -106,5 +105,5 @@ def test_a_line_with_an_unknown_field_is_refused() -> None:
 
 def test_a_cpu_has_partitions_smaller_than_a_block() -> None:
     assert Card.of(torch.device("cpu")) is None
-    for options in (decode_options, prefill_options):
-        assert options(None, call(kv_block=64)) == {"PARTITION_SIZE": 32}
+    for which in ("decode", "prefill"):
+        assert kernel_options(which, None, call(kv_block=64)) == {"PARTITION_SIZE": 32}

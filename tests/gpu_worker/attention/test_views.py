@@ -73,9 +73,9 @@ def test_a_tile_lists_each_page_once_and_as_full_if_every_query_sees_it_whole(vi
     spans = view.tile_spans(np.array([first]), np.array([last]))
     num_full, num_partial = int(spans.num_full[0]), int(spans.num_partial[0])
     assert num_full <= view.max_full
-    assert num_partial <= view.max_partial == spans.partial.shape[1]
+    assert num_partial <= view.max_partial == spans.partial_pages.shape[1]
     full = listed_parts(num_full, view.full_sink_token_pages, int(spans.skipped[0]))
-    partial = spans.partial[0, :num_partial].tolist()
+    partial = spans.partial_pages[0, :num_partial].tolist()
     per_query = [seen_parts(view, position, view.page_size) for position in range(first, last + 1)]
     assert sorted(full + partial) == sorted(set().union(*(pages for pages, _ in per_query)))
     assert set(full) == set.intersection(*(whole for _, whole in per_query))
