@@ -25,9 +25,9 @@ from gpu_worker.sampling.inputs import (
     Penalties,
     RankGroup,
     SamplingInputs,
-    draw_inputs,
     late_filters,
     late_samples,
+    write_draw_inputs,
 )
 from gpu_worker.wire.fields import PlanError
 from gpu_worker.wire.frames import Plan
@@ -220,8 +220,7 @@ def write_samples(
     if sampled.prompt is not None:
         kept[rows.size :] = num_decode_tokens + sampled.prompt_at
     if samples.drawing is not None:
-        padding = rows.size - num
-        draw_inputs(tables.sampling, rows, tables.num_tokens[rows], padding=padding, into=samples.drawing)
+        write_draw_inputs(samples.drawing, tables.sampling, rows, tables.num_tokens[rows], rows.size - num)
 
 
 def lay_out_extras(

@@ -175,20 +175,14 @@ def allocated_draw_inputs(num_samples: int, space: Space) -> DrawInputs[HostArra
     return DrawInputs(**floats, **numbers)
 
 
-def draw_inputs(
-    columns: Mapping[str, HostArray],
-    rows: Int64Array,
-    positions: Int64Array,
-    *,
-    padding: int = 0,
-    into: DrawInputs[HostArray] | None = None,
-) -> DrawInputs[HostArray]:
-    """Returns the parameters of the samples, in the arrays of `into` if it is given.
+def write_draw_inputs(
+    out: DrawInputs[HostArray], columns: Mapping[str, HostArray], rows: Int64Array, positions: Int64Array, padding: int
+) -> None:
+    """Writes the parameters of the samples.
 
     `rows` [S] are the rows that sample, `positions` [S] those of the tokens to draw. The last `padding` samples are
     filler and count as greedy.
     """
-    out = into or allocated_draw_inputs(rows.size, Space())
     temperature = columns["temperature"][rows]
     # 0 stays 0.
     np.maximum(temperature, MIN_TEMPERATURE, out=temperature, where=temperature > 0)
@@ -199,7 +193,6 @@ def draw_inputs(
         getattr(out, name)[:] = columns[name][rows]
     out.seed[:] = columns["seed"].view(np.int64)[rows]
     out.position[:] = positions
-    return out
 
 
 def filters_late(columns: Mapping[str, HostArray], rows: Int64Array) -> NDArray[np.bool_]:

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 from gpu_worker.geometry import Geometry
-from gpu_worker.sampling.choice import parts
+from gpu_worker.sampling.choice import MAX_SCRATCH, parts
 from gpu_worker.sampling.inputs import LogitEdits, Penalties, TokenLogprobs
 
-# Elements of each scratch tensor; rows beyond that are processed in parts.
-_MAX_SCRATCH = 1 << 24
 # Elements for logprobs on a CPU: a thread's stay in its cache: a third of the time for 32 rows of 152,000.
 _CPU_SCRATCH = 1 << 18
 
@@ -69,13 +67,11 @@ def _mask(scores: Tensor, masked: Tensor, masks: Tensor) -> None:
     """Removes, in scores [E, V], what the masks do not allow."""
     num_rows, vocab_size = scores.shape
     table = _removals(scores.device)
-    step = max(1, _MAX_SCRATCH // vocab_size)
-    for first in range(0, masked.shape[0], step):
-        part = slice(first, first + step)
+    for part in parts(masked.shape[0], vocab_size, MAX_SCRATCH):
         # -inf is added where a bit is not set; a lookup per byte is faster than an operation per bit.
         removed = table.index_select(0, masks[part].flatten().int())
         removed = removed.view(-1, 8 * masks.shape[1])[:, :vocab_size]
-        if masked.shape[0] == num_rows and step >= num_rows:
+        if removed.shape[0] == num_rows:
             # All of them, in order.
             scores.add_(removed)
         else:
@@ -91,7 +87,7 @@ def _removals(device: torch.device) -> Tensor:
 
 def _penalise(scores: Tensor, penalties: Penalties[Tensor], history: TokenHistory) -> None:
     width = max(scores.shape[1], penalties.max_tokens)
-    for part in parts(penalties.at.shape[0], width, _MAX_SCRATCH):
+    for part in parts(penalties.at.shape[0], width, MAX_SCRATCH):
         tokens = history.read(penalties.rows[part], penalties.max_tokens)
         chosen = scores.index_select(0, penalties.at[part])
         scores.index_copy_(0, penalties.at[part], _penalised(chosen, tokens, penalties, part))
@@ -123,7 +119,7 @@ def _penalised(scores: Tensor, tokens: Tensor, penalties: Penalties[Tensor], par
 def logprobs_of(logits: Tensor, tokens: Tensor, top_k: int, rows: Tensor | None = None) -> TokenLogprobs[Tensor]:
     """Returns logprobs of `tokens`, int64 [m], under logits [m, V], or under logits[rows]; the softmax is float32."""
     blocks: list[tuple[Tensor, Tensor, Tensor]] = []
-    scratch = min(_MAX_SCRATCH, torch.get_num_threads() * _CPU_SCRATCH) if logits.is_cpu else _MAX_SCRATCH
+    scratch = min(MAX_SCRATCH, torch.get_num_threads() * _CPU_SCRATCH) if logits.is_cpu else MAX_SCRATCH
     for part in parts(tokens.shape[0], logits.shape[1], scratch):
         wanted = (logits[part] if rows is None else logits.index_select(0, rows[part])).float()
         logprobs, top = wanted.log_softmax(-1), _most_probable(wanted, top_k)

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from gpu_worker.sampling.inputs import LATE_FILTERS, DrawInputs, LateSamples, SamplingInputs, draw_inputs, late_samples
+from gpu_worker.arrays import Space
+from gpu_worker.sampling.inputs import (
+    LATE_FILTERS,
+    DrawInputs,
+    LateSamples,
+    SamplingInputs,
+    allocated_draw_inputs,
+    late_samples,
+    write_draw_inputs,
+)
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
 from gpu_worker.trees import mapped
 from tests.gpu_worker.sampling.test_sampler import ROWS, inputs_of
@@ -42,8 +51,8 @@ def on_device(tree: DrawInputs | LateSamples, device: torch.device) -> DrawInput
 
 def dense_inputs(rows: list[dict[str, float]], device: torch.device, padding: int = 0) -> DrawInputs[Tensor]:
     positions = np.array([row.get("position", 0) for row in rows], np.int64)
-    found = draw_inputs(columns_of(rows), np.arange(len(rows)), positions, padding=padding)
-    assert found is not None
+    found = allocated_draw_inputs(len(rows), Space())
+    write_draw_inputs(found, columns_of(rows), np.arange(len(rows)), positions, padding)
     return on_device(found, device)
 
 
@@ -137,7 +146,8 @@ def test_padding_is_greedy_whatever_its_row_asks_for(device: torch.device) -> No
     logits = torch.randn(22, 300, generator=torch.Generator().manual_seed(6)).to(device)
     assert torch.equal(choose(logits, inputs)[1:], logits.argmax(-1)[1:])
     columns = columns_of(rows)
-    padded = draw_inputs(columns, np.array([2, 0]), np.zeros(2, np.int64), padding=1)
+    padded = allocated_draw_inputs(2, Space())
+    write_draw_inputs(padded, columns, np.array([2, 0]), np.zeros(2, np.int64), padding=1)
     assert not padded.temperature.any()
     assert late_samples(columns, np.array([0, 2])) is None
     assert late_samples(columns, np.array([0, 1])).samples.tolist() == [1]

@@ -186,7 +186,7 @@ def test_penalties_in_parts_equal_those_of_all_rows_at_once(
     wishes = [Wish(sampling={"repetition_penalty": 1 + i / 10, "frequency_penalty": i / 5}) for i in range(1, 8)]
     scores = random_logits(7, seed=6).to(device)
     whole, _ = changed(wishes, scores, device)
-    monkeypatch.setattr(logits_module, "_MAX_SCRATCH", 3 * VOCAB)
+    monkeypatch.setattr(logits_module, "MAX_SCRATCH", 3 * VOCAB)
     parts, _ = changed(wishes, scores, device)
     assert torch.equal(whole, parts)
     assert not torch.equal(whole[0], whole[1])

@@ -189,7 +189,7 @@ def test_softmax_is_computed_in_float32_for_every_dtype(
     exact = logits[rows].double().log_softmax(-1)
     torch.testing.assert_close(whole.logprobs.double(), exact.gather(1, tokens[:, None])[:, 0], rtol=0, atol=5e-6)
     torch.testing.assert_close(whole.top_logprobs.double(), exact.topk(4).values, rtol=0, atol=5e-6)
-    monkeypatch.setattr(logits_module, "_MAX_SCRATCH", 2 * 3000)
+    monkeypatch.setattr(logits_module, "MAX_SCRATCH", 2 * 3000)
     parts = logprobs_of(logits, tokens, 4, rows=rows)
     assert torch.equal(parts.logprobs, whole.logprobs) and torch.equal(parts.top_logprobs, whole.top_logprobs)
     all_rows = logprobs_of(logits, torch.arange(9, device=device), 1)
