@@ -50,14 +50,12 @@ def join_message(
     files: ModelFiles,
     runner: Runner,
     timings: Timings,
-    device: torch.device,
-    dtype: torch.dtype,
     *,
     identity: str,
     ranks: Ranks = SINGLE,
 ) -> pb.Join:
     """The Join message without the fields of the connection."""
-    geometry = runner.geometry
+    geometry, device = runner.geometry, runner.device
     card = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
     return pb.Join(
         protocol=pb.PROTOCOL_CURRENT,
@@ -70,7 +68,7 @@ def join_message(
         pid=pid_of(ranks),
         standby=settings.standby,
         device=f"{ranks.size} x {device.type}{card}" if ranks.is_group else f"{device}{card}",
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(runner.on_device.cache.keys[0].dtype).removeprefix("torch."),
         pool_id=runner.pool.pool_id,
         pool_layout=runner.pool.layout,
         pool_bytes=runner.pool.num_bytes,

@@ -126,18 +126,6 @@ class Reconnects:
         return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.num_ended, 16), _LAST_PAUSE_SECONDS)
 
 
-def idle_ms(now: float, last_sent: float, join_at: float | None, *, is_open: bool, is_preparing: bool) -> int:
-    """Milliseconds, at least 1. join_at: when, on `now`'s clock, a Join is due; None: it was sent, if `is_open`."""
-    until = now + HEARTBEAT_SECONDS
-    if join_at is None:
-        until = last_sent + HEARTBEAT_SECONDS
-    elif is_open:
-        until = max(join_at, now + _JOIN_RETRY_SECONDS)
-    if is_preparing:
-        until = min(until, now + _PREPARING_SECONDS)
-    return max(1, math.ceil((until - now) * 1e3))
-
-
 class JoinRefused(RuntimeError):
     """The scheduler refuses this worker, and another try is pointless."""
 
@@ -227,11 +215,15 @@ class Link:
         return self._heard_at is not None and now > self._heard_at + _SILENT_SECONDS
 
     def _wait(self, poller: zmq.Poller) -> None:
-        constraints, is_open = self._runner.constraints, self._connection.is_open
-        is_preparing = constraints is not None and constraints.is_preparing
         now = time.monotonic()
-        longest = idle_ms(now, self._last_sent, self._join_at, is_open=is_open, is_preparing=is_preparing)
-        for readable, _ in poller.poll(longest):
+        until = now + HEARTBEAT_SECONDS
+        if self._join_at is None:
+            until = self._last_sent + HEARTBEAT_SECONDS
+        elif self._connection.is_open:
+            until = max(self._join_at, now + _JOIN_RETRY_SECONDS)
+        if self._runner.constraints is not None and self._runner.constraints.is_preparing:
+            until = min(until, now + _PREPARING_SECONDS)
+        for readable, _ in poller.poll(max(1, math.ceil((until - now) * 1e3))):
             if readable == self._connection.monitor_fd:
                 self._connection.read_monitor()
 
@@ -280,8 +272,6 @@ class Link:
             self._log_once(f"cannot read the key of the runtime folder, trying again: {error}")
             self._join_at = now + REFUSED_RETRY_SECONDS
             return
-        # The pool may be another one since the last Join.
-        self._join.pool_id = self._runner.pool_id
         self._runner.report_pages(self._join)
         if self._send(join_frame(self._join)):
             self._join_at = None

@@ -1,9 +1,7 @@
 """Compiles each decoder layer around the attention operator, so that its small operations become few kernels.
 
-Owns the compiled layers and the decision to leave them eager. Layers are found by the attention modules that they
-contain, and no rule names a model family. Layers of one class and one kind of attention share compiled code, in which
-weights, pools and the number of the step are arguments and the number of tokens is free. One more is compiled for
-single tokens, because compilers specialise on sizes of 1. Knows nothing of plans or kernels.
+Owns the compiled layers and the decision to leave them eager; the folder's README has the rules. Knows nothing of plans
+or kernels.
 """
 
 import warnings
@@ -85,13 +83,10 @@ class FusedLayers:
             return run(layer, *args, **keywords)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             # Raised before the layer's first operation.
-            self._give_up(error)
+            self.why_eager = f"{type(error).__name__}: {first_line(error)[:300]}"
+            for other in self.layers:
+                del other.forward
         return _layer(layer, *args, **keywords)
-
-    def _give_up(self, error: Exception) -> None:
-        self.why_eager = f"{type(error).__name__}: {first_line(error)[:300]}"
-        for layer in self.layers:
-            del layer.forward
 
 
 @contextmanager

@@ -4,8 +4,8 @@ Usually the tokens follow the logits at once. With constraints they follow when 
 tokens of the step before: where a forward runs while the host goes on, the plan stays begun until then; elsewhere the
 masks were asked for before the forward.
 
-`PlansInFlight` owns the order of plans that are begun, have tokens that are being computed, or are settled with an
-outcome; and what follows for all of them if the device is lost.
+Owns, too, the order of plans that are begun, have tokens that are being computed, or are settled with an outcome; and
+what follows for all of them if the device is lost.
 """
 
 import time
@@ -59,33 +59,9 @@ class InFlight:
     # To be called when the step has ended well.
     on_end: Callable[[], None] | None = None
 
-    def finished(self) -> Outcome:
-        """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
-        compute_us = self.outcome.compute_us if self.timer is None else self.timer.wait()
-        if self.on_end is not None:
-            self.on_end()
-        if self.output is None:
-            return replace(self.outcome, compute_us=compute_us)
-        tokens = self.output.tokens.numpy()[: self.num_samples]
-        nonfinite = NO_TOKENS
-        if tokens.size and tokens[tokens.argmin()] < 0:
-            nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
-            tokens = np.maximum(tokens, 0)
-        return Outcome(
-            generation=self.outcome.generation,
-            step=self.outcome.step,
-            status=self.outcome.status,
-            tokens=tokens.astype(np.int32),
-            nonfinite=nonfinite,
-            compute_us=compute_us,
-            logprobs=mapped(self.output.logprobs, _on_host),
-            prompt_logprobs=mapped(self.output.prompt_logprobs, _on_host),
-            pool_id=self.outcome.pool_id,
-        )
-
 
 class Execution:
-    """The steps of one runner, from a layout to an outcome."""
+    """The submitted plans of one runner without a collected outcome, the oldest first, from a layout to an outcome."""
 
     def __init__(
         self,
@@ -100,6 +76,16 @@ class Execution:
         # None: no row may have a constraint, unless another rank of a group chooses its tokens.
         self.constrained: ConstrainedSteps | None = None
         self.follows = False
+        self._items = deque[InFlight]()
+        # Why the device is unusable, empty if it is usable.
+        self.lost = ""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def newest(self) -> InFlight:
+        return self._items[-1]
 
     def take_constraints(self, join: pb.Join, *, is_leader: bool) -> None:
         """Lets rows have constraints from now on, unless the Join says that they cannot. Raises OSError.
@@ -119,17 +105,17 @@ class Execution:
 
         since: when the work for the plan began, by time.perf_counter().
         """
-        item = InFlight(outcome=Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK))
+        outcome = Outcome(generation=plan.generation, step=plan.step, status=pb.STEP_STATUS_OK)
         if plan.started is not None and self.constrained is not None:
             self.constrained.start(plan.started)
         elif plan.started is not None and any(plan.started.constraints) and not self.follows:
             raise PlanError("started.constraints names a constraint, and this worker takes none")
         if layout is None and not plan.page_orders:
-            return item
-        item = replace(item, since=since, timer=self._steps.timer())
+            return InFlight(outcome=outcome)
+        timer, num_samples = self._steps.timer(), 0 if layout is None else layout.num_samples
         masked = None if self.constrained is None or layout is None else self.constrained.of(layout)
-        step = self._begin(plan.page_orders, layout)
-        item = replace(item, begun=step, masked=masked, num_samples=0 if layout is None else layout.num_samples)
+        begun = self._begin(plan.page_orders, layout)
+        item = InFlight(outcome=outcome, since=since, timer=timer, begun=begun, masked=masked, num_samples=num_samples)
         return item if masked is not None and item.timer is not None else self._with_tokens(item)
 
     @torch.inference_mode()
@@ -153,13 +139,7 @@ class Execution:
         device.last_logits = static.logits
         return BegunStep(static=static, samples=inputs.samples, extras=extras.sampling)
 
-    def may_choose(self, item: InFlight) -> bool:
-        """Whether the masks of a begun plan are there. Called again and again, it keeps to the limits of time."""
-        if item.masked is None or self.constrained is None:
-            return True
-        return self.constrained.constraints.are_masked(item.masked.rows)
-
-    def with_tokens(self, item: InFlight) -> InFlight:
+    def _answered(self, item: InFlight) -> InFlight:
         """Waits for the masks, and lets the plan compute its tokens. Does not raise."""
         try:
             return self._with_tokens(item)
@@ -182,30 +162,34 @@ class Execution:
             outcome = replace(outcome, compute_us=int((time.perf_counter() - item.since) * 1e6))
         return replace(item, outcome=outcome, begun=None, output=output, on_end=on_end)
 
-    def outcome_of(self, item: InFlight) -> Outcome:
-        """Waits for the tokens. Passes on errors of the device."""
-        outcome = item.finished()
-        if item.output is not None:
-            self._steps.put_back(item.output)
+    def _outcome_of(self, item: InFlight) -> Outcome:
+        """Waits for the end of the step and returns its outcome. Passes on errors of the device."""
+        outcome, output = item.outcome, item.output
+        compute_us = outcome.compute_us if item.timer is None else item.timer.wait()
+        if item.on_end is not None:
+            item.on_end()
+        if output is None:
+            return replace(outcome, compute_us=compute_us)
+        tokens = output.tokens.numpy()[: item.num_samples]
+        nonfinite = NO_TOKENS
+        if tokens.size and tokens[tokens.argmin()] < 0:
+            nonfinite = np.flatnonzero(tokens < 0).astype(np.int32)
+            tokens = np.maximum(tokens, 0)
+        outcome = Outcome(
+            generation=outcome.generation,
+            step=outcome.step,
+            status=outcome.status,
+            tokens=tokens.astype(np.int32),
+            nonfinite=nonfinite,
+            compute_us=compute_us,
+            logprobs=mapped(output.logprobs, _on_host),
+            prompt_logprobs=mapped(output.prompt_logprobs, _on_host),
+            pool_id=outcome.pool_id,
+        )
+        self._steps.put_back(output)
         if item.masked is not None and self.constrained is not None:
             outcome = self.constrained.judged(item.masked, outcome)
         return outcome
-
-
-class PlansInFlight:
-    """Submitted plans without a collected outcome, the oldest first."""
-
-    def __init__(self, steps: Execution) -> None:
-        self._items, self._steps = deque[InFlight](), steps
-        # Why the device is unusable, empty if it is usable.
-        self.lost = ""
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def newest(self) -> InFlight:
-        return self._items[-1]
 
     def tell_pool(self, pool_id: bytes) -> None:
         """Puts the pool that the worker uses into the outcome of the newest plan."""
@@ -227,19 +211,23 @@ class PlansInFlight:
         if self._items and self._items[-1].begun is not None:
             for place in range(len(self._items) - 1):
                 self._settle(place, wait=True)
-            self._items[-1] = self._steps.with_tokens(self._items[-1])
+            self._items[-1] = self._answered(self._items[-1])
 
     def _settle(self, place: int, *, wait: bool) -> bool:
         """Returns whether the plan is settled."""
-        item = self._items[place]
+        item, constrained = self._items[place], self.constrained
+        masked = item.masked
         try:
             if item.begun is not None:
-                if not wait and not self._steps.may_choose(item):
+                # Called again and again, `are_masked` keeps to the limits of time.
+                if not (
+                    wait or masked is None or constrained is None or constrained.constraints.are_masked(masked.rows)
+                ):
                     return False
-                item = self._items[place] = self._steps.with_tokens(item)
+                item = self._items[place] = self._answered(item)
             if item.timer is not None and not wait and not item.timer.is_over():
                 return False
-            outcome = self._steps.outcome_of(item)
+            outcome = self._outcome_of(item)
         except torch.AcceleratorError as error:
             # CUDA reports a kernel's error at a later call, and from then on every call fails.
             self.lost = first_line(error)

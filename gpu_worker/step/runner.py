@@ -21,7 +21,7 @@ from gpu_worker.shared_pool.messages import PageDamaged, PoolError
 from gpu_worker.shared_pool.pool import PrivatePool, WorkerPool
 from gpu_worker.step.backend import StepBackend
 from gpu_worker.step.device_model import DeviceModel
-from gpu_worker.step.in_flight import Execution, InFlight, PlansInFlight
+from gpu_worker.step.in_flight import Execution, InFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
@@ -40,7 +40,7 @@ class Runner:
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
         self.execution = Execution(on_device, steps, self.pool, on_error=self._answer)
         self._generation, self._step, self._failed = 0, 0, False
-        self._saved, self._in_flight = SavedPages(geometry.host_pages), PlansInFlight(self.execution)
+        self._saved = SavedPages(geometry.host_pages)
         self.weights: WeightsLoader | None = None
         # The answer to a plan after its step raised an exception.
         self.refusal_of = refusal_of
@@ -48,12 +48,7 @@ class Runner:
     @property
     def num_in_flight(self) -> int:
         """Submitted plans without a collected outcome."""
-        return len(self._in_flight)
-
-    @property
-    def pool_id(self) -> bytes:
-        """Names the memory of the KV pool, as in Join."""
-        return self.pool.pool_id
+        return len(self.execution)
 
     @property
     def constraints(self) -> Constraints | None:
@@ -62,6 +57,8 @@ class Runner:
         return None if constrained is None else constrained.constraints
 
     def report_pages(self, join: pb.Join) -> None:
+        """Writes into a Join which pool the worker has now, and what its pages hold."""
+        join.pool_id = self.pool.pool_id
         self.labels.report(join, self._generation)
 
     def join(self, message: pb.Joined) -> None:
@@ -84,16 +81,16 @@ class Runner:
 
     def submit(self, message: pb.StepPlan) -> None:
         """Enqueues one plan. Does not raise: an error becomes the plan's outcome."""
-        self._in_flight.choose_tokens()
+        self.execution.choose_tokens()
         self._submit(message)
         if message.HasField("take_over"):
-            self._in_flight.tell_pool(self.pool_id)
+            self.execution.tell_pool(self.pool.pool_id)
 
     def _submit(self, message: pb.StepPlan) -> None:
         if message.generation > self._generation:
             self.reset(message.generation)
         if self._failed or message.generation < self._generation:
-            self._in_flight.add(self._refused(message, pb.STEP_STATUS_SKIPPED, ""))
+            self.execution.add(self._refused(message, pb.STEP_STATUS_SKIPPED, ""))
             return
         begun = time.perf_counter()
         try:
@@ -110,16 +107,16 @@ class Runner:
             if self.tables.checksum != plan.checksum:
                 checksum = self.tables.checksum
                 raise OutOfSync(f"row tables differ: checksum {checksum:#x}, the plan's {plan.checksum:#x}")
-            self._in_flight.add(self.execution.run(plan, layout, begun))
+            self.execution.add(self.execution.run(plan, layout, begun))
         except Exception as error:  # every plan must be answered
-            self._in_flight.add(self._answer(message, error))
-        if self._in_flight.newest.outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
+            self.execution.add(self._answer(message, error))
+        if self.execution.newest.outcome.status == pb.STEP_STATUS_OUT_OF_MEMORY:
             self.on_device.free_memory()
 
     def _answer(self, message: "pb.StepPlan | Outcome", error: Exception) -> InFlight:
         status, detail = self.refusal_of(error, message.step)
         if isinstance(error, torch.AcceleratorError) and status != pb.STEP_STATUS_OUT_OF_MEMORY:
-            self._in_flight.lost = detail
+            self.execution.lost = detail
         refused = self._refused(message, status, detail, damaged_pages=int(isinstance(error, PageDamaged)))
         if isinstance(error, PoolError):
             # The scheduler gives all pages up, and expects no NaN in them.
@@ -155,8 +152,8 @@ class Runner:
 
         Raises DeviceLost if the device has failed and every outcome was collected.
         """
-        outcome = self._in_flight.collect(wait=wait)
-        if self._in_flight.lost:
+        outcome = self.execution.collect(wait=wait)
+        if self.execution.lost:
             self._failed = True
         return outcome
 
@@ -184,7 +181,7 @@ class Runner:
         was_zero = self.on_device.pool_is_zero
         outcomes: list[Outcome] = []
         for plan in plans:
-            self._in_flight.add(self.execution.run(plan, self._apply(plan), time.perf_counter()))
+            self.execution.add(self.execution.run(plan, self._apply(plan), time.perf_counter()))
             while (outcome := self.collect()) is not None:
                 outcomes.append(outcome)
             if after_each is not None:

@@ -44,7 +44,6 @@ class Weights:
 class ExecutorRunner:
     """A runner with results that are due some time after their plans."""
 
-    pool_id = b""
     constraints = None
 
     def __init__(self, executor: Executor, step_seconds: float, slow_file: Path | None, fast_file: Path | None) -> None:

@@ -37,10 +37,6 @@ class EchoRunner:
     def num_in_flight(self) -> int:
         return len(self.outcomes)
 
-    @property
-    def pool_id(self) -> bytes:
-        return b""
-
     def report_pages(self, join: pb.Join) -> None:
         pass
 

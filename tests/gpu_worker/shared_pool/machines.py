@@ -54,7 +54,7 @@ class Host:
         return None
 
     def dies(self, rig: Rig) -> None:
-        self.holder.dead.add(rig.runner.pool_id)
+        self.holder.dead.add(rig.runner.pool.pool_id)
 
     def close(self) -> None:
         self.holder.close()
@@ -117,7 +117,7 @@ def taking(rig: Rig, core: TinyCore, num_shared: int, order: pb.TakeOver) -> tup
 
 
 def order_of(rig: Rig, generation: int = 1) -> pb.TakeOver:
-    return pb.TakeOver(pool_id=rig.runner.pool_id, generation=generation)
+    return pb.TakeOver(pool_id=rig.runner.pool.pool_id, generation=generation)
 
 
 def assert_undisturbed(rig: Rig, core: TinyCore) -> None:

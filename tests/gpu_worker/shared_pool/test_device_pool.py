@@ -37,7 +37,7 @@ def test_a_worker_that_waits_has_memory_for_its_first_pages_alone(card: Card) ->
     rig.step(core, chunks={1: PROMPT})
     assert not pool_of(rig).is_whole and not card.holder.on_device
     rig.step(core, decode=[1])
-    assert pool_of(rig).is_whole and rig.runner.pool_id in card.holder.on_device
+    assert pool_of(rig).is_whole and rig.runner.pool.pool_id in card.holder.on_device
     for _ in range(20):
         rig.step(core, decode=[1])
     assert_undisturbed(rig, core)
@@ -121,7 +121,7 @@ def test_unused_pools_make_room_and_a_full_card_is_named(card: Card, monkeypatch
     again = TinyCore(core.geometry, generation=2)
     second.step(again, chunks=begun(second, again))
     second.step(again, decode=[1])
-    assert pool_of(second).is_whole and first.runner.pool_id not in card.holder.memories
+    assert pool_of(second).is_whole and first.runner.pool.pool_id not in card.holder.memories
 
 
 def begun(rig: Rig, core: TinyCore) -> dict[int, int]:
@@ -135,7 +135,7 @@ def begun(rig: Rig, core: TinyCore) -> dict[int, int]:
 )
 def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str) -> None:
     first, second = card.rig(is_whole=True), card.rig()
-    core, own = served(first), second.runner.pool_id
+    core, own = served(first), second.runner.pool.pool_id
     card.dies(first)
     mapped, before = dict(pool_of(second)._region.mapped), set(os.listdir("/proc/self/fd"))
     card.libraries[1].fails[name] = 1

@@ -39,13 +39,13 @@ def host() -> Host:
 
 def test_pages_are_read_where_the_first_runner_wrote_them(machine: Host) -> None:
     first, second = machine.rig(is_whole=True), machine.rig()
-    core, own = served(first), second.runner.pool_id
+    core, own = served(first), second.runner.pool.pool_id
     machine.dies(first)
     pool = second.runner.pool
     assert not isinstance(pool, DevicePool) or not pool.is_whole
     after, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
-    assert outcome.pool_id == first.runner.pool_id == second.runner.pool_id
+    assert outcome.pool_id == first.runner.pool.pool_id == second.runner.pool.pool_id
     assert own not in machine.holder.memories
     assert not isinstance(pool, DevicePool) or pool.is_whole
     for _ in range(2 * PAGE):
@@ -87,7 +87,7 @@ def test_a_changed_bit_is_found_and_the_pool_zeroed(machine: Host) -> None:
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
     assert outcome.detail == "page 2 of the pool that was taken over has changed since step 1 filled it"
-    assert outcome.pool_id == first.runner.pool_id == second.runner.pool_id
+    assert outcome.pool_id == first.runner.pool.pool_id == second.runner.pool.pool_id
     assert not any(bool(pool.any()) for pool in second.runner.on_device.cache.pools)
     assert_serves(second, core)
 
@@ -158,7 +158,7 @@ def test_a_page_that_a_later_step_began_to_write_is_refused(machine: Host) -> No
 
 def test_a_pool_in_use_is_refused_and_the_own_pool_stays(machine: Host) -> None:
     first, second = machine.rig(is_whole=True), machine.rig()
-    core, own = served(first), second.runner.pool_id
+    core, own = served(first), second.runner.pool.pool_id
     _, outcome = taking(second, core, 2, order_of(first))
     assert (outcome.status, outcome.detail) == (pb.STEP_STATUS_OUT_OF_SYNC, "process 7 still uses the pool")
     assert outcome.pool_id == own and own in machine.holder.memories
@@ -177,14 +177,14 @@ def test_a_pool_in_use_is_refused_and_the_own_pool_stays(machine: Host) -> None:
 )
 def test_a_header_that_differs_is_refused(host: Host, generation: int, offset: int | None, words: str) -> None:
     first, second = host.rig(), host.rig()
-    core, own = served(first), second.runner.pool_id
+    core, own = served(first), second.runner.pool.pool_id
     if offset is not None:
-        with mmap.mmap(host.holder.memories[first.runner.pool_id], 0) as content:
+        with mmap.mmap(host.holder.memories[first.runner.pool.pool_id], 0) as content:
             content[offset] ^= 1
     host.dies(first)
     _, outcome = taking(second, core, 2, order_of(first, generation))
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC and outcome.detail.startswith(words), outcome.detail
-    assert second.runner.pool_id == own
+    assert second.runner.pool.pool_id == own
 
 
 def test_another_shape_or_window_has_another_layout(host: Host) -> None:
@@ -227,7 +227,7 @@ def test_a_pool_that_cannot_be_mapped_is_out_of_sync_and_the_own_one_is_zeroed(
 def test_a_new_session_zeroes_the_pool_and_frees_its_memory(host: Host) -> None:
     rig = host.rig()
     served(rig)
-    memory = host.holder.memories[rig.runner.pool_id]
+    memory = host.holder.memories[rig.runner.pool.pool_id]
     before = os.fstat(memory).st_blocks
     rig.runner.join(pb.Joined(generation=9))
     assert os.fstat(memory).st_blocks < before

@@ -54,5 +54,5 @@ def as_on_gpu(runner: Runner, patch: pytest.MonkeyPatch, *, fails: Callable[[], 
     patch.setattr(steps, "finish", lambda begun, masks: ring.to_host(finish(begun, masks)))
     patch.setattr(steps, "put_back", ring.put_back)
     patch.setattr(steps, "timer", lambda: EventTimer(stream))
-    patch.setattr(runner._in_flight, "lost", "")
+    patch.setattr(runner.execution, "lost", "")
     return allocations

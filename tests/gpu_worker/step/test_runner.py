@@ -216,7 +216,7 @@ def test_a_lost_device_answers_its_plan_and_then_ends_the_worker(rig: Rig, monke
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(rig.runner.steps, "run", fail)
-    monkeypatch.setattr(rig.runner._in_flight, "lost", "")
+    monkeypatch.setattr(rig.runner.execution, "lost", "")
     outcome = rig.submit(core.plan(decode=[1]))
     assert outcome.status == pb.STEP_STATUS_FAILED
     with pytest.raises(DeviceLost, match="illegal memory access"):

@@ -37,10 +37,6 @@ class RecordedRunner:
     def constraints(self) -> Any:
         return self.runner.constraints
 
-    @property
-    def pool_id(self) -> bytes:
-        return self.runner.pool_id
-
     def report_pages(self, join: pb.Join) -> None:
         self.runner.report_pages(join)
 
