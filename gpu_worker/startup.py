@@ -114,7 +114,7 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner, together.of_leader)
     _log_timings(timings, runner)
-    return runner, join_message(settings, files, runner, timings, device, dtype, identity=hashed, ranks=ranks), together
+    return runner, join_message(settings, files, runner, timings, identity=hashed, ranks=ranks), together
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,15 +1,7 @@
 """What makes a start cheap: lean imports, no garbage collections meanwhile, and a low priority beside another worker.
 
-Transformers marks functions for torch.compile and imports distributed tensors and FlexAttention; that loads Dynamo,
-SymPy and FSDP, 600 modules and a second of CPU. A worker with C++ kernels needs none of it. Code that asks for
-Dynamo later gets it, complete. If a version of Transformers imports the compiler all the same, the log says so.
-
-A process without privileges cannot raise its priority again. Two ways around this, used together:
-
-- The kernel keeps a nice value per thread, and new threads get that of their creator. So the work runs in a thread of
-  its own; OpenMP's threads belong to the thread that started them, so another thread gets new ones.
-- If the kernel groups tasks by session (sched_autogroup), nice values count within a session only, and sessions share
-  the CPU by the value in /proc/self/autogroup (sched(7)), which may be set back to 0.
+The folder's README says what each of them saves. If a version of Transformers imports the compiler all the same, the
+log says so.
 """
 
 import contextlib
@@ -21,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -195,24 +188,21 @@ def keep_objects() -> None:
 
 def at_low_priority(work: Callable[[], _Result]) -> _Result:
     """Does the work in another thread with a low CPU priority. Returns its result, or raises its exception."""
-    results: list[_Result] = []
-    errors: list[BaseException] = []
+    done = Future[_Result]()
 
     def run() -> None:
         try:
             os.nice(_NICE)
-            results.append(work())
+            done.set_result(work())
         except BaseException as error:
-            errors.append(error)
+            done.set_exception(error)
 
     # A daemon, so that an interrupt ends the process.
     thread = threading.Thread(target=run, name="low-priority", daemon=True)
     with _session_at_low_priority():
         thread.start()
         thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return done.result()
 
 
 @contextmanager

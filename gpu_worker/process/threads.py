@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 _SERVICE_OF_ONE_ROW, _SERVICE_OF_MANY_ROWS = 0.0005, 0.003
 # The fewest threads within this share of the fastest: the others would spin, and take cores from other processes.
 _GOOD_ENOUGH = 0.95
-_FEW_ROWS, _MANY_ROWS = 1, 32
+_MANY_ROWS = 32
 # Weights that a measurement reads: with one row more than most caches hold, with many rows some milliseconds of work.
-_FEW_ROWS_BYTES, _MANY_ROWS_BYTES = 64 << 20, 12 << 20
+_ONE_ROW_BYTES, _MANY_ROWS_BYTES = 64 << 20, 12 << 20
 _REPEATS = 4
 _MOST_SECONDS = 0.2
 _FILE = "worker.threads"
@@ -109,7 +109,9 @@ def choose_threads(linears: Sequence[Linear]) -> None:
         if measured and time.perf_counter() - begun > _MOST_SECONDS:
             break
         torch.set_num_threads(threads)
-        measured.append(_measure(linears, threads))
+        one_row = _seconds(linears, 1, _ONE_ROW_BYTES)
+        many_rows = _seconds(linears, _MANY_ROWS, _MANY_ROWS_BYTES)
+        measured.append(Measured(threads=threads, one_row=one_row, many_rows=many_rows))
     choice = best(measured, cpus)
     torch.set_num_threads(choice)
     log.info(
@@ -176,14 +178,6 @@ def _described(cpus: Cpus) -> str:
 
 
 @torch.inference_mode()
-def _measure(linears: Sequence[Linear], threads: int) -> Measured:
-    few, many = (
-        _seconds(linears, rows, num_bytes)
-        for rows, num_bytes in ((_FEW_ROWS, _FEW_ROWS_BYTES), (_MANY_ROWS, _MANY_ROWS_BYTES))
-    )
-    return Measured(threads=threads, one_row=few, many_rows=many)
-
-
 def _seconds(linears: Sequence[Linear], rows: int, num_bytes: int) -> float:
     """The time of all layers, from the least of several passes over the first layers with `num_bytes` of weights."""
     before = accumulate((layer.num_bytes for layer in linears), initial=0)

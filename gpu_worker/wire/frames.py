@@ -159,14 +159,10 @@ def result_frame(outcome: Outcome) -> bytes:
             setattr(result, name, array.astype(_INT32, copy=False).tobytes())
     for values, into in ((outcome.logprobs, result.logprobs), (outcome.prompt_logprobs, result.prompt_logprobs)):
         if values is not None:
-            _write_logprobs(values, into)
+            # Present in the result even if every field of it is empty.
+            into.SetInParent()
+            into.logprobs = values.logprobs.astype(_FLOAT32, copy=False).tobytes()
+            into.top_k = values.top_token_ids.shape[1]
+            into.top_token_ids = values.top_token_ids.astype(_INT32, copy=False).tobytes()
+            into.top_logprobs = values.top_logprobs.astype(_FLOAT32, copy=False).tobytes()
     return message.SerializeToString()
-
-
-def _write_logprobs(values: TokenLogprobs[HostArray], into: pb.Logprobs) -> None:
-    # Present in the result even if every field of it is empty.
-    into.SetInParent()
-    into.logprobs = values.logprobs.astype(_FLOAT32, copy=False).tobytes()
-    into.top_k = values.top_token_ids.shape[1]
-    into.top_token_ids = values.top_token_ids.astype(_INT32, copy=False).tobytes()
-    into.top_logprobs = values.top_logprobs.astype(_FLOAT32, copy=False).tobytes()
