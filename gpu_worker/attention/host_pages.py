@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +55,8 @@ class Passing:
         return 2 * self.num_buffers * self.pages_at_once * page_bytes
 
 
-class Event(Protocol):
-    """A point in the work of a stream; `torch.cuda.Event` is one."""
-
-    def record(self) -> None:
-        """Moves the event behind all work that is enqueued on the current stream."""
-
-    def wait(self) -> None:
-        """Lets later work of the current stream begin after the event; does nothing before the first `record`."""
+# A wait before the first `record` does nothing.
+Event = torch.cuda.Event | torch.cpu.Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,12 @@ class CudaGraphs:
         self.pool_bytes = 0
 
     def capture(self, run: Callable[[], Result]) -> tuple[Graph, Result]:
-        self._refuse_waits(run)
+        try:
+            # In a capture a wait for the device would be an error of the driver.
+            with waits_raise():
+                run()
+        except RuntimeError as error:
+            raise NotCapturable(first_line(error)) from error
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
@@ -80,14 +85,6 @@ class CudaGraphs:
             graph.capture_end()
         self.pool_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return graph, mapped(result, unowned)
-
-    def _refuse_waits(self, run: Callable[[], object]) -> None:
-        """Raises NotCapturable if `run` waits for the device: in a capture that would be an error of the driver."""
-        try:
-            with waits_raise():
-                run()
-        except RuntimeError as error:
-            raise NotCapturable(first_line(error)) from error
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Ends a capture that failed, and leaves its pool to the graphs that it has; later ones get another.

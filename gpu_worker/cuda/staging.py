@@ -65,24 +65,6 @@ class Turns:
         self.turn = (self.turn + 1) % len(self._events)
 
 
-class EventTimer:
-    """Times a step on the device."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._started, self._ended = stream.event(timed=True), stream.event(timed=True)
-        self._started.record()
-
-    def end(self) -> None:
-        self._ended.record()
-
-    def is_over(self) -> bool:
-        return self._ended.query()
-
-    def wait(self) -> int:
-        self._ended.synchronize()
-        return int(self._started.elapsed_time(self._ended) * 1e3)
-
-
 def num_words(arrays: Iterable[NDArray[Any]]) -> int:
     """Returns the number of 8-byte words that `pack` writes."""
     return sum(-(-array.nbytes // _WORD_BYTES) for array in arrays)

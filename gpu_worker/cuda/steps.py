@@ -17,14 +17,14 @@ from gpu_worker.arrays import HostArray, Space
 from gpu_worker.cuda.flex import FlexKernels
 from gpu_worker.cuda.graphs import CapturedSteps
 from gpu_worker.cuda.shapes import Shapes
-from gpu_worker.cuda.staging import NUM_BUFFERS, EventTimer, ResultRing, Staging, Stream, pinned_masks
+from gpu_worker.cuda.staging import NUM_BUFFERS, ResultRing, Staging, Stream, pinned_masks
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.row_tables import RowTables
 from gpu_worker.layout.samples import SampledRows
 from gpu_worker.layout.step_layout import StepInputs, StepShape, allocated, write_inputs
 from gpu_worker.sampling.logits import TokenHistory
 from gpu_worker.sampling.sampler import EditedLogits, choose, revise
-from gpu_worker.step.backend import MaskUpload
+from gpu_worker.step.backend import MaskUpload, StepTimer
 from gpu_worker.step.device_model import DeviceModel
 from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput, output_of
 from gpu_worker.step.warm_up import rehearsals
@@ -112,8 +112,8 @@ class PaddedSteps:
     def put_back(self, output: StepOutput) -> None:
         self.results.put_back(output)
 
-    def timer(self) -> EventTimer:
-        return EventTimer(self.stream)
+    def timer(self) -> StepTimer:
+        return StepTimer(self.stream.event(timed=True), self.stream.event(timed=True))
 
     def mask_upload(self, *, max_rows: int, mask_words: int) -> MaskUpload:
         return pinned_masks(self.stream, self._on_device.device, max_rows=max_rows, mask_words=mask_words)

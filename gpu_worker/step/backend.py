@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,19 +20,25 @@ from gpu_worker.layout.step_layout import StepInputs, StepShape
 from gpu_worker.step.output import BegunStep, StaticOutput, StepOutput
 
 
-class StepTimer(Protocol):
-    """The time of one step, from when the timer was made."""
+class StepTimer:
+    """The time of one step on the device, from when the timer was made."""
+
+    def __init__(self, started: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        """Both measure time."""
+        self._started, self._ended = started, ended
+        started.record()
 
     def end(self) -> None:
         """Marks the end of the step's work."""
+        self._ended.record()
 
     def is_over(self) -> bool:
-        """Whether that work has ended."""
-        ...
+        return self._ended.query()
 
     def wait(self) -> int:
         """Waits for the end. Returns the step's microseconds. Passes on errors of the device."""
-        ...
+        self._ended.synchronize()
+        return int(self._started.elapsed_time(self._ended) * 1e3)
 
 
 # Takes the number of rows and a function that writes their masks, int32 [rows, words]. Returns them on the device, as

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.cuda.staging import EventTimer, ResultRing
+from gpu_worker.cuda.staging import ResultRing
+from gpu_worker.step.backend import StepTimer
 from gpu_worker.step.in_flight import MAX_IN_FLIGHT
 from gpu_worker.step.runner import Runner
-from tests.rigs.padded_shapes import HostStream
 
 
 class Event:
@@ -47,12 +47,11 @@ class Allocations:
 
 def as_on_gpu(runner: Runner, patch: pytest.MonkeyPatch, *, fails: Callable[[], bool] = lambda: False) -> Allocations:
     """Lets steps of a CPU end as a GPU's do. fails: whether the device has failed, asked at each call."""
-    allocations, steps, stream = Allocations(), runner.steps, HostStream()
+    allocations, steps = Allocations(), runner.steps
     ring = ResultRing(num_buffers=MAX_IN_FLIGHT + 1, num_tokens=runner.geometry.max_rows, allocate=allocations)
     finish = steps.finish
-    patch.setattr(stream, "event", lambda *, timed: Event(fails=fails))
     patch.setattr(steps, "finish", lambda begun, masks: ring.to_host(finish(begun, masks)))
     patch.setattr(steps, "put_back", ring.put_back)
-    patch.setattr(steps, "timer", lambda: EventTimer(stream))
+    patch.setattr(steps, "timer", lambda: StepTimer(Event(fails=fails), Event(fails=fails)))
     patch.setattr(runner.execution, "lost", "")
     return allocations
