@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.backends import captures_steps, graphs_for, runner_of
-from gpu_worker.checkpoint.files import ModelFiles, read_files, warn_of
-from gpu_worker.checkpoint.linear import Groups, PackedLinear, can_pack
+from gpu_worker.checkpoint.files import read_files, warn_of
+from gpu_worker.checkpoint.linear import PackedLinear, can_pack
 from gpu_worker.checkpoint.loading import load_weights, loads_to_device, weight_bytes
 from gpu_worker.compatibility.check_model import check_cuda_shapes
 from gpu_worker.compatibility.independence import check_independence, pin
@@ -43,13 +43,11 @@ from gpu_worker.shared_pool.pool import WorkerPool
 from gpu_worker.shared_pool.start import open_pool
 from gpu_worker.step.runner import Runner
 from gpu_worker.step.warm_up import full_plan
-from gpu_worker.timings import Timings, take_timings
+from gpu_worker.timings import take_timings
 from gpu_worker.wire.frames import join_frame
 from tandem_contract.plural import numbered
 
 if TYPE_CHECKING:
-    from transformers.distributed import DistributedConfig
-
     from gpu_worker.sharding.trial import PlanTrial
 
 log = logging.getLogger(__name__)
@@ -82,8 +80,9 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
     reach = bound.within(length).reach
     sizes = plan_memory(settings, costs, device, reach)
     together = _meet(ranks, device, trial)
-    model, sizes = load(settings, files, costs, sizes, device, dtype, reach, merged, shared)
-    sizes = least_sizes(sizes, together)
+    with phase(f"weights, {costs.dtype} on {device}"):
+        model = load_weights(files, device=device, dtype=dtype, merged=merged, shared=shared)
+    sizes = least_sizes(sizes_of_loaded(settings, costs, sizes, device, reach), together)
     if device.type == "cpu" and settings.threads is None and not ranks.is_group:
         _choose_threads(model, settings, f"{files.folder} in {costs.dtype}")
     with phase("check that rows are independent"):
@@ -113,7 +112,6 @@ def start(settings: WorkerSettings, folder: Path, ranks: Ranks = SINGLE) -> tupl
         log.info("%s", line)
     with phase("timing of prompts and page copies"):
         timings = take_timings(runner, together.of_leader)
-    _log_timings(timings, runner)
     return runner, join_message(settings, files, runner, timings, identity=hashed, ranks=ranks), together
 
 
@@ -168,12 +166,6 @@ def _choose_threads(model: PreTrainedModel, settings: WorkerSettings, about: str
     choose_or_follow(linears, settings, about)
 
 
-def _log_timings(timings: Timings, runner: Runner) -> None:
-    log.info("a prompt takes %.3g us per token", timings.token_us)
-    if runner.geometry.host_pages:
-        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
-
-
 def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, reach: tuple[int, int] = (0, 0)) -> Sizes:
     """Chooses sizes that fit free memory and logs them. Raises ValueError."""
     machine = machine_of(settings, device)
@@ -187,25 +179,15 @@ def plan_memory(settings: WorkerSettings, costs: Costs, device: torch.device, re
     return sizes
 
 
-def load(
-    settings: WorkerSettings,
-    files: ModelFiles,
-    costs: Costs,
-    sizes: Sizes,
-    device: torch.device,
-    dtype: torch.dtype,
-    reach: tuple[int, int] = (0, 0),
-    merged: Groups = (),
-    shared: "DistributedConfig | None" = None,
-) -> tuple[PreTrainedModel, Sizes]:
-    """Loads the model. Chooses sizes again on a GPU, because its context and other processes take memory meanwhile."""
-    with phase(f"weights, {costs.dtype} on {device}"):
-        model = load_weights(files, device=device, dtype=dtype, merged=merged, shared=shared)
-    if device.type == "cuda":
-        now = machine_of(settings, device)
-        free = min(sizes.free, now.free + costs.weights)
-        sizes = choose_sizes(settings, costs, replace(now, free=free), reach, captures=captures_steps(settings, device))
-    return model, sizes
+def sizes_of_loaded(
+    settings: WorkerSettings, costs: Costs, planned: Sizes, device: torch.device, reach: tuple[int, int] = (0, 0)
+) -> Sizes:
+    """Chooses sizes again on a GPU, because its context and other processes took memory while weights were loaded."""
+    if device.type != "cuda":
+        return planned
+    now = machine_of(settings, device)
+    free = min(planned.free, now.free + costs.weights)
+    return choose_sizes(settings, costs, replace(now, free=free), reach, captures=captures_steps(settings, device))
 
 
 def warm_runner(

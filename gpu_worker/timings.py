@@ -3,6 +3,7 @@
 Owns the timed plans and their evaluation. Knows nothing of devices or sockets.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -14,6 +15,7 @@ from gpu_worker.step.warm_up import full_prompts_plan
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.page_orders import PageOrders
 
+log = logging.getLogger("gpu_worker.startup")
 _NUM_PAGES = 8
 _REPEATS = 5
 # The number of full steps, which take longer and vary less.
@@ -31,11 +33,15 @@ class Timings:
 
 
 def take_timings(runner: Runner, of_leader: Callable[[float], float] = lambda value: value) -> Timings:
-    """Measures on a warm runner, and leaves it unchanged.
+    """Measures on a warm runner, leaves it unchanged, and logs what was found.
 
     of_leader: gives each rank of a group the value of its leader, so that all run the same number of steps.
     """
-    return Timings(token_us=_token_us(runner, of_leader), page_copy_us=_page_copy_us(runner))
+    timings = Timings(token_us=_token_us(runner, of_leader), page_copy_us=_page_copy_us(runner))
+    log.info("a prompt takes %.3g us per token", timings.token_us)
+    if runner.geometry.host_pages:
+        log.info("a page copy to or from host memory takes %.3g us", timings.page_copy_us)
+    return timings
 
 
 def _token_us(runner: Runner, of_leader: Callable[[float], float]) -> float:
