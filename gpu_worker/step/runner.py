@@ -25,7 +25,7 @@ from gpu_worker.step.in_flight import Execution, InFlight
 from gpu_worker.step.page_labels import PageLabels
 from gpu_worker.step.refusals import OutOfSync, refusal_of
 from gpu_worker.wire.frames import Outcome, Plan, PlanError, WeightsLoader, read_plan
-from gpu_worker.wire.page_orders import SavedPages
+from gpu_worker.wire.page_orders import note_saves
 
 
 class Runner:
@@ -40,7 +40,8 @@ class Runner:
         self.pool.attach(self.on_device.cache.pools, geometry.page_size)
         self.execution = Execution(on_device, steps, self.pool, on_error=self._answer)
         self._generation, self._step, self._failed = 0, 0, False
-        self._saved = SavedPages(geometry.host_pages)
+        # Host pages to which a plan of this session has saved a page.
+        self._is_saved = np.zeros(geometry.host_pages, np.bool_)
         self.weights: WeightsLoader | None = None
         # The answer to a plan after its step raised an exception.
         self.refusal_of = refusal_of
@@ -66,7 +67,7 @@ class Runner:
         self.reset(message.generation)
         if self.constraints is not None:
             self.constraints.begin_session()
-        self._saved.forget()
+        self._is_saved[:] = False
         self.labels.begin_session(message)
         if not message.keeps_pages:
             self.on_device.zero_pool()
@@ -135,7 +136,7 @@ class Runner:
     def _apply(self, plan: Plan) -> StepLayout[HostArray] | None:
         """Applies the plan to the tables and lays it out. Returns None if the plan computes nothing."""
         if plan.page_orders:
-            self._saved.follow(plan.page_orders)
+            note_saves(plan.page_orders, self._is_saved)
         edits = self.tables.apply(plan)
         layout = None
         if plan.chunk_rows.size or plan.decode_rows.size:

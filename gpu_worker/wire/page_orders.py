@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import numpy as np
+from numpy.typing import NDArray
 from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.arrays import Array, HostArray, Int64Array
@@ -87,19 +88,9 @@ def _int64(data: bytes, name: str, low: int, high: int, size: int | None = None)
     return int32_array(data, name, low, high, size).astype(np.int64)
 
 
-class SavedPages:
-    """Host pages to which a plan of this session has saved a page."""
-
-    def __init__(self, host_pages: int) -> None:
-        self._is_saved = np.zeros(host_pages, np.bool_)
-
-    def forget(self) -> None:
-        """Begins a session, in which no page was saved yet."""
-        self._is_saved[:] = False
-
-    def follow(self, orders: PageOrders[HostArray]) -> None:
-        """Notes what a plan saves. Raises PlanError if it loads a host page without content."""
-        self._is_saved[orders.saved_slots] = True
-        unknown = orders.loaded_slots[~self._is_saved[orders.loaded_slots]]
-        if unknown.size:
-            raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
+def note_saves(orders: PageOrders[HostArray], is_saved: NDArray[np.bool_]) -> None:
+    """Notes, by host page, what a plan saves. Raises PlanError if it loads a host page without content."""
+    is_saved[orders.saved_slots] = True
+    unknown = orders.loaded_slots[~is_saved[orders.loaded_slots]]
+    if unknown.size:
+        raise PlanError(f"loads.slots contains {unknown[0]}, to which no plan saved a page")
