@@ -132,7 +132,7 @@ class NativeDecode:
     """The decode kernels of a model's layers. Decode rows are the same in every layer of a step."""
 
     kernels: tuple[DecodeKernel, ...]
-    kernel: ClassVar = DecodeKernel
+    kernel: ClassVar[Any] = DecodeKernel
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
@@ -194,7 +194,7 @@ class NativePrefill:
     """The prefill kernels of a model's layers. Chunks are the same in every layer of a step."""
 
     kernels: tuple[PrefillKernel, ...]
-    kernel: ClassVar = PrefillKernel
+    kernel: ClassVar[Any] = PrefillKernel
 
     @staticmethod
     def covers(kind: AttentionKind, dtype: torch.dtype) -> bool:
