@@ -21,11 +21,12 @@ class DecodeMask:
     without a division, because the CPU kernel would divide for every score.
     """
 
-    def __init__(self, view: View, *, block_lists: Tensor, ends: tuple[Tensor, ...]) -> None:
-        """block_lists: int32 [slots, width]. ends: token slots, int32 [slots]: the last visible one, and the end of its
-        block; those between are not computed yet. All are kept by reference."""
-        slots, device = block_lists.shape[0], block_lists.device
-        self.view, self.block_lists, self._ends = view, block_lists, ends
+    def __init__(self, view: View, *, list_width: int, ends: tuple[Tensor, ...]) -> None:
+        """list_width: pages. ends: token slots, int32 [slots]: the last visible one, and the end of its block; those
+        between are not computed yet. They are kept by reference."""
+        slots, device = ends[0].shape[0], ends[0].device
+        self.view, self._ends = view, ends
+        self.block_lists = torch.zeros(slots, list_width * view.blocks_per_page, dtype=torch.int32, device=device)
         self.num_blocks = torch.zeros(slots, 1, 1, dtype=torch.int32, device=device)
         self.gap_start, self.gap_end, self.sink_gap_start, self.sink_gap_end = (
             torch.zeros(slots, dtype=torch.int32, device=device) for _ in range(4)
@@ -35,7 +36,7 @@ class DecodeMask:
         self._nth_of_page = torch.arange(view.blocks_per_page, dtype=torch.int32, device=device)
         if view.learned_sink_slot is not None:
             # The block of learned sinks is always listed first.
-            block_lists[:, 0] = view.learned_sink_slot // view.decode_block
+            self.block_lists[:, 0] = view.learned_sink_slot // view.decode_block
 
     def block_mask(self, group: int) -> BlockMask:
         """The mask for kernels with `group` query rows, which are the query heads per KV head."""

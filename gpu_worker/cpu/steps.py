@@ -47,23 +47,21 @@ class CpuKernels:
         self, layers: LayerMap, geometry: Geometry, table: Tensor, dtype: torch.dtype, *, native: bool = True
     ) -> None:
         """table: the page table. native: whether C++ kernels may be used."""
-        self._layers, self._table, self._page_size, self._dtype = layers, table, geometry.page_size, dtype
-        self._library = native_library() if native else None
-        self._write = assign_kv if self._library is None else KvWriter(self._library, dtype)
-        own_size = geometry.page_size
-        self._decode = self._native_of(NativeDecode) or GatheredDecode(layers, table, page_size=own_size)
-        self._prefill = self._native_of(NativePrefill) or GatheredPrefill(layers, table, page_size=own_size)
+        library, own_size = native_library() if native else None, geometry.page_size
+
+        def native_of(family: type[NativeKernels]) -> NativeKernels | None:
+            if library is None or not all(family.covers(kind, dtype) for kind in layers.kinds):
+                return None
+            return family(
+                layers.by_layer(lambda kind: family.kernel(library, kind, table, page_size=own_size, dtype=dtype))
+            )
+
+        self._write = assign_kv if library is None else KvWriter(library, dtype)
+        self._decode = native_of(NativeDecode) or GatheredDecode(layers, table, page_size=own_size)
+        self._prefill = native_of(NativePrefill) or GatheredPrefill(layers, table, page_size=own_size)
         self.decode_is_native = isinstance(self._decode, NativeDecode)
         # The kernel of each layer.
         self.decode, self.prefill = self._decode.kernels, self._prefill.kernels
-
-    def _native_of(self, family: type[NativeKernels]) -> NativeKernels | None:
-        library, table, size, dtype = self._library, self._table, self._page_size, self._dtype
-        if library is None or not all(family.covers(kind, dtype) for kind in self._layers.kinds):
-            return None
-        return family(
-            self._layers.by_layer(lambda kind: family.kernel(library, kind, table, page_size=size, dtype=dtype))
-        )
 
     def prepare(self, inputs: StepInputs[Tensor]) -> None:
         assert inputs.decode is not None

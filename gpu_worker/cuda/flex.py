@@ -35,7 +35,7 @@ class FlexKernels:
         }
         self._decode_masks = {
             bucket: {
-                view.pattern: DecodeMask(view, block_lists=self._block_lists(view, bucket), ends=ends)
+                view.pattern: DecodeMask(view, list_width=_list_width(view, tables.pages), ends=ends)
                 for view in self.views
             }
             for bucket, ends in self._ends.items()
@@ -64,12 +64,6 @@ class FlexKernels:
             bucket: layers.by_layer(lambda kind, masks=masks: PrefillAttention(kind, masks[kind.pattern], dtype=dtype))
             for bucket, masks in self._prefill_masks.items()
         }
-
-    def _block_lists(self, view: View, bucket: int) -> Tensor:
-        """Returns int32 [slots, width]."""
-        table = self._tables.pages
-        width = _list_width(view, table) * view.blocks_per_page
-        return torch.zeros(bucket, width, dtype=torch.int32, device=table.device)
 
     def context(self, inputs: StepInputs[Tensor]) -> StepContext:
         """Updates the masks, and returns the context of every layer.
