@@ -1,7 +1,7 @@
 """The steps of a CPU: they have the sizes of their plans, and tensors that share the memory of the host's arrays.
 
 Attention is computed by C++ kernels, or by torch's operators. Steps of decode rows alone are captured as they come
-(`captured.py`); their inputs have the same memory whenever they have as many rows.
+(`graphs.py`); their inputs have the same memory whenever they have as many rows.
 """
 
 import time
@@ -20,8 +20,8 @@ from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import StepContext, assign_kv
 from gpu_worker.attention.views import View
 from gpu_worker.cpu.attention import KvWriter, NativeDecode, NativePrefill
-from gpu_worker.cpu.captured import ProvenSteps
 from gpu_worker.cpu.gathered import GatheredDecode, GatheredPrefill
+from gpu_worker.cpu.graphs import ProvenSteps
 from gpu_worker.geometry import Geometry
 from gpu_worker.graphs import GraphBackend
 from gpu_worker.layout.step_layout import MAX_SHAPES, StepInputs, StepShape, allocated

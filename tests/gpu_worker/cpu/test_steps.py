@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_worker.cpu.captured import ProvenSteps
+from gpu_worker.cpu.graphs import ProvenSteps
 from gpu_worker.graphs import NotCapturable
 
 
