@@ -145,11 +145,7 @@ class PrefillMask:
         )
 
     def update(self, blocks: PrefillBlocks[Tensor], table: Tensor, slots: Tensor) -> None:
-        """Updates the lists for a step.
-
-        table: the page table, int32 [rows' slots, width], with pages in logical order. slots: int64 [tiles], the entry
-        of the table that each tile lists.
-        """
+        """As that of `DecodeMask`; slots: int64 [tiles], the entry of the table that each tile lists."""
         if self.view.is_plain:
             torch.index_select(table, 0, slots, out=self.full_lists[0, 0])
         elif blocks.skipped is None:

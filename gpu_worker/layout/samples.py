@@ -199,10 +199,6 @@ class SampledRows:
         uses = tables.features.uses[rows]
         return cls(rows=rows, uses=uses, any_use=int(np.bitwise_or.reduce(uses)), prompt=prompt, prompt_at=prompt_at)
 
-    def any_uses(self, features: int) -> bool:
-        """Whether any row uses one of the features, given as bits."""
-        return self.any_use & features != 0
-
 
 def write_samples(
     samples: Samples[HostArray], plan: Plan, sampled: SampledRows, tables: RowTables, num_decode_tokens: int
@@ -228,7 +224,7 @@ def lay_out_extras(
 ) -> SampleExtras[HostArray] | None:
     """Returns what changes or adds to the sampling of `samples`; None if nothing does."""
     has_parameters = samples.drawing is not None
-    if sampled.prompt is None and not sampled.any_uses(_EXTRAS if has_parameters else _EXTRAS | Feature.DRAWS):
+    if sampled.prompt is None and not sampled.any_use & (_EXTRAS if has_parameters else _EXTRAS | Feature.DRAWS):
         return None
     rows, uses, prompt = sampled.rows, sampled.uses, sampled.prompt
     positions, drawing = tables.num_tokens[rows], np.flatnonzero(uses & Feature.DRAWS)
@@ -238,9 +234,9 @@ def lay_out_extras(
         late = late_samples(tables.sampling, rows)
     elif drawing.size:
         inputs = _sampling_inputs(drawing, rows[drawing], positions[drawing], tables)
-    if sampled.any_uses(EDITS):
+    if sampled.any_use & EDITS:
         edits = lay_out_edits(rows, positions, drawing, uses, tables)
-    if sampled.any_uses(Feature.LOGPROBS):
+    if sampled.any_use & Feature.LOGPROBS:
         with_logprobs = np.flatnonzero(uses & Feature.LOGPROBS)
         top_k = int(tables.features.num_logprobs[rows[with_logprobs]].max()) - 1
     if all(part is None for part in (inputs, late, edits, with_logprobs, prompt)):

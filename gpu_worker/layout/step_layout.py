@@ -158,7 +158,7 @@ def _sizes_of(plan: Plan, geometry: Geometry, sampled: SampledRows) -> StepShape
         prefill=num_queries,
         tokens=num_tokens,
         samples=sampled.rows.size,
-        draws=sampled.any_uses(Feature.DRAWS),
+        draws=bool(sampled.any_use & Feature.DRAWS),
         prompt_logits=sampled.prompt_at.size,
     )
 

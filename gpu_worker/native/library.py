@@ -82,7 +82,9 @@ class NativeFunction:
         has no function of this name."""
         self.name = name
         self._run: Any = getattr(functions, name)
-        self._run.argtypes = [ctypes.POINTER(type_) if _is_structure(type_) else type_ for type_ in types]
+        self._run.argtypes = [
+            ctypes.POINTER(type_) if issubclass(type_, ctypes.Structure) else type_ for type_ in types
+        ]
         self._run.restype = None
         self._of_words: int | None = ctypes.cast(getattr(functions, f"{name}_recorded"), ctypes.c_void_p).value
 
@@ -103,10 +105,6 @@ class NativeFunction:
         return RecordedCall(
             name=self.name, function=self._of_words, words=(ctypes.c_int64 * len(words))(*words), structures=copies
         )
-
-
-def _is_structure(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, ctypes.Structure)
 
 
 def _word(value: Any, kind: Any) -> int:

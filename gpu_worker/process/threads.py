@@ -77,9 +77,8 @@ def default_threads() -> int:
 def choose_or_follow(linears: Sequence[Linear], settings: WorkerSettings, model: str) -> None:
     """Sets the number of threads: that of the serving worker if this one is on standby, else by measurement.
 
-    A standby worker starts beside a busy worker, at a low priority, so its own measurement would show that worker's
-    load. The first worker writes its number to `worker.threads` in the runtime folder, with what it depends on.
-    model: the model and its dtype.
+    The first worker writes its number to `worker.threads` in the runtime folder, with what it depends on. model: the
+    model and its dtype.
     """
     file, about = settings.runtime_dir / _FILE, f"{model} on {usable_cpus()}"
     if settings.standby and (threads := _read(file, about)) is not None:

@@ -99,7 +99,7 @@ class SamplingRig:
             prefill=0,
             tokens=plan.decode_rows.size,
             samples=sampled.rows.size,
-            draws=sampled.any_uses(Feature.DRAWS),
+            draws=bool(sampled.any_use & Feature.DRAWS),
         )
         shape, inputs = self._inputs_of(need)
         samples = inputs.samples
