@@ -163,7 +163,10 @@ class Frame:
         return np.frombuffer(self.payload, _ENTRY).reshape(-1, 4)
 
     def states(self, num_rows: int) -> tuple[list[int], str]:
-        """The states of a TAKEN or MASKED for so many rows, and the text of the first row that failed."""
+        """The states of a TAKEN or MASKED for so many rows, and why the first one failed. Raises ValueError."""
+        if len(self.payload) < num_rows:
+            what = f"{self.kind.name} has {numbered(len(self.payload), 'byte')}"
+            raise ValueError(f"{what}; {numbered(num_rows, 'row', 'need')} {num_rows}")
         return list(self.payload[:num_rows]), self.payload[num_rows:].decode("utf-8", "replace")
 
 

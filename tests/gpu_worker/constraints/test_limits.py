@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.constraints.constraints import Constraints
+from gpu_worker.constraints.frames import Frame, Kind
 from gpu_worker.constraints.rows import ConstrainedRow, Fate
 from gpu_worker.constraints.watch import Limits
 from tests.gpu_worker.constraints.rig import (
@@ -137,6 +138,30 @@ def test_a_server_that_is_stopped_is_replaced_without_blame() -> None:
         walk.run(100)
         assert not walk.failed
         assert serving_process(constraints) != clock.stopped
+
+
+def test_servers_whose_answers_are_too_short_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as constraints:
+        prepare(constraints, CHOICE)
+        server, num_short = constraints._supervisor._server, 0
+        receive = server.receive
+
+        def short() -> list[Frame]:
+            nonlocal num_short
+            frames = [
+                frame if frame.kind is not Kind.MASKED else Frame(frame.kind, frame.number) for frame in receive()
+            ]
+            num_short += sum(frame.kind is Kind.MASKED for frame in frames)
+            assert num_short < 10, "another server is started again and again"
+            return frames
+
+        monkeypatch.setattr(server, "receive", short)
+        constraints.start(1, hash_of(CHOICE), NO_TOKENS)
+        row = constraints.row(1)
+        masks_of(constraints, row)
+        # The server may or may not have said by then that it computes nothing.
+        words = ("ended its process twice", "ended 6 times in a row: MASKED has 0 bytes; 1 row needs 1")
+        assert row.fate is Fate.FAILED and any(word in row.detail for word in words)
 
 
 def test_servers_that_cannot_start_end_every_constraint_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
