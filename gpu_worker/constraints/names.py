@@ -11,7 +11,7 @@ again, in the next state. A mark is a list of texts and ids of control tokens.
 """
 
 import json
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -84,6 +84,8 @@ class TokenTexts:
         self.texts = [mark(id_) if tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_]) for id_ in ids]
         order = sorted(ids, key=self.texts.__getitem__)
         self._order, self._sorted = np.array(order, np.int64), [self.texts[id_] for id_ in order]
+        # After all that a token may have behind other text.
+        self._beyond = b"\xff" * max(map(len, self.texts), default=0)
         self.with_comma = np.array([id_ for id_ in ids if b"," in self.texts[id_]], np.int64)
         self.with_quoted_comma = np.array([id_ for id_ in ids if b"," in self.texts[id_].partition(b'"')[2]], np.int64)
         # Those that may hold a whole name.
@@ -91,8 +93,7 @@ class TokenTexts:
 
     def beginning_with(self, text: bytes) -> NDArray[np.int64]:
         """The ids of the tokens that begin with a text, which is not empty."""
-        end = bisect_right(self._sorted, text, key=lambda one: one[: len(text)])
-        return self._order[bisect_left(self._sorted, text) : end]
+        return self._order[bisect_left(self._sorted, text) : bisect_left(self._sorted, text + self._beyond)]
 
     def equal_to(self, text: bytes) -> NDArray[np.int64]:
         """The ids of the tokens with this text, which is not empty."""

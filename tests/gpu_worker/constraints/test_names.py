@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import llguidance
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from tandem.v1.constraint_pb2 import Constraint
 
 from gpu_worker.constraints.matchers import FollowedRow, Matchers
+from gpu_worker.constraints.names import TokenTexts
 from scheduler_svc.frontend.constraints.grammar import grammar_of, json_grammar
 from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, bits, own_tokenizer, text_of
 
@@ -194,6 +196,15 @@ def test_the_same_name_in_another_object_is_no_repetition() -> None:
 
     assert output(matchers(), schema, choose, len(wanted)) in (None, wanted)
     assert choose.text == wanted  # type: ignore[attr-defined]
+
+
+def test_tokens_are_found_by_how_they_begin() -> None:
+    pieces = [b"a", b"a\xff", b"a\xff\xff\xff\xff", b"ab", b"b", b"\xff\xff\x00"]
+    tokenizer = Mock(vocab_size=len(pieces), is_special_token=lambda _: False, decode_bytes=lambda ids: pieces[ids[0]])
+    texts = TokenTexts(tokenizer)
+    for begin in (b"a", b"a\xff", b"\xff", b"c"):
+        expected = [id_ for id_, piece in enumerate(pieces) if piece.startswith(begin)]
+        assert sorted(texts.beginning_with(begin)) == expected
 
 
 def test_rows_without_free_names_are_not_followed() -> None:
