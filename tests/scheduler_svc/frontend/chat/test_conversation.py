@@ -1,6 +1,7 @@
 """Every field of a chat at and beyond its limits, and the messages that templates get."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -125,6 +126,17 @@ def test_an_invalid_chat_is_refused_by_field(field: str, fields: dict[str, Any],
 )
 def test_numbers_are_bounded_before_any_work(messages: list[pb.ChatMessage], words: str) -> None:
     assert words in refused(conversation.check_size, pb.Chat(messages=messages), 10**6).message
+
+
+def test_texts_are_not_kept_before_they_are_within_the_limit() -> None:
+    """In Python a text may be four times as large as in its message."""
+    chat = pb.Chat(messages=[user("x" * 4_000 + "😀")] * 100)
+    tracemalloc.start()
+    try:
+        refused(conversation.check_size, chat, 1_000)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_text_of_every_field_counts() -> None:
