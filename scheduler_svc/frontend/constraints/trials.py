@@ -124,6 +124,8 @@ class TrialProcess:
         """Starts the process, unless it runs, and a child that serves. Raises TrialUnusable."""
         for _ in range(MAX_DEATHS):
             packet = b""
+            # Of a start that was cancelled.
+            self._leave_child()
             try:
                 self._connection = self._forks.fork()
                 with suppress(ConnectionError):

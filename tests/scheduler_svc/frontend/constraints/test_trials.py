@@ -87,6 +87,18 @@ async def test_a_grammar_that_ends_its_process_twice_is_blamed(
     assert await trial.judge('start: "c"') == Verdict()
 
 
+async def test_a_trial_follows_one_that_was_cancelled_at_the_start_of_the_process(trial: TrialProcess) -> None:
+    first = asyncio.ensure_future(trial.judge('start: "a"'))
+    await asyncio.sleep(0)
+    connection = trial._connection
+    assert connection is not None and not trial._child
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await trial.judge('start: "b"') == Verdict()
+    assert connection.fileno() == -1
+
+
 def kill(trial: TrialProcess, victim: str) -> None:
     """Kills the child, or the process that forks it, and waits until it is gone."""
     pid = trial._forks.pid if victim == "parent" else trial._child
