@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, cast
 
 from scheduler_svc.frontend.chat.conversation import levels
-from scheduler_svc.frontend.constraints.limits import GrammarError, too_large, wrong
+from scheduler_svc.frontend.constraints.limits import GrammarError, wrong
 from tandem_contract.plural import numbered
 
 # The largest integer as llguidance's floats end in it, and the smallest that it does not take for one of 65 bits.
@@ -150,7 +150,8 @@ def check_factors(place: str, factors: Iterable[Number]) -> None:
     for one in exact:
         product *= int(one * scale)
     if len(exact) > 1 and product > _MOST_FACTOR:
-        raise too_large(place, "multipleOf has several numbers; their product is", product, _MOST_FACTOR)
+        what = f"multipleOf has several numbers; their product is {shown(product)}"
+        raise wrong(place, f"{what}; the limit is {_MOST_FACTOR}")
 
 
 def _exact(value: Number) -> Fraction | None:

@@ -149,6 +149,9 @@ def test_multiples_are_of_the_number_or_it_is_refused(factor: str, multiples: li
 def test_common_multiples_beyond_32_bits_are_refused() -> None:
     parts = [{"type": "integer", "multipleOf": 65537}, {"multipleOf": 65539}]
     assert "multipleOf has several numbers" in str(compiled(json.dumps({"allOf": parts})))
+    # Python writes no number of so many digits.
+    parts = [{"type": "integer", "multipleOf": (1 << 32) - number} for number in range(1, 501)]
+    assert "their product is a number of 16000 bits; the limit is" in str(compiled(json.dumps({"anyOf": parts})))
     found = compiled(json.dumps({"allOf": [{"type": "integer", "multipleOf": 6}, {"multipleOf": 10}]}))
     assert not isinstance(found, str)
     assert [takes(found, text) for text in ("30", "60", "10", "6")] == [True, True, False, False]
