@@ -182,7 +182,7 @@ def _whole(template: dict[str, Any], reasoning: ReasoningFormat | None) -> dict[
 
 def _call_in(field: Mapping[str, Any]) -> dict[str, str]:
     """Where a call has its name and arguments: the name in the first mark, in each element of a list, or inside."""
-    if "(?P<name>" in str(field.get("open_pattern")):
+    if re.search(r"\(\?P?<name>", str(field.get("open_pattern"))):
         return {"name": "{name}", "arguments": "{content}"}
     within = "" if field.get("transform_each") else "content."
     return {"name": f"{{{within}name}}", "arguments": f"{{{within}arguments}}"}

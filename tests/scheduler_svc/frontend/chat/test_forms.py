@@ -110,6 +110,25 @@ def test_every_file_is_a_template_of_transformers(path: Path) -> None:
     assert form.family == value["family"] and value["literals"]
 
 
+@pytest.mark.parametrize(
+    ("field", "function"),
+    [
+        ({"open_pattern": r"\[(?P<name>\w+)\]"}, {"name": "{name}", "arguments": "{content}"}),
+        ({"open_pattern": r"\[(?<name>\w+)\]"}, {"name": "{name}", "arguments": "{content}"}),
+        ({"open": "["}, {"name": "{content.name}", "arguments": "{content.arguments}"}),
+        ({"open": "[", "transform_each": True}, {"name": "{name}", "arguments": "{arguments}"}),
+    ],
+)
+def test_the_usual_transform_follows_from_the_first_mark(field: dict[str, object], function: dict[str, str]) -> None:
+    field = {**field, "close": "]", "content": "json"}
+    form = read_form(
+        {"start_anchor": "<a>", "fields": {"content": {}, "tool_calls": {**field, "transform": "usual"}}}, "f"
+    )
+    made = form.template["fields"]["tool_calls"]
+    assert made == {**field, "transform": {"type": "function", "function": function}}
+    assert spec_of(json.dumps(form.template)).fields["tool_calls"].transform["function"] == function
+
+
 GIVEN = {"call_begin": "<c>", "middle": ":", "call_end": "</c>", "trigger": "<c>"}
 
 
