@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from scheduler_svc.frontend.chat.bodies import ObjectReader, TaggedReader, escape_controls, plain, reader_of
@@ -25,6 +26,8 @@ _BEGIN = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_.-]{1,128})"(\s*,\s*"arg
 MAX_HEAD_CHARS = 1024
 # How deep the types of an argument are looked for.
 _MAX_NESTED = 4
+# More than there are.
+_MAX_TYPES = 16
 
 
 class Call(NamedTuple):
@@ -167,7 +170,7 @@ def argument_types(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         parameters: dict[str, Any] = function.get("parameters") or {}
         properties = parameters.get("properties")
         if isinstance(properties, dict):
-            schemas, known = cast(dict[str, Any], properties), dict[str, list[str]]()
+            schemas, known = cast(dict[str, Any], properties), dict[int, list[str]]()
             types[function["name"]] = {
                 # Where anything is valid, a number may as well be a text with zeros before it.
                 name: {"type": _types(schema, parameters, known) or ["object", "array"], "quoted": not is_text(schema)}
@@ -187,10 +190,10 @@ def is_text(schema: object) -> bool:
     return given.get("type") == "string"
 
 
-def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str]], depth: int = 0) -> list[str]:
+def _types(schema: object, parameters: dict[str, Any], known: dict[int, list[str]], depth: int = 0) -> list[str]:
     """The types that a schema takes, in its order; empty if it does not say. References point into the parameters.
 
-    known: those of references, each of which is followed once.
+    known: those of what references lead to, by its id: it is read once, in however many ways a pointer is written.
     """
     if not isinstance(schema, dict) or depth > _MAX_NESTED:
         return []
@@ -200,11 +203,12 @@ def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str
     if not types:
         types += [type_of(value) for value in ([given["const"]] if "const" in given else _listed(given.get("enum")))]
     if not types and isinstance(reference := given.get("$ref"), str):
-        if reference not in known:
-            known[reference] = []
-            target = inside(parameters, "", reference[1:]) if re.match(r"#(/|\Z)", reference) else None
-            known[reference] = _types(target and target[0], parameters, known, depth + 1)
-        types += known[reference]
+        found = inside(parameters, "", reference[1:]) if re.match(r"#(/|\Z)", reference) else None
+        target = found and found[0]
+        if id(target) not in known:
+            known[id(target)] = []
+            known[id(target)] = _types(target, parameters, known, depth + 1)
+        types += known[id(target)]
     elif not types:
         parts = (_types(part, parameters, known, depth + 1) for part in _listed(given.get("allOf")))
         types += next(filter(None, parts), list[str]())
@@ -212,7 +216,7 @@ def _types(schema: object, parameters: dict[str, Any], known: dict[str, list[str
         types += _types(choice, parameters, known, depth + 1)
     if given.get("nullable"):
         types.append("null")
-    return [*dict.fromkeys(name for name in types if isinstance(name, str))]
+    return [*islice(dict.fromkeys(name for name in types if isinstance(name, str)), _MAX_TYPES)]
 
 
 def _listed(value: object) -> list[Any]:

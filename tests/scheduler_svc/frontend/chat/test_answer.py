@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
+from scheduler_svc.frontend.chat import calls as chat_calls
 from scheduler_svc.frontend.chat.answer import MAX_CALL_CHARS, AnswerParser, Parsed
 from scheduler_svc.frontend.chat.calls import argument_types, call_id
 from scheduler_svc.frontend.chat.forms import choose_form
@@ -336,6 +337,25 @@ def test_arguments_are_shown_while_they_are_written() -> None:
     assert fragments == [[], ['{"city": "Zür'], ["ich"], ['", "days": '], ["12}"], []]
     assert [call.name for calls in seen for call in calls] == ["f", "", "", ""]
     assert not made.feed("</tool_call>").calls and not made.finish().content
+
+
+@pytest.mark.parametrize("letters", [("a", "%61"), ("~", "~0")])
+def test_a_schema_is_read_once_in_however_many_ways_references_lead_to_it(
+    letters: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, num_read = chat_calls._types, 0
+
+    def counted(*args: Any) -> list[str]:
+        nonlocal num_read
+        num_read += 1
+        return read(*args)
+
+    monkeypatch.setattr(chat_calls, "_types", counted)
+    references = [{"$ref": f"#/$defs/{''.join(parts)}"} for parts in itertools.product(letters, repeat=8)]
+    wide = {"type": [f"type {number}" for number in range(1_000)], "anyOf": [{"type": "string"}] * 1_000}
+    parameters = {"properties": {"a": {"anyOf": references}}, "$defs": {letters[0] * 8: wide}}
+    types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
+    assert num_read < 2_000 and len(types["f"]["a"]["type"]) == 16
 
 
 _ADDRESS = {"type": "object", "properties": {"street": {"type": "string"}}}
