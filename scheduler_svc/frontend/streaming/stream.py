@@ -245,10 +245,14 @@ class SampleStream:
 
     def take(self) -> list[int]:
         """The pending tokens, up to the size of one message. If more remain, the stream's `changed` returns at once."""
+        if len(self.pending) <= self._max_take:
+            # Without a copy, because it runs for every message.
+            tokens = self.pending.tolist()
+            del self.pending[:]
+            return tokens
         tokens = self.pending[: self._max_take].tolist()
         del self.pending[: self._max_take]
-        if self.pending:
-            self.stream.wake()
+        self.stream.wake()
         return tokens
 
 
