@@ -84,12 +84,9 @@ class Entrance:
             raise status.not_ready("the service has not read its tokens yet")
         headers = [value for key, value in context.invocation_metadata() or () if key == HEADER]
         proofs = [header if isinstance(header, bytes) else header.encode("utf-8", "replace") for header in headers]
-        # gRPC has verified the certificate.
-        names = (
-            name.decode("utf-8", "replace")
-            for key in _CERTIFICATE_NAMES
-            for name in context.auth_context().get(key, ())
-        )
+        # gRPC has verified the certificate, and makes a copy of it for each question.
+        certificate: Any = {} if headers else context.auth_context()
+        names = (name.decode("utf-8", "replace") for key in _CERTIFICATE_NAMES for name in certificate.get(key, ()))
         caller = self.table.of_call(proofs, names, time.time())
         if caller is None:
             why = "the token is not valid" if headers else "a token or a known certificate is needed"

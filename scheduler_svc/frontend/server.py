@@ -83,7 +83,7 @@ class HealthListener:
 
     async def start(self) -> None:
         """Listens. Raises address.ListenError."""
-        host, port = address.split(self._listen, missing=())
+        host, port = address.split(self._listen, missing=(), flag="--health-listen")
         try:
             self.port = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:

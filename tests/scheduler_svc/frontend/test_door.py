@@ -19,12 +19,14 @@ from scheduler_svc.core.messages.page_hash import prefix_root
 from scheduler_svc.frontend import methods, server
 from scheduler_svc.frontend.control import ControlServicer
 from scheduler_svc.frontend.entrance import Entrance
+from scheduler_svc.frontend.grpc_tuning.tuning import ON
 from scheduler_svc.frontend.methods import rights_of
 from scheduler_svc.frontend.rpc import calls as calls_module
 from scheduler_svc.frontend.rpc.calls import CallLimits, Method, Reading
 from scheduler_svc.frontend.rpc.status import Refusal
 from scheduler_svc.frontend.scan import Scan
 from scheduler_svc.frontend.servicer import InferenceServicer
+from scheduler_svc.processes.address import ListenError
 from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import Code, fails
@@ -182,6 +184,18 @@ def test_a_method_without_an_entry_is_closed_for_all_rights() -> None:
     for needs_tokens in (False, True):
         with pytest.raises(Refusal):
             Entrance(needs_tokens=needs_tokens).enter(rights_of("/tandem.v1.ControlService/New"), None)
+
+
+@pytest.mark.parametrize("metadata", [(), bearer("tandem_no")])
+def test_a_certificate_is_read_once_a_call_and_not_beside_a_token(metadata: Any) -> None:
+    entrance, context = Entrance(needs_tokens=True), Mock(spec_set=["invocation_metadata", "auth_context"])
+    entrance.table = table = Mock(**{"of_call.return_value": None})
+    context.invocation_metadata.return_value = metadata
+    context.auth_context.return_value = {"x509_common_name": [b"c"], "x509_subject_alternative_name": [b"a", b"b"]}
+    with pytest.raises(Refusal):
+        entrance.enter(frozenset({"inference"}), context)
+    assert list(table.of_call.call_args.args[1]) == ([] if metadata else ["a", "b", "c"])
+    assert context.auth_context.call_count == (0 if metadata else 1)
 
 
 async def test_tokens_for_which_no_thread_can_be_started_are_loaded_at_once() -> None:
@@ -411,6 +425,14 @@ async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Ser
         s.front_end.stop()
         for call in open_watches:
             assert await call.read() == health_pb2.HealthCheckResponse(status=2).SerializeToString()
+
+
+async def test_a_malformed_address_of_the_health_listener_names_its_flag() -> None:
+    listener = server.HealthListener("127.0.0.1", share_port=False, tuning=ON)
+    with pytest.raises(ListenError, match="must be HOST:PORT") as caught:
+        await listener.start()
+    assert caught.value.setting == "health_listen"
+    await listener.stop(0.0)
 
 
 async def test_unread_refusals_use_up_nobodys_bound(monkeypatch: pytest.MonkeyPatch) -> None:
