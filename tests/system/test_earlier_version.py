@@ -54,7 +54,8 @@ def inside(folder: Path) -> tuple[str, ...]:
 def test_two_versions_serve_together(rig: Rig, earlier: Path, is_earlier: str) -> None:
     there, here = inside(earlier), ()
     first, second = (there, here) if is_earlier == "worker" else (here, here)
-    workers: list[Child] = [rig.worker(*SHAPE, "--step-ms", "2", within=first)]
+    # So slow that no stream ends before the second worker has started.
+    workers: list[Child] = [rig.worker(*SHAPE, "--step-ms", "40", within=first)]
     scheduler = rig.scheduler(within=there if is_earlier == "scheduler" else here)
     old = workers[0] if is_earlier == "worker" else scheduler
     assert psutil.Process(old.pid).cwd() == str(earlier), "it runs other code"
