@@ -217,7 +217,9 @@ def test_a_slow_mask_fails_its_row_and_not_the_step(
     prepare(constrain(Limits(mask=0.03)), OBJECT, WORD, SLOW_LATER)
     run = run_of(rig, {**SOURCES, 3: SLOW_LATER})
     run.go([1, 2, 3], 100)
-    assert re.fullmatch(r"the constraint took \d+ ms of CPU time; .*\(30 ms x .*\), at output token 2", run.ends[3])
+    # On a busy machine its patience in wall time ends first.
+    took = r"the constraint took \d+ ms of CPU time( in \d+ ms and was not done, because the machine is busy)?"
+    assert re.fullmatch(rf"{took}; .*\(30 ms x .*\), at output token 2", run.ends[3])
     assert text_of(run.outputs[3][:1]) in ("a", "b")
     assert (run.outputs[1], run.outputs[2]) == (expected.outputs[1], expected.outputs[2])
 
