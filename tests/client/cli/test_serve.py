@@ -30,6 +30,7 @@ from tests.client.fake_programs import (
 )
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.rigs.authorities import Authority
+from tests.rigs.fatal_signal import fatal_signal
 from tests.rigs.processes import popen
 from tests.rigs.terminal import CTRL_C, Terminal
 
@@ -70,19 +71,7 @@ def test_the_restart_of_a_killed_program_is_printed(service: FakeService, progra
 
 @pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
 def test_a_fatal_signal_is_told_without_pythons_stacks(service: FakeService, programs: Programs, last: str) -> None:
-    # A child writes the stacks, so that a line can follow them.
-    crashes = f"""
-import faulthandler, os, signal
-def deep(n):
-    return deep(n - 1) if n else signal.raise_signal(signal.SIGSEGV)
-if not os.fork():
-    faulthandler.enable()
-    deep(90)
-os.wait()
-say({last!r})
-signal.raise_signal(signal.SIGSEGV)
-"""
-    programs(scheduler=listens(service), worker=crashes)
+    programs(scheduler=listens(service), worker=fatal_signal(last))
     code, cause, output = run_serve(service)
     assert any(line.startswith('worker |   File "') for line in output.lines)
     told = last or "Fatal Python error: Segmentation fault"

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_worker.cluster.fleet import Fleet, Report, Worker, policy, why_not_placed
 from tandem_contract.processes import GiveUp, Restart, State
+from tests.rigs.fatal_signal import fatal_signal
 from tests.rigs.waiting import until
 
 JOINED = "2026-11-23 worker INFO joined the scheduler; generation 1"
@@ -88,19 +89,7 @@ def test_a_worker_that_is_killed_starts_again(supervise: Callable[..., Worker]) 
 
 @pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
 def test_a_fatal_signal_is_told_without_pythons_stacks(supervise: Callable[..., Worker], last: str) -> None:
-    # A child writes the stacks, so that a line can follow them.
-    crashes = f"""
-        import faulthandler
-        def deep(n):
-            return deep(n - 1) if n else signal.raise_signal(signal.SIGSEGV)
-        if not os.fork():
-            faulthandler.enable()
-            deep(90)
-        os.wait()
-        print({last!r}, flush=True)
-        signal.raise_signal(signal.SIGSEGV)
-        """
-    supervisor = supervise(crashes, max_failures=1)
+    supervisor = supervise(fatal_signal(last), max_failures=1)
     report = wait(supervisor, lambda report: report.state == State.GIVEN_UP)
     told = last or "Fatal Python error: Segmentation fault"
     assert report.cause == f"was ended by SIGSEGV; it is not started again: {told}"
