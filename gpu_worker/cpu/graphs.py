@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpu_worker.attention.kv_cache import huge_zeros
 from gpu_worker.cpu import operators
@@ -167,7 +166,7 @@ class Capture(TorchDispatchMode):
         """Runs an operator, and records it unless it only makes views."""
         with recording(None):
             result = func(*args, **kwargs)
-        of_inputs = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        of_inputs = {_storage(tensor) for tensor in _tensors((*args, *kwargs.values()))}
         results = result if isinstance(result, (tuple, list)) else (result,)
         fresh = [isinstance(item, Tensor) and _storage(item) not in of_inputs for item in results]
         if not any(fresh):
@@ -183,8 +182,21 @@ class Capture(TorchDispatchMode):
         return type(result)(outs) if isinstance(result, (tuple, list)) else outs[0]
 
     def _lasting(self, value: Any) -> Any:
-        """The same arguments for replays. They keep memory outside the arena allocated, and no block in use."""
-        return tree_map_only(Tensor, self._arena.borrowed, value)
+        """The same arguments for replays. They keep memory outside the arena allocated, and no block in use.
+
+        Captures delay the steps that they record; torch's pytree would make them up to twice as long.
+        """
+        if isinstance(value, Tensor):
+            return self._arena.borrowed(value)
+        if isinstance(value, dict):
+            return {name: self._lasting(item) for name, item in value.items()}
+        return type(value)([self._lasting(item) for item in value]) if isinstance(value, (tuple, list)) else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _storage(tensor: Tensor) -> int:
