@@ -47,6 +47,8 @@ def test_pages_are_read_where_the_first_runner_wrote_them(machine: Host) -> None
     assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
     assert outcome.pool_id == first.runner.pool.pool_id == second.runner.pool.pool_id
     assert own not in machine.holder.memories
+    second.runner.report_pages(join := pb.Join(pool_id=own))
+    assert join.pool_id == outcome.pool_id
     assert not isinstance(pool, DevicePool) or pool.is_whole
     for _ in range(2 * PAGE):
         second.step(after, decode=[1])
