@@ -85,11 +85,12 @@ class KeptStreams:
         if self._is_sorted:
             return
         self._is_sorted = True
-        requests = [self._ranges[start] for start in sorted(self._ranges)]
-        self._starts = np.array([request.stream for request in requests], np.uint64)
+        starts = sorted(self._ranges)
+        saved = [self._ranges[start].saved for start in starts]
+        self._starts = np.array(starts, np.uint64)
         # The last one, not the end, which may be 2**64.
-        self._lasts = self._starts + np.array([request.saved.submit.num_samples - 1 for request in requests], np.uint64)
-        self._shifts = np.array([request.saved.number for request in requests], np.uint64) - self._starts
+        self._lasts = self._starts + np.array([one.submit.num_samples - 1 for one in saved], np.uint64)
+        self._shifts = np.array([one.number for one in saved], np.uint64) - self._starts
 
 
 log = logging.getLogger("tandem.core")
