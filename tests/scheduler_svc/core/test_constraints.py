@@ -25,8 +25,7 @@ def sent(world: World, kind: type[fx.PrepareResource | fx.DropResource]) -> list
     return [effect.hash for effect in world.told(kind)]
 
 
-def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() -> None:
-    world = World(SHAPE)
+def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete(world: World) -> None:
     streams = [world.submit([1, 2, i], max_new_tokens=20, constraint=SOURCE) for i in range(3)]
     world.run()
     assert sent(world, fx.PrepareResource) == [NAME]
@@ -36,8 +35,7 @@ def test_a_constraint_is_sent_once_and_its_output_ends_where_it_is_complete() ->
     world.check_all_ended()
 
 
-def test_a_long_prompt_is_computed_while_its_constraint_is_prepared() -> None:
-    world = World(SHAPE)
+def test_a_long_prompt_is_computed_while_its_constraint_is_prepared(world: World) -> None:
     world.holds_answers = True
     stream = world.submit(list(range(1, 31)), constraint=SOURCE)
     world.run()
@@ -52,8 +50,7 @@ def test_a_long_prompt_is_computed_while_its_constraint_is_prepared() -> None:
     world.check_all_ended()
 
 
-def test_a_short_prompt_waits_and_later_requests_start_before_it() -> None:
-    world = World(SHAPE)
+def test_a_short_prompt_waits_and_later_requests_start_before_it(world: World) -> None:
     world.holds_answers = True
     first = world.submit([1, 2], constraint=SOURCE)
     second = world.submit([3, 4], max_new_tokens=3)
@@ -63,8 +60,7 @@ def test_a_short_prompt_waits_and_later_requests_start_before_it() -> None:
     world.finish()
 
 
-def test_a_row_without_a_mask_fails_alone() -> None:
-    world = World(SHAPE)
+def test_a_row_without_a_mask_fails_alone(world: World) -> None:
     late = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_fail=3 toy_complete=9")
     others = [world.submit([3], max_new_tokens=8, ignore_eos=True), world.submit([4], constraint=SOURCE)]
     world.run()
@@ -75,24 +71,21 @@ def test_a_row_without_a_mask_fails_alone() -> None:
     world.check_all_ended()
 
 
-def test_rows_that_fail_in_one_step_each_get_a_reason_of_their_own() -> None:
-    world = World(SHAPE)
+def test_rows_that_fail_in_one_step_each_get_a_reason_of_their_own(world: World) -> None:
     streams = [world.submit([1, i], max_new_tokens=20, constraint=b"toy_fail=2") for i in range(2)]
     world.run()
     details = [world.fault(stream) for stream in streams]
     assert details == ["the constraint took longer than 250 ms at output token 2", "the constraint failed"]
 
 
-def test_the_last_allowed_token_that_completes_is_no_length_stop() -> None:
-    world = World(SHAPE)
+def test_the_last_allowed_token_that_completes_is_no_length_stop(world: World) -> None:
     stream = world.submit([5, 6], max_new_tokens=6, constraint=SOURCE)
     world.run()
     assert world.end(stream).reason is fx.EndReason.CONSTRAINT_COMPLETE
     world.check_all_ended()
 
 
-def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_plan() -> None:
-    world = World(SHAPE)
+def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_plan(world: World) -> None:
     stream = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.steps(4)
     assert len(world.core.sources) == 1
@@ -107,8 +100,7 @@ def test_a_constraint_is_dropped_with_its_last_request_and_not_before_its_last_p
     assert world.executor.violations == []
 
 
-def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> None:
-    world = World(SHAPE)
+def test_a_constraint_that_another_request_brings_in_time_is_not_dropped(world: World) -> None:
     first = world.submit([1, 2], max_new_tokens=20, constraint=SOURCE)
     world.steps(4)
     world.tick()
@@ -120,8 +112,7 @@ def test_a_constraint_that_another_request_brings_in_time_is_not_dropped() -> No
     world.check_empty()
 
 
-def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> None:
-    world = World(SHAPE)
+def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer(world: World) -> None:
     world.holds_answers = True
     first = world.submit([1, 2], constraint=SOURCE)
     world.tick()
@@ -135,8 +126,7 @@ def test_a_constraint_that_is_still_prepared_is_dropped_after_its_answer() -> No
     assert world.executor.violations == []
 
 
-def test_an_answer_that_never_comes_ends_its_requests_alone() -> None:
-    world = World(SHAPE)
+def test_an_answer_that_never_comes_ends_its_requests_alone(world: World) -> None:
     world.holds_answers = True
     stuck, other = world.submit([1], constraint=SOURCE), world.submit([2])
     world.run()
@@ -193,8 +183,7 @@ def test_a_tenant_leaves_room_for_the_constraints_of_others(monkeypatch: pytest.
     assert world.core.sources.num_bytes(CONSTRAINT) == 45, "another request still uses it"
 
 
-def test_an_ended_request_that_lingers_keeps_no_source() -> None:
-    world = World(SHAPE)
+def test_an_ended_request_that_lingers_keeps_no_source(world: World) -> None:
     stream = world.submit([1], constraint=SOURCE, linger_seconds=60.0)
     world.run()
     world.end(stream)

@@ -21,8 +21,7 @@ TOKENS = complete(TEN, max_new_tokens=6, vocab=SHAPE.sampled_vocab).tokens
         (1000, fx.EndReason.CONTEXT_FULL),
     ],
 )
-def test_output_beyond_the_last_position_is_cut(max_new_tokens: int, reason: fx.EndReason) -> None:
-    world = World(SHAPE)
+def test_output_beyond_the_last_position_is_cut(world: World, max_new_tokens: int, reason: fx.EndReason) -> None:
     stream = world.submit(TEN, max_new_tokens=max_new_tokens, ignore_eos=True)
     world.finish()
     end = world.end(stream)
@@ -41,8 +40,7 @@ def test_a_stop_token_at_the_last_position_ends_with_stop_token() -> None:
 
 
 @pytest.mark.parametrize(("length", "message"), [(15, None), (16, "one output token make 17 tokens; the limit is 16")])
-def test_a_prompt_needs_room_for_one_output_token(length: int, message: str | None) -> None:
-    world = World(SHAPE)
+def test_a_prompt_needs_room_for_one_output_token(world: World, length: int, message: str | None) -> None:
     stream = world.submit(list(range(length)), max_new_tokens=50, ignore_eos=True)
     world.run()
     rejected = world.streams[stream].rejected

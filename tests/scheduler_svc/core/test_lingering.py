@@ -66,8 +66,7 @@ def test_an_answer_is_kept_for_the_linger_time_after_its_end() -> None:
     assert [effect.request_id for effect in world.told(fx.Forgotten)] == ["r1"]
 
 
-def test_a_detached_request_is_freed_when_its_time_is_over() -> None:
-    world = World()
+def test_a_detached_request_is_freed_when_its_time_is_over(world: World) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
     world.steps(3)
     world.cancel(stream, detach=True)
@@ -79,8 +78,7 @@ def test_a_detached_request_is_freed_when_its_time_is_over() -> None:
     assert len(world.core.kept) == 0
 
 
-def test_a_resumed_request_does_not_expire() -> None:
-    world = World()
+def test_a_resumed_request_does_not_expire(world: World) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=5.0)
     world.steps(3)
     world.cancel(stream, detach=True)
@@ -116,8 +114,7 @@ def test_the_loss_of_the_first_reader_does_not_touch_the_second() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> None:
-    world = World()
+def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(world: World, known: bool) -> None:
     stream = world.submit(prompt(5), linger_seconds=60.0 if known else 0.0)
     rejected = world.refusal(world.resume(stream, secret_hash=bytes(32) if known else SECRET))
     assert rejected.code is fx.RejectCode.NOT_FOUND
@@ -125,8 +122,7 @@ def test_a_wrong_secret_and_an_unknown_id_have_the_same_answer(known: bool) -> N
     assert not world.told(fx.Replaced)
 
 
-def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
-    world = World()
+def test_a_stop_string_that_was_found_before_the_break_is_kept(world: World) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, ignore_eos=True, linger_seconds=60.0)
     world.steps(6)
     world.handle(ev.Finish(frontend=FRONTEND, stream=stream, output_tokens=2))
@@ -135,8 +131,7 @@ def test_a_stop_string_that_was_found_before_the_break_is_kept() -> None:
     assert world.end(again).reason is fx.EndReason.STOP_STRING
 
 
-def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:
-    world = World()
+def test_abort_ends_a_detached_request_and_drops_its_answer(world: World) -> None:
     live = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
     over = world.submit(prompt(5, 1), max_new_tokens=1, linger_seconds=60.0)
     while world.streams[over].end is None:
@@ -150,8 +145,7 @@ def test_abort_ends_a_detached_request_and_drops_its_answer() -> None:
     world.check_empty()
 
 
-def test_a_canceled_request_is_not_kept() -> None:
-    world = World()
+def test_a_canceled_request_is_not_kept(world: World) -> None:
     stream = world.submit(prompt(5), num_samples=2, linger_seconds=60.0)
     world.steps(1)
     world.cancel(stream)
@@ -161,8 +155,7 @@ def test_a_canceled_request_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("limit", ["max_time_seconds", "deadline_seconds"])
-def test_time_limits_end_detached_requests(limit: str) -> None:
-    world = World()
+def test_time_limits_end_detached_requests(world: World, limit: str) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0, **{limit: 3.0})
     world.steps(2)
     world.cancel(stream, detach=True)
@@ -176,8 +169,7 @@ def test_time_limits_end_detached_requests(limit: str) -> None:
         assert end.failure.code is fx.FailureCode.DEADLINE
 
 
-def test_the_end_of_the_drain_ends_detached_requests() -> None:
-    world = World()
+def test_the_end_of_the_drain_ends_detached_requests(world: World) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
     world.cancel(stream, detach=True)
     world.handle(ev.DrainStarted())
@@ -195,8 +187,7 @@ def test_detached_requests_count_in_the_queue_and_in_the_load() -> None:
     assert load(world).waiting == 2
 
 
-def test_the_id_of_a_live_request_is_taken_and_that_of_a_kept_answer_is_not() -> None:
-    world = World()
+def test_the_id_of_a_live_request_is_taken_and_that_of_a_kept_answer_is_not(world: World) -> None:
     first = world.submit(prompt(5), max_new_tokens=3, request_id="mine", linger_seconds=60.0)
     world.cancel(first, detach=True)
     refused = world.refusal(world.submit(prompt(5), request_id="mine"))
@@ -291,8 +282,7 @@ def test_the_time_before_the_restart_counts() -> None:
     assert after.end(after.resume(stream)).reason is fx.EndReason.TIME_LIMIT
 
 
-def test_a_resume_takes_other_forms_of_an_id() -> None:
-    world = World()
+def test_a_resume_takes_other_forms_of_an_id(world: World) -> None:
     stream = world.submit(prompt(5), max_new_tokens=12, linger_seconds=60.0)
     world.cancel(stream, detach=True)
     given, others = "cmpl-R1", meant("cmpl-R1", "")[1:]

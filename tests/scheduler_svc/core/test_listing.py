@@ -120,8 +120,7 @@ def test_an_id_that_is_used_again_is_listed_once_at_its_new_place() -> None:
     assert pages(world) == [["b", "a"]]
 
 
-def test_kept_answers_and_detached_requests_are_listed_until_they_are_dropped() -> None:
-    world = World()
+def test_kept_answers_and_detached_requests_are_listed_until_they_are_dropped(world: World) -> None:
     stream = world.submit([1, 2], max_new_tokens=4, ignore_eos=True, linger_seconds=60.0)
     world.cancel(stream, detach=True)
     [entry] = ask(world).requests

@@ -33,8 +33,7 @@ def test_a_worker_of_another_identity_or_window_is_refused_for_good(change: dict
     assert list(world.core.lanes) == [world.worker, "w-y"]
 
 
-def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> None:
-    world = World()
+def test_a_present_worker_that_rejoins_with_another_identity_is_refused(world: World) -> None:
     info = world.info()
     other = replace(info, identity="else", max_length=2, num_pages=2)
     stream = world.submit(prompt(5), ignore_eos=True)
@@ -49,8 +48,7 @@ def test_a_present_worker_that_rejoins_with_another_identity_is_refused() -> Non
     assert len(world.streams[stream].tokens) == 4
 
 
-def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets() -> None:
-    world = World()
+def test_a_worker_without_a_confirmed_step_is_refused_after_some_resets(world: World) -> None:
     world.submit(prompt(3), max_new_tokens=4, ignore_eos=True)
     resets = 0
     while not world.is_lost:

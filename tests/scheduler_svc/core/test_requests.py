@@ -47,8 +47,7 @@ def test_requests_are_admitted_by_priority_then_arrival() -> None:
     assert arrivals == [world.streams[stream].submit.prompt.tolist() for stream in expected]
 
 
-def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself() -> None:
-    world = World()
+def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself(world: World) -> None:
     streams = [world.submit(prompt(4), max_new_tokens=50, ignore_eos=True, request_id=name) for name in ("a", "cmpl-a")]
     for given, ended in (("cmpl-A", 1), ("CMPL-A", 0)):
         others = {given: names.meant(given, "")[1:]}
@@ -58,9 +57,8 @@ def test_an_abort_takes_other_forms_of_an_id_and_prefers_the_id_itself() -> None
     assert world.end(streams[0]).reason is fx.EndReason.ABORTED
 
 
-def test_two_front_ends_may_use_the_same_number_for_a_stream() -> None:
+def test_two_front_ends_may_use_the_same_number_for_a_stream(world: World) -> None:
     """Each gets its own output alone, and a cancel ends the stream of its front end."""
-    world = World()
     world.handle(ev.FrontendJoined(frontend="f-2"))
     mine, cancelled = world.submit(prompt(4), ignore_eos=True), world.submit(prompt(5), ignore_eos=True)
     for stream in (mine, cancelled):

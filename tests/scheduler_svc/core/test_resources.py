@@ -59,8 +59,7 @@ def why(world: World) -> list[str | None]:
 # A kind that blocks starting ------------------------------------------------------------------------------------------
 
 
-def test_an_adapter_keeps_its_request_from_starting_and_no_other() -> None:
-    world = World(SHAPE)
+def test_an_adapter_keeps_its_request_from_starting_and_no_other(world: World) -> None:
     world.holds_answers = True
     stream, other = world.submit(LONG, adapter=SOURCE), world.submit([3, 4])
     world.run()
@@ -103,8 +102,7 @@ def test_a_row_with_two_needs_waits_for_both() -> None:
 # Limits and refusals ----------------------------------------------------------------------------------------------
 
 
-def test_each_kind_has_a_limit_of_its_own() -> None:
-    world = World(SHAPE)
+def test_each_kind_has_a_limit_of_its_own(world: World) -> None:
     streams = [world.submit([i], adapter=bytes([65 + i]) * 80, constraint=GRAMMAR) for i in range(2)]
     sources = world.core.sources
     assert (sources.num_bytes(ADAPTER), sources.num_bytes(CONSTRAINT)) == (160, len(GRAMMAR))
@@ -122,8 +120,7 @@ def test_each_kind_has_a_limit_of_its_own() -> None:
     assert sources.num_bytes(ADAPTER) == 0 and sources.num_bytes(CONSTRAINT) == 300
 
 
-def test_a_resource_of_one_kind_is_none_of_another() -> None:
-    world = World(SHAPE)
+def test_a_resource_of_one_kind_is_none_of_another(world: World) -> None:
     stream = world.submit([1], adapter=GRAMMAR, constraint=GRAMMAR, max_new_tokens=20)
     world.run()
     assert orders(world, fx.PrepareResource) == [name_of(CONSTRAINT, GRAMMAR), name_of(ADAPTER, GRAMMAR)]
@@ -163,8 +160,7 @@ def test_workers_that_refuse_a_kind_get_none_of_it(kind: str, other: str) -> Non
 # Answers ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_with_an_error_ends_the_requests_with_this_resource_alone() -> None:
-    world = World(SHAPE)
+def test_an_answer_with_an_error_ends_the_requests_with_this_resource_alone(world: World) -> None:
     of_adapter = [world.submit([1, i], adapter=b"toy_refuse", constraint=GRAMMAR) for i in range(2)]
     # The prompt of the second one is computed while its worker prepares.
     of_constraint = [world.submit(prompt, constraint=b"toy_refuse too") for prompt in ([3], LONG)]
@@ -178,8 +174,7 @@ def test_an_answer_with_an_error_ends_the_requests_with_this_resource_alone() ->
     world.check_all_ended()
 
 
-def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_kind_says() -> None:
-    world = World(SHAPE)
+def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_kind_says(world: World) -> None:
     world.holds_answers = True
     stuck, patient = world.submit([1], adapter=SOURCE), world.submit([2], constraint=GRAMMAR)
     world.run()
@@ -193,8 +188,7 @@ def test_an_answer_that_never_comes_is_waited_for_as_long_as_the_kind_says() -> 
     assert orders(world, fx.DropResource) == [name_of(ADAPTER, SOURCE)], "nobody needs the late one"
 
 
-def test_an_answer_for_one_kind_is_none_for_the_other() -> None:
-    world = World(SHAPE)
+def test_an_answer_for_one_kind_is_none_for_the_other(world: World) -> None:
     world.submit([1], adapter=SOURCE)
     world.tick()
     name = sha256(SOURCE).digest()
@@ -215,8 +209,7 @@ def test_after_a_reset_both_kinds_are_sent_again_before_their_requests_go_on() -
     world.check_all_ended()
 
 
-def test_a_new_worker_gets_both_kinds_and_the_output_goes_on() -> None:
-    world = World(SHAPE)
+def test_a_new_worker_gets_both_kinds_and_the_output_goes_on(world: World) -> None:
     stream = world.submit([1, 2], max_new_tokens=20, constraint=b"toy_complete=12", adapter=SOURCE)
     world.steps(8)
     begun = len(world.streams[stream].tokens)
@@ -262,9 +255,8 @@ def test_a_recorded_session_gives_the_same_effects_again() -> None:
     assert orders(world, fx.PrepareResource), "the session has orders"
 
 
-def test_requests_with_other_resources_are_other_requests() -> None:
+def test_requests_with_other_resources_are_other_requests(world: World) -> None:
     """A quarantine, and what resumes a request, must not take one for the other."""
-    world = World(SHAPE)
     submit = world.streams[world.submit([1])].submit
     sources = [(b"", b""), (SOURCE, b""), (b"", SOURCE), (SOURCE, SOURCE), (GRAMMAR, SOURCE), (SOURCE, GRAMMAR)]
     options = [replace(submit, resources=resources_of(*each)).options for each in sources]

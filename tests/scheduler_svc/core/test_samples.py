@@ -18,8 +18,7 @@ def started(world: World) -> list[tuple[int, int]]:
     return [(start.row, start.sample_idx) for plan in world.sent for start in plan.starts]
 
 
-def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> None:
-    world = World()
+def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end(world: World) -> None:
     stream = world.submit(PROMPT, num_samples=3, max_new_tokens=5, temperature=1.0, seed=4, ignore_eos=True)
     admitted = world.told(fx.Admitted)
     assert admitted == [fx.Admitted(frontend=FRONTEND, stream=stream, requests_ahead=0)]
@@ -30,8 +29,7 @@ def test_a_request_is_admitted_once_and_each_sample_gets_a_row_and_an_end() -> N
     assert [world.end(number).stats.output_tokens for number in range(stream, stream + 3)] == [5, 5, 5]
 
 
-def test_samples_share_the_prompt() -> None:
-    world = World()
+def test_samples_share_the_prompt(world: World) -> None:
     world.submit(PROMPT, num_samples=3)
     samples = world.core.queue.by_request_id("r1")
     assert [sample.sample_idx for sample in samples] == [0, 1, 2]
@@ -39,8 +37,7 @@ def test_samples_share_the_prompt() -> None:
     assert len({sample.handle for sample in samples}) == 3
 
 
-def test_samples_keep_no_bytes_that_are_kept_and_freed_elsewhere() -> None:
-    world = World()
+def test_samples_keep_no_bytes_that_are_kept_and_freed_elsewhere(world: World) -> None:
     stream = world.submit(list(range(9)), num_samples=2, constraint=b"a toy, toy_complete=6", linger_seconds=60.0)
     submitted, kept = world.streams[stream].submit, world.core.queue.by_request_id("r1")[0].submit
     bulk = ("page_hashes", "description")
@@ -107,8 +104,7 @@ def test_a_queue_with_room_for_some_samples_rejects_all() -> None:
 
 
 @pytest.mark.parametrize(("stream", "num_samples"), [(4, 1), (2, 2), (1, 8), (5, 1), (3, 1)])
-def test_a_request_with_any_stream_in_use_is_rejected(stream: int, num_samples: int) -> None:
-    world = World()
+def test_a_request_with_any_stream_in_use_is_rejected(world: World, stream: int, num_samples: int) -> None:
     world.submit(PROMPT, num_samples=3)  # streams 1 to 3
     submit = world.streams[1].submit
     fields = {name: getattr(submit, name) for name in submit.__slots__}
@@ -122,8 +118,7 @@ def test_a_request_with_any_stream_in_use_is_rejected(stream: int, num_samples: 
         assert len(world.core.queue) == 3
 
 
-def test_a_request_id_is_free_when_its_last_sample_has_ended() -> None:
-    world = World()
+def test_a_request_id_is_free_when_its_last_sample_has_ended(world: World) -> None:
     world.submit(PROMPT, num_samples=2, request_id="same")
     world.cancel(1)
     assert world.refusal(world.submit(PROMPT, request_id="same")).code is fx.RejectCode.DUPLICATE
@@ -165,8 +160,7 @@ def test_time_limits_and_deadlines_apply_to_each_sample() -> None:
 # The settings of each sample ---------------------------------------------------------------------------------------
 
 
-def test_a_plan_contains_all_settings_of_a_row() -> None:
-    world = World()
+def test_a_plan_contains_all_settings_of_a_row(world: World) -> None:
     asked = Settings(presence_penalty=0.5, biases=((3, 1.5), (4, MINUS_INFINITY)))
     world.submit(PROMPT, num_samples=2, num_logprobs=3, prompt_logprobs_from=2, **asdict(asked))
     world.run()

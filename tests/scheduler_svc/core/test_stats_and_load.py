@@ -95,8 +95,7 @@ def greeting(world: World, frontend: str = FRONTEND) -> list[fx.Effect]:
     ]
 
 
-def test_a_front_end_that_joins_again_loses_its_requests() -> None:
-    world = World()
+def test_a_front_end_that_joins_again_loses_its_requests(world: World) -> None:
     world.submit([1, 2], max_new_tokens=50, ignore_eos=True)
     world.step()
     world.submit([3, 4])
@@ -126,8 +125,7 @@ def test_front_ends_get_the_model_when_a_worker_joins() -> None:
     assert not world.told(fx.ModelServed)
 
 
-def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
-    world = World()
+def test_a_drain_is_announced_to_present_and_later_front_ends(world: World) -> None:
     world.tick()
     assert world.handle(ev.DrainStarted()) == [fx.AnnounceDrain(frontend=FRONTEND)]
     drained = {"reason": WaitReason.SHUTTING_DOWN, "not_serving": "the service is shutting down", "refuses": True}
@@ -142,8 +140,7 @@ def test_a_drain_is_announced_to_present_and_later_front_ends() -> None:
 # Bounds -------------------------------------------------------------------------------------------------------
 
 
-def test_entries_of_cancelled_requests_do_not_accumulate() -> None:
-    world = World()
+def test_entries_of_cancelled_requests_do_not_accumulate(world: World) -> None:
     # This request is the first and no worker plans, so deadlines of ended requests are never popped.
     first = world.submit([1], priority=9, deadline_seconds=1e5)
     world.kill()

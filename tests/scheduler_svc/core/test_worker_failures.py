@@ -214,8 +214,7 @@ def test_a_step_that_was_not_computed_makes_no_suspects(status: int) -> None:
 # Wrong tokens -------------------------------------------------------------------------------------------------
 
 
-def test_a_banned_stop_token_does_not_end_the_request() -> None:
-    world = World()
+def test_a_banned_stop_token_does_not_end_the_request(world: World) -> None:
     stream = world.submit([1], max_new_tokens=1, min_new_tokens=1, stop_token_ids=(7,))
     world.tick()
     world.apply()

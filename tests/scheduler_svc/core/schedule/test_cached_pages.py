@@ -190,8 +190,7 @@ def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
 # Until they are flushed -------------------------------------------------------------------------------------------
 
 
-def test_a_flush_evicts_everything_and_rows_run_on() -> None:
-    world = World(SHAPE)
+def test_a_flush_evicts_everything_and_rows_run_on(world: World) -> None:
     found(world, text(9))
     stream = ask(world, text(9, 50), max_new_tokens=12)
     world.step()

@@ -24,8 +24,7 @@ def all_copies(world: World) -> list[tuple[int, int, int]]:
     return [copy for plan in world.sent for copy in copies(plan)]
 
 
-def test_other_samples_wait_for_one_plan_then_copy_the_last_page() -> None:
-    world = World(SHAPE)
+def test_other_samples_wait_for_one_plan_then_copy_the_last_page(world: World) -> None:
     ask(world)
     world.tick()
     first, second = world.sent
@@ -53,8 +52,7 @@ def test_a_fork_copies_the_last_page_up_to_the_last_token(length: int, first_pos
     assert [count for _, _, count in all_copies(world)] == [copied] * (copied > 0)
 
 
-def test_samples_of_a_single_token_do_not_wait() -> None:
-    world = World(SHAPE)
+def test_samples_of_a_single_token_do_not_wait(world: World) -> None:
     ask(world, [7])
     world.tick()
     assert [len(plan.starts) for plan in world.sent] == [3, 0]
@@ -124,8 +122,7 @@ def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, 
 
 
 @pytest.mark.parametrize("options", [{"cache_write": False}, {"salt": None}])
-def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
-    world = World(SHAPE)
+def test_forks_do_not_need_the_prefix_cache(world: World, options: dict[str, object]) -> None:
     ask(world, **options)
     world.finish()
     assert first_positions(world) == [0, 9, 9]
@@ -134,9 +131,8 @@ def test_forks_do_not_need_the_prefix_cache(options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(("cache_read", "cached"), [(True, 8), (False, 0)])
 def test_samples_are_forked_from_their_first_sample_whatever_that_found_in_the_cache(
-    cache_read: bool, cached: int
+    world: World, cache_read: bool, cached: int
 ) -> None:
-    world = World(SHAPE)
     ask(world, num_samples=1)
     world.finish()
     ask(world, cache_read=cache_read)
@@ -145,8 +141,7 @@ def test_samples_are_forked_from_their_first_sample_whatever_that_found_in_the_c
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (2, 3, 4)] == [cached, 9, 9]
 
 
-def test_forks_skip_the_prompt_logprobs_of_the_first_sample() -> None:
-    world = World(SHAPE)
+def test_forks_skip_the_prompt_logprobs_of_the_first_sample(world: World) -> None:
     ask(world, prompt_logprobs_from=2)
     world.finish()
     assert first_positions(world) == [0, 9, 9]

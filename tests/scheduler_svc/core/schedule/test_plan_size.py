@@ -54,8 +54,7 @@ def test_the_estimate_of_a_plan_is_never_below_its_frame(num_listed: int) -> Non
     assert len(worker_wire.plan_frame(plan)) <= largest_plan_bytes(world.info(), 60_000)
 
 
-def test_a_worker_whose_longest_row_exceeds_its_frames_is_refused() -> None:
-    world = World(SHAPE)
+def test_a_worker_whose_longest_row_exceeds_its_frames_is_refused(world: World) -> None:
     info = replace(world.info(), max_length=1 << 24, page_size=64, num_pages=4096)
     [note, refused] = world.handle(ev.WorkerJoined(worker="w-9", info=info))
     assert isinstance(note, fx.Note)

@@ -76,8 +76,7 @@ def test_decode_rows_go_first_and_the_prompt_gets_the_rest_of_the_budget() -> No
     ]
 
 
-def test_two_plans_are_in_flight_and_no_more() -> None:
-    world = World()
+def test_two_plans_are_in_flight_and_no_more(world: World) -> None:
     world.submit([1, 2, 3], max_new_tokens=9, ignore_eos=True)
     world.tick()
     world.tick()

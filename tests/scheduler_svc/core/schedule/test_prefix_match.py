@@ -14,7 +14,7 @@ from tests.scheduler_svc.core.sent_plans import chunks, first_positions, load, s
 from tests.scheduler_svc.core.world import CACHE_ROOT, World, greedy, text
 
 POISON = 280
-SHORT = Shape(num_pages=32)
+SHAPE = Shape(num_pages=32)
 
 
 def run(world: World, prompt: list[int], **options: object) -> int:
@@ -31,21 +31,18 @@ def run(world: World, prompt: list[int], **options: object) -> int:
 @pytest.mark.parametrize(
     ("length", "matched"), [(1, 0), (3, 0), (4, 0), (5, 4), (7, 4), (8, 4), (9, 8), (12, 8), (13, 12), (16, 12)]
 )
-def test_a_match_ends_at_a_page_edge_before_the_last_token(length: int, matched: int) -> None:
-    world = World(SHORT)
+def test_a_match_ends_at_a_page_edge_before_the_last_token(world: World, length: int, matched: int) -> None:
     assert [run(world, text(length)) for _ in range(3)] == [0, matched, matched]
     assert [world.end(stream).stats.cached_prompt_tokens for stream in (1, 2, 3)] == [0, matched, matched]
 
 
 @pytest.mark.parametrize(("common", "matched"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (11, 8), (12, 12)])
-def test_a_match_covers_the_common_full_pages(common: int, matched: int) -> None:
-    world = World(SHORT)
+def test_a_match_covers_the_common_full_pages(world: World, common: int, matched: int) -> None:
     run(world, text(14))
     assert run(world, text(common) + text(14 - common, 100)) == matched
 
 
-def test_a_prompt_that_ends_at_a_page_edge_computes_its_last_page_again() -> None:
-    world = World(SHORT)
+def test_a_prompt_that_ends_at_a_page_edge_computes_its_last_page_again(world: World) -> None:
     run(world, text(8))
     run(world, text(8))
     assert starts(world) == [(0, [1, 2]), (4, [1, 3])]
@@ -55,8 +52,7 @@ def test_a_prompt_that_ends_at_a_page_edge_computes_its_last_page_again() -> Non
     assert world.lane.pool.num_evictable == 2
 
 
-def test_one_remaining_token_decodes_at_once() -> None:
-    world = World(SHORT)
+def test_one_remaining_token_decodes_at_once(world: World) -> None:
     run(world, text(9))
     run(world, text(9))
     [plan] = world.sent[1:]
@@ -64,9 +60,8 @@ def test_one_remaining_token_decodes_at_once() -> None:
 
 
 @pytest.mark.parametrize(("logprobs_from", "matched"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8), (12, 8)])
-def test_positions_with_wanted_prompt_logprobs_are_computed(logprobs_from: int, matched: int) -> None:
+def test_positions_with_wanted_prompt_logprobs_are_computed(world: World, logprobs_from: int, matched: int) -> None:
     """The logprob of token p needs the logits of position p - 1."""
-    world = World(SHORT)
     run(world, text(12))
     assert run(world, text(12), prompt_logprobs_from=logprobs_from) == matched
 
@@ -97,8 +92,7 @@ def test_a_prompt_page_is_cached_when_the_plan_that_fills_it_is_made() -> None:
 # Equal prompts in one step ----------------------------------------------------------------------------------------
 
 
-def test_equal_prompts_in_one_step_share_pages() -> None:
-    world = World(SHORT)
+def test_equal_prompts_in_one_step_share_pages(world: World) -> None:
     for _ in range(3):
         world.submit(text(10), max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -109,8 +103,7 @@ def test_equal_prompts_in_one_step_share_pages() -> None:
     world.finish()
 
 
-def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step() -> None:
-    world = World(SHORT)
+def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step(world: World) -> None:
     world.submit(text(9), max_new_tokens=3, ignore_eos=True)
     world.submit(text(14), max_new_tokens=3, ignore_eos=True)
     world.tick()
@@ -121,14 +114,12 @@ def test_a_longer_prompt_shares_the_pages_of_a_shorter_one_in_the_same_step() ->
 # Salts and cache options ------------------------------------------------------------------------------------------
 
 
-def test_requests_with_different_salts_share_no_pages() -> None:
-    world = World(SHORT)
+def test_requests_with_different_salts_share_no_pages(world: World) -> None:
     salts = ["", "a", "b", "a", "", "b"]
     assert [run(world, text(9), salt=salt) for salt in salts] == [0, 0, 0, 8, 8, 8]
 
 
-def test_without_a_prefix_root_nothing_is_matched_or_cached() -> None:
-    world = World(SHORT)
+def test_without_a_prefix_root_nothing_is_matched_or_cached(world: World) -> None:
     run(world, text(9))
     assert run(world, text(9), salt=None) == 0
     assert run(world, text(9, 50), salt=None, max_new_tokens=8) == 0
@@ -136,15 +127,13 @@ def test_without_a_prefix_root_nothing_is_matched_or_cached() -> None:
     assert run(world, text(9, 50)) == 0
 
 
-def test_a_request_that_does_not_read_the_cache_still_fills_it() -> None:
-    world = World(SHORT)
+def test_a_request_that_does_not_read_the_cache_still_fills_it(world: World) -> None:
     assert run(world, text(9), cache_read=False) == 0
     assert run(world, text(9), cache_read=False) == 0
     assert run(world, text(9)) == 8
 
 
-def test_a_request_that_does_not_write_the_cache_still_reads_it() -> None:
-    world = World(SHORT)
+def test_a_request_that_does_not_write_the_cache_still_reads_it(world: World) -> None:
     assert run(world, text(9), cache_write=False, max_new_tokens=8) == 0
     assert load(world).pages_cached == 0
     assert run(world, text(9)) == 0
@@ -152,8 +141,7 @@ def test_a_request_that_does_not_write_the_cache_still_reads_it() -> None:
     assert load(world).pages_cached == 2
 
 
-def test_a_request_of_another_salt_or_that_does_not_write_the_cache_shares_no_pages_in_its_step() -> None:
-    world = World(SHORT)
+def test_a_request_of_another_salt_or_that_does_not_write_the_cache_shares_no_pages_in_its_step(world: World) -> None:
     for options in ({"cache_write": False}, {"salt": "another"}, {}, {}):
         world.submit(text(9), max_new_tokens=1, ignore_eos=True, **options)
     world.finish()
@@ -164,11 +152,10 @@ def test_a_request_of_another_salt_or_that_does_not_write_the_cache_shares_no_pa
 
 
 def hashes_for(prompt: list[int]) -> bytes:
-    return hash_pages(prefix_root(CACHE_ROOT, ""), np.array(prompt, np.int32), SHORT.page_size)
+    return hash_pages(prefix_root(CACHE_ROOT, ""), np.array(prompt, np.int32), SHAPE.page_size)
 
 
-def test_pages_with_the_same_hash_and_other_tokens_do_not_match() -> None:
-    world = World(SHORT)
+def test_pages_with_the_same_hash_and_other_tokens_do_not_match(world: World) -> None:
     one, other = text(9), text(9, 100)
     run(world, one)
     # As if SHA-256 had collided: the second prompt's pages have the hashes of the first one's.
@@ -180,8 +167,7 @@ def test_pages_with_the_same_hash_and_other_tokens_do_not_match() -> None:
     assert run(world, mixed, page_hashes=hashes_for(one)) == 4
 
 
-def test_pages_with_the_same_hash_and_other_tokens_do_not_match_in_one_step() -> None:
-    world = World(SHORT)
+def test_pages_with_the_same_hash_and_other_tokens_do_not_match_in_one_step(world: World) -> None:
     one, other = text(9), text(9, 100)
     world.submit(one, max_new_tokens=3, ignore_eos=True)
     world.submit(other, max_new_tokens=3, ignore_eos=True, page_hashes=hashes_for(one))
@@ -189,8 +175,7 @@ def test_pages_with_the_same_hash_and_other_tokens_do_not_match_in_one_step() ->
     assert starts(world) == [(0, [1, 2, 3]), (0, [4, 5, 6])]
 
 
-def test_missing_page_hashes_are_computed_when_needed() -> None:
-    world = World(SHORT)
+def test_missing_page_hashes_are_computed_when_needed(world: World) -> None:
     run(world, text(13))
     assert run(world, text(13), page_hashes=hashes_for(text(4))) == 12
     assert run(world, text(13), page_hashes=b"") == 12
@@ -200,9 +185,8 @@ def test_missing_page_hashes_are_computed_when_needed() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "matched"), [(1, 4), (2, 4), (3, 8), (6, 8), (7, 12), (10, 12), (11, 16)])
-def test_the_next_turn_of_a_chat_matches_prompt_and_output_pages(num_tokens: int, matched: int) -> None:
+def test_the_next_turn_of_a_chat_matches_prompt_and_output_pages(world: World, num_tokens: int, matched: int) -> None:
     """The prompt has six tokens. The last output token was never computed, so its page cannot match."""
-    world = World(SHORT)
     run(world, text(6), max_new_tokens=num_tokens)
     turn = [*text(6), *world.streams[1].tokens, *text(3, 200)]
     assert len(turn) == 9 + num_tokens
@@ -210,7 +194,7 @@ def test_the_next_turn_of_a_chat_matches_prompt_and_output_pages(num_tokens: int
 
 
 def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
-    world = World(SHORT, greedy(plans_in_flight=2))
+    world = World(SHAPE, greedy(plans_in_flight=2))
     world.submit(text(3), max_new_tokens=20, ignore_eos=True)
     world.step()
     # Token 3 is known. The plan that computes it, and so fills the page, is in flight.
@@ -231,7 +215,7 @@ def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
 
 
 def poisoned() -> World:
-    return World(SHORT, faults=Faults(nonfinite_token=POISON))
+    return World(SHAPE, faults=Faults(nonfinite_token=POISON))
 
 
 def failed(world: World, prompt: list[int]) -> fx.Failure:
@@ -268,8 +252,7 @@ def test_only_requests_that_share_nonfinite_pages_end() -> None:
 # The load ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_load_counts_matched_tokens_and_cached_pages() -> None:
-    world = World(SHORT)
+def test_the_load_counts_matched_tokens_and_cached_pages(world: World) -> None:
     run(world, text(9))
     run(world, text(12))
     report = load(world)
@@ -283,8 +266,7 @@ def test_the_load_counts_matched_tokens_and_cached_pages() -> None:
     assert (report.pages_used, report.pages_cached, report.cached_prompt_tokens) == (4, 1, 16)
 
 
-def test_the_load_counts_the_prompt_of_a_resumed_request_once() -> None:
-    world = World(SHORT)
+def test_the_load_counts_the_prompt_of_a_resumed_request_once(world: World) -> None:
     stream = world.submit(text(9), max_new_tokens=4, ignore_eos=True)
     world.step()
     world.restart()

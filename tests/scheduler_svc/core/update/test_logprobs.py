@@ -77,8 +77,7 @@ def test_the_last_prompt_position_alone_decodes_without_prompt_logprobs() -> Non
     assert pieces_of(world) == [(1, 16)]
 
 
-def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
-    world = World()
+def test_a_prompt_of_one_token_has_no_prompt_logprobs(world: World) -> None:
     world.submit([5], prompt_logprobs_from=1)
     world.finish()
     assert starts_of(world) == [(1, 0)]
@@ -224,8 +223,7 @@ def test_logprobs_of_ended_requests_are_dropped() -> None:
 # Outputs -----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_recorded_if_no_row_wants_logprobs() -> None:
-    world = World()
+def test_nothing_is_recorded_if_no_row_wants_logprobs(world: World) -> None:
     world.submit(prompt(3), presence_penalty=1.0)
     world.tick()
     record = world.lane.in_flight[0]

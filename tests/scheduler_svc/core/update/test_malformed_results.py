@@ -72,23 +72,20 @@ def ask(world: World, **options: Any) -> int:
 
 
 @pytest.mark.parametrize(("field", "change"), SPOILED.values(), ids=SPOILED)
-def test_a_malformed_result_refuses_the_worker(field: str, change: Callable[[Any], Any] | None) -> None:
-    world = World()
+def test_a_malformed_result_refuses_the_worker(world: World, field: str, change: Callable[[Any], Any] | None) -> None:
     stream = ask(world, num_logprobs=3, prompt_logprobs_from=1)
     spoil(answered(world), field, change)
     check_refused(world, stream)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_that_nobody_wants_are_refused(kind: str) -> None:
-    world = World()
+def test_logprobs_that_nobody_wants_are_refused(world: World, kind: str) -> None:
     stream = ask(world)
     getattr(answered(world), kind).logprobs = bytes(4)
     check_refused(world, stream)
 
 
-def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite() -> None:
-    world = World()
+def test_malformed_logprobs_are_refused_even_if_another_row_is_nonfinite(world: World) -> None:
     ask(world)
     stream = world.submit(prompt(5, 1), max_new_tokens=3, ignore_eos=True, num_logprobs=3)
     result = answered(world)
