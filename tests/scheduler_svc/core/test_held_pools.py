@@ -96,6 +96,5 @@ def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it
     fleet.kill("a")
     assert fleet.held.pools == 0
     fleet.share("c")
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
     fleet.check_all_ended()

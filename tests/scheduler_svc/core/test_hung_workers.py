@@ -55,9 +55,7 @@ def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
     busy(world, seconds=0.01)
     world.submit([2] * 250, max_new_tokens=1)
     # The worker takes some 2.5 s for the prompt; two steps are in flight.
-    world.tick()
-    world.apply()
-    world.deliver()
+    world.step()
     assert remaining(world) >= 8 * 2.5 + 1
 
 
@@ -121,9 +119,7 @@ def test_void_plans_that_the_worker_may_still_compute_have_their_time() -> None:
     world = World(SLOW, PREDICTING)
     busy(world, seconds=0.01)
     world.submit([2] * 250, max_new_tokens=1)
-    world.tick()
-    world.apply()
-    world.deliver()
+    world.step()
     world.tick()
     world.apply()
     world.results[0].step += 1

@@ -79,8 +79,7 @@ def test_placement_weighs_a_cached_prefix_against_the_backlog(rows_ahead: int) -
     again = ask(fleet, [*stem, 7])
     fleet.step()
     assert again in fleet.running("a" if rows_ahead == 1 else "b")
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
     assert fleet.end(again).stats.cached_prompt_tokens == (48 if rows_ahead == 1 else 0)
 
 
@@ -128,8 +127,7 @@ def test_a_sample_forks_from_a_sibling_that_has_computed_the_prompt_on_its_lane(
     [source] = {page for page, _, _ in copies(plan)}
     assert [start.sample_idx for start in plan.starts] == [0, 2]
     assert source == fleet.lane_of("a").rows.pages[3][2], "the second sample's row is the third"
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
     assert [len(fleet.streams[first + i].tokens) for i in range(3)] == [6, 6, 6]
 
 

@@ -40,8 +40,7 @@ def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
 def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event() -> None:
     fleet = proven_fleet(False, True)
     ask(fleet, 8)
-    fleet.step()
-    fleet.step()
+    fleet.steps(2)
     effects = lost(fleet, "a")
     assert seated_by(effects) == ["b"]
     fleet.tick()

@@ -41,8 +41,7 @@ def test_the_page_of_a_request_cancelled_before_its_result_is_zeroed() -> None:
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
     world.tick()
     world.cancel(poisoned)
-    world.run()
-    world.check_content()
+    world.settle()
     assert zeroed(world) == [[], [1], [], []]
     assert len(world.streams[next_request].tokens) == 3
 
@@ -54,14 +53,12 @@ def test_a_page_that_finite_samples_have_read_in_part_is_zeroed() -> None:
     world = World(ONE_PAGE, greedy(plans_in_flight=1), faults=Faults(nonfinite_token=second.streams[1].tokens[1]))
     poisoned = world.submit([1, 2], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([5, 5], max_new_tokens=3, ignore_eos=True)
-    world.step()
-    world.step()
+    world.steps(2)
     # The last position of page 1 is being computed. The three before it are verified.
     world.tick()
     assert len(world.streams[poisoned].tokens) == 2
     world.cancel(poisoned)
-    world.run()
-    world.check_content()
+    world.settle()
     assert zeroed(world) == [[], [], [], [1], [], []]
     assert len(world.streams[next_request].tokens) == 3
 
@@ -74,8 +71,7 @@ def test_only_pages_that_are_allocated_again_are_zeroed_after_a_reset() -> None:
     world.apply(), world.apply()
     # The first result is not finite, the second one is FAILED, and no plan is made between them.
     world.deliver(), world.deliver()
-    world.run()
-    world.check_content()
+    world.settle()
     # Page 1 is not allocated again. The other request gets its page 2 again, which the failed step was writing.
     assert zeroed(world)[:3] == [[], [], [2]]
     assert len(world.streams[other].tokens) == 3

@@ -68,8 +68,7 @@ def test_placement_skips_a_lane_with_an_overdue_step() -> None:
         fleet.serve("a")
     assert fleet.end(new).stats.output_tokens == 2
     assert fleet.now < fleet.core.config.step_timeout_seconds
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
 
 
 def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> None:
@@ -94,5 +93,4 @@ def test_a_head_with_pending_plans_on_one_lane_does_not_block_other_lanes() -> N
         fleet.serve(other)
     assert pending[0].pending_plans
     assert fleet.end(new).stats.output_tokens == 2
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()

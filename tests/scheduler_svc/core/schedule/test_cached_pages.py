@@ -19,8 +19,7 @@ def ask(world: World, prompt: list[int], **options: object) -> int:
 def found(world: World, prompt: list[int]) -> int:
     """Runs the prompt and returns how many of its tokens were cached. This also makes them recently used."""
     stream = ask(world, prompt)
-    world.run()
-    world.check_content()
+    world.settle()
     return world.end(stream).stats.cached_prompt_tokens
 
 
@@ -100,8 +99,7 @@ def test_a_released_page_is_matched_again_at_once() -> None:
     world.tick()
     # Plans in flight still read and write the pages. This plan comes after them.
     assert starts(world) == [(0, [1, 2, 3]), (8, [1, 2, 3])]
-    world.run()
-    world.check_content()
+    world.settle()
     assert world.end(again).stats.cached_prompt_tokens == 8
 
 

@@ -78,8 +78,7 @@ def test_a_cancelled_sibling_leaves_its_full_pages_and_is_not_forked(is_computed
     ask(world, num_samples=2)
     world.step() if is_computed else world.tick()
     world.cancel(1)
-    world.run()
-    world.check_content()
+    world.settle()
     assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
@@ -97,8 +96,7 @@ def test_a_cancelled_sibling_is_not_forked_although_it_computed_the_prompt() -> 
     ask(world, num_samples=2)
     world.step()
     world.cancel(1)
-    world.run()
-    world.check_content()
+    world.settle()
     assert first_positions(world) == [0, 8]
     assert all_copies(world) == []
 
@@ -113,8 +111,7 @@ def test_any_running_sibling_is_forked_at_the_end_of_the_prompt(cancelled: int, 
     world.step()
     assert starts(world)[-1] == (9, [1, 2, 6])
     assert copies(world.sent[-1]) == [(source, 6, 1)]
-    world.run()
-    world.check_content()
+    world.settle()
     assert [len(world.streams[stream].tokens) for stream in (3 - cancelled, 3)] == [9, 9]
 
 

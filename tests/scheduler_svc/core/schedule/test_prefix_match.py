@@ -243,8 +243,7 @@ def test_only_requests_that_share_nonfinite_pages_end() -> None:
     world = poisoned()
     bad = [POISON, *text(8)]
     streams = [world.submit(prompt, max_new_tokens=3, ignore_eos=True) for prompt in (bad, bad, text(9))]
-    world.run()
-    world.check_content()
+    world.settle()
     assert [world.end(stream).failure is not None for stream in streams] == [True, True, False]
     assert first_positions(world) == [0, 8, 0]
 

@@ -71,8 +71,7 @@ def test_a_request_does_not_verify_a_page_that_it_released() -> None:
     world.submit(text(4), max_new_tokens=1, ignore_eos=True)
     world.submit([1, 280], max_new_tokens=3, ignore_eos=True)
     next_request = world.submit([2, 2], max_new_tokens=3, ignore_eos=True)
-    world.run()
-    world.check_content()
+    world.settle()
     assert starts(world) == [(0, [1])] * 3
     assert [plan.zero_pages.tolist() for plan in world.sent if plan.starts] == [[], [1], [1]]
     assert len(world.streams[next_request].tokens) == 3
@@ -92,8 +91,7 @@ def test_a_row_that_leaves_does_not_verify_a_page_that_it_released() -> None:
     while world.apply() or world.deliver():
         pass
     next_request = world.submit([2], max_new_tokens=1, ignore_eos=True, salt=None)
-    world.run()
-    world.check_content()
+    world.settle()
     assert starts(world) == [(0, [1])] * 3
     assert [plan.zero_pages.tolist() for plan in world.sent] == [[], [1], [1]]
     assert len(world.streams[next_request].tokens) == 1

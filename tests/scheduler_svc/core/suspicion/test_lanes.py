@@ -36,8 +36,7 @@ def test_a_trial_that_fits_no_worker_gives_way_to_one_that_does() -> None:
     assert world.end_of(long) is None
     world.shape = LARGE
     world.join()
-    world.run()
-    world.check_content()
+    world.settle()
     assert world.end(long).reason is not None and not suspects.handles
 
 
@@ -54,8 +53,7 @@ def with_suspects(count: int) -> Fleet:
 
 
 def check_acquitted(fleet: Fleet) -> None:
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
     assert all(fleet.end(stream).reason is not None for stream in fleet.streams) and not fleet.core.suspects.handles
 
 
@@ -105,8 +103,7 @@ def test_what_only_the_trials_worker_holds_runs_while_that_prepares() -> None:
     suspect = fleet.submit([1, 2, 3], max_new_tokens=20, constraint=b"a toy, toy_complete=9")
     for name in "ab":
         while fleet.running(name) != [suspect]:
-            fleet.step(0.01)
-        fleet.step(0.01)
+            fleet.steps(2, 0.01)
         fleet.tick()
         fleet.join_as(LARGE)
         fleet.lose(name)
@@ -118,6 +115,5 @@ def test_what_only_the_trials_worker_holds_runs_while_that_prepares() -> None:
     assert fleet.end(other).reason is not None and not fleet.started(small)
     # Prepared, the trial goes on.
     fleet.holds_answers = False
-    fleet.run()
-    fleet.check_content()
+    fleet.settle()
     assert fleet.end(suspect).reason is not None and not fleet.core.suspects.handles

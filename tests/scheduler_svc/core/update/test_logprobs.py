@@ -214,8 +214,7 @@ def test_logprobs_of_ended_requests_are_dropped() -> None:
     world.tick()
     assert len(world.sent[0].chunk_rows) == 3
     world.cancel(1)
-    world.run()
-    world.check_content()
+    world.settle()
     assert [len(stream.logprobs) for stream in world.streams.values()] == [0, 3, 3]
     assert [len(stream.prompt_logprobs) for stream in world.streams.values()] == [0, 3, 2]
 
@@ -270,6 +269,5 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
     assert len(world.streams[2].logprobs) == 1
     world.check_content()
     world.cancel(2)
-    world.run()
-    world.check_content()
+    world.settle()
     assert (len(world.streams[1].logprobs), len(world.streams[2].logprobs)) == (6, 1)

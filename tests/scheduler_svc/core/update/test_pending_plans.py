@@ -96,8 +96,7 @@ def test_a_request_with_pending_plans_is_not_admitted() -> None:
     deliver(world, 4.0)
     world.tick()
     assert [start.tokens.tolist() for start in world.sent[3].starts] == [[*VICTIM, *TOKENS[:2]]]
-    world.run()
-    world.check_content()
+    world.settle()
 
 
 def test_offsets_continue_after_a_second_preemption() -> None:
@@ -118,6 +117,5 @@ def test_offsets_continue_after_a_second_preemption() -> None:
     deliver(world, 5.0)
     deliver(world, 6.0)
     assert world.streams[2].tokens == list(TOKENS[:4])
-    world.run()
-    world.check_content()
+    world.settle()
     assert world.streams[2].tokens == list(TOKENS)

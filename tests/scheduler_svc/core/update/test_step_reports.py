@@ -172,8 +172,7 @@ def test_totals_are_sums_over_the_lanes_that_remain() -> None:
     fleet = Fleet(SHAPE, replace(SHAPE, num_pages=21), config=greedy(report_steps=True, plans_in_flight=1))
     fleet.submit(prompt(7), max_new_tokens=9, ignore_eos=True)
     fleet.submit(prompt(3)[::-1], max_new_tokens=9, ignore_eos=True)
-    fleet.step()
-    fleet.step()
+    fleet.steps(2)
     fleet.lose("b")
     fleet.run()
     seven = reports(fleet)[:7]
