@@ -108,8 +108,7 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -
     assert remaining(world) == pytest.approx(before)
     if working:
         # The time of the pause is not the time of the step.
-        world.apply()
-        world.deliver()
+        world.work()
         world.tick()
         assert remaining(world) == pytest.approx(3.0)
 

@@ -179,8 +179,7 @@ def test_no_request_shares_a_plan_with_a_suspect() -> None:
     world.tick()
     # Only one plan of a suspect is in flight, so that a death names its position.
     assert rows_of(world) == [[1]]
-    world.apply()
-    world.deliver()
+    world.work()
     assert len(world.streams[suspect].tokens) == 1
     world.tick()
     # The suspect has sampled a token, so the other two are admitted in the queue's order.

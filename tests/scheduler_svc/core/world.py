@@ -326,8 +326,7 @@ class World:
     def step(self, seconds: float = 0.0) -> None:
         """Ticks, then applies the oldest plan and delivers the oldest result."""
         self.tick(seconds)
-        self.apply()
-        self.deliver()
+        self.work()
         if not self.holds_answers:
             self.answer()
 
@@ -353,6 +352,10 @@ class World:
         self.handle(received(self.worker, result=self.results.popleft()))
         return True
 
+    def work(self) -> bool:
+        """Applies the oldest plan, then delivers the oldest result. Returns False if there was neither."""
+        return self.apply() | self.deliver()
+
     def answer(self) -> bool:
         """Delivers the answer for the oldest resource that was not answered. Returns False if all were."""
         if not self.preparing:
@@ -364,7 +367,7 @@ class World:
         """Ticks, applies and delivers until nothing is left to do. Raises AssertionError after `max_steps`."""
         for _ in range(max_steps):
             self.tick(0.001)
-            if not (self.apply() | self.deliver() | (not self.holds_answers and self.answer())):
+            if not (self.work() | (not self.holds_answers and self.answer())):
                 return
         raise AssertionError(f"still busy after {max_steps} steps")
 

@@ -142,8 +142,7 @@ def test_a_request_does_not_pass_a_head_with_pending_plans() -> None:
     [waiting] = world.core.queue.by_request_id(f"r{victim}")
     assert (waiting.preemptions, waiting.pending_plans) == (1, 2)
     cached = with_stem(world)
-    world.apply()
-    world.deliver()
+    world.work()
     world.tick()
     # The lane planned once more, and the cached request would have fitted in the four unused pages.
     assert (len(world.sent), waiting.pending_plans) == (4, 1)

@@ -33,8 +33,7 @@ def test_pages_stay_cached_after_an_end_from_outside(how: str, confirmed: bool) 
     stream = ask(world, text(9), max_new_tokens=20, max_time_seconds=2.0)
     world.tick()
     if confirmed:
-        world.apply()
-        world.deliver()
+        world.work()
     match how:
         case "cancel":
             world.cancel(stream)
@@ -174,8 +173,7 @@ def test_pages_of_plans_after_the_failed_one_are_evicted() -> None:
     world.tick()
     assert cached_pages(world) == [1, 2, 3, 4, 5, 6]
     for _ in range(3):
-        world.apply()
-    world.deliver()
+        world.work()
     world.deliver()
     assert cached_pages(world) == [1, 2]
     # The suspect recomputes everything, and the request after it finds its pages.

@@ -190,8 +190,7 @@ def test_host_pages_of_a_failed_plan_are_evicted() -> None:
     world = scene(faults=Faults(fail_steps=frozenset({3})))
     world.tick()
     assert load(world).host_pages_used == 2
-    world.apply()
-    world.deliver()
+    world.work()
     assert load(world).host_pages_used == 0
     world.finish()
 

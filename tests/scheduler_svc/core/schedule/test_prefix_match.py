@@ -82,8 +82,7 @@ def test_a_prompt_page_is_cached_when_the_plan_that_fills_it_is_made() -> None:
     for _ in range(3):
         world.tick()
         cached.append([page for page in range(1, 32) if world.lane.pool.hash_of(page)])
-        world.apply()
-        world.deliver()
+        world.work()
     assert [chunks(plan) for plan in world.sent] == [[(1, 0, 6)], [(1, 6, 6)], []]
     assert cached == [[1], [1, 2, 3], [1, 2, 3]]
     world.check_all_ended()
@@ -203,8 +202,7 @@ def test_an_output_page_is_cached_after_a_finite_sample_has_read_it() -> None:
     world.submit(turn, max_new_tokens=1, ignore_eos=True)
     world.tick()
     assert first_positions(world) == [0, 0]
-    world.apply()
-    world.deliver()
+    world.work()
     world.submit(turn, max_new_tokens=1, ignore_eos=True)
     world.tick()
     assert first_positions(world) == [0, 0, 4]

@@ -70,8 +70,7 @@ def test_the_first_step_computes_one_token_in_one_page() -> None:
     assert (start.tokens.tolist(), len(start.pages), plan.decode_rows.tolist()) == ([0], 1, [start.row])
     world.tick()
     assert len(world.sent) == 1, "one such step is in flight at a time"
-    world.apply()
-    world.deliver()
+    world.work()
     assert (load(world).steps, load(world).output_tokens, load(world).pages_used) == (0, 0, 0)
 
 

@@ -43,8 +43,7 @@ def test_a_row_holds_only_the_pages_that_its_next_position_reads(window: int, si
         if planned % 4:
             pages.add(planned // 4)
         assert held(world) == sorted(pages)
-        world.apply()
-        world.deliver()
+        world.work()
     world.finish()
 
 

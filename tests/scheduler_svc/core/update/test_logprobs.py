@@ -264,8 +264,7 @@ def test_pending_tokens_come_with_logprobs_until_the_request_is_cancelled() -> N
     world.tick()
     [victim] = world.core.queue.by_request_id("r2")
     assert (victim.row, victim.pending_tokens) == (0, 2)
-    world.apply()
-    world.deliver()
+    world.work()
     assert len(world.streams[2].logprobs) == 1
     world.check_content()
     world.cancel(2)
