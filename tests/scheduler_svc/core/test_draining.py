@@ -41,8 +41,8 @@ def drained(standbys: Sequence[bool], requests: int, tokens: int = 20, **options
     return fleet
 
 
-def reports(fleet: Fleet, query: int = 1) -> list[DrainReport]:
-    return [one for one in fleet.told(DrainReport) if one.query == query]
+def reports(fleet: Fleet) -> list[DrainReport]:
+    return [one for one in fleet.told(DrainReport) if one.query == 1]
 
 
 def dismissed(fleet: Fleet) -> list[str]:

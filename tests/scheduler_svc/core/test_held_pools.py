@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler_svc.core.messages.reports import HeldPoolsLoad
 from scheduler_svc.core.recovery.held_pools import HOLD_SECONDS
 from tests.rigs.executor import Shape
@@ -34,8 +36,9 @@ class SharingFleet(Fleet):
         return load(self).held_pools
 
 
-def fleet_with_a_killed_worker() -> SharingFleet:
-    """Four streams of 20 tokens have run, so that full pages are cached, and four more run."""
+@pytest.fixture
+def fleet() -> SharingFleet:
+    """Its worker was killed. Four streams of 20 tokens have run, so that full pages are cached, and four more run."""
     fleet = SharingFleet()
     fleet.share("a")
     for _ in range(2):
@@ -46,8 +49,7 @@ def fleet_with_a_killed_worker() -> SharingFleet:
     return fleet
 
 
-def test_a_pool_is_held_until_a_worker_takes_it_over() -> None:
-    fleet = fleet_with_a_killed_worker()
+def test_a_pool_is_held_until_a_worker_takes_it_over(fleet: SharingFleet) -> None:
     held = fleet.held
     assert (held.pools, held.bytes) == (1, POOL_BYTES) and held.pages > 4
     fleet.share("b")
@@ -56,8 +58,7 @@ def test_a_pool_is_held_until_a_worker_takes_it_over() -> None:
     fleet.check_all_ended()
 
 
-def test_a_pool_that_the_worker_cannot_map_does_not_count_as_taken_over() -> None:
-    fleet = fleet_with_a_killed_worker()
+def test_a_pool_that_the_worker_cannot_map_does_not_count_as_taken_over(fleet: SharingFleet) -> None:
     fleet.memory.clear()
     fleet.share("b")
     fleet.run()
@@ -65,8 +66,7 @@ def test_a_pool_that_the_worker_cannot_map_does_not_count_as_taken_over() -> Non
     fleet.check_all_ended()
 
 
-def test_damaged_pages_are_counted() -> None:
-    fleet = fleet_with_a_killed_worker()
+def test_damaged_pages_are_counted(fleet: SharingFleet) -> None:
     fleet.share("b")
     while not fleet.plans_of["b"]:
         fleet.tick(0.001)
@@ -76,14 +76,12 @@ def test_damaged_pages_are_counted() -> None:
     assert fleet.held.damaged_pages == 2
 
 
-def test_a_pool_that_nobody_takes_is_dropped_from_the_report() -> None:
-    fleet = fleet_with_a_killed_worker()
+def test_a_pool_that_nobody_takes_is_dropped_from_the_report(fleet: SharingFleet) -> None:
     fleet.tick(HOLD_SECONDS + 1)
     assert fleet.held == HeldPoolsLoad()
 
 
-def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it_over() -> None:
-    fleet = fleet_with_a_killed_worker()
+def test_a_worker_that_joins_again_keeps_its_pool_from_a_lane_that_would_take_it_over(fleet: SharingFleet) -> None:
     fleet.share("b")
     lane = fleet.lane_of("b")
     while lane.pages.pending is None:

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_svc.core.messages import effects as fx
 from scheduler_svc.core.messages import events as ev
+from scheduler_svc.core.messages.config import CoreConfig
 from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World, greedy
@@ -13,10 +14,12 @@ SLOW = Shape(token_us=10_000.0, num_pages=256, max_length=512, token_budget=256)
 PREDICTING = greedy(predict_steps=True)
 
 
-def busy(world: World, *, seconds: float, prompt: int = 1) -> None:
-    """A request with steps of `seconds` each, until ten steps are confirmed."""
-    world.submit([1] * prompt, max_new_tokens=200, ignore_eos=True)
+def busy(seconds: float = 0.01, config: CoreConfig = PREDICTING) -> World:
+    """A world with a request with steps of `seconds` each, of which ten are confirmed."""
+    world = World(SLOW, config)
+    world.submit([1], max_new_tokens=200, ignore_eos=True)
     world.steps(10, seconds)
+    return world
 
 
 def remaining(world: World) -> float:
@@ -27,8 +30,7 @@ def remaining(world: World) -> float:
 
 
 def test_short_steps_have_three_seconds() -> None:
-    world = World(SLOW, PREDICTING)
-    busy(world, seconds=0.01)
+    world = busy()
     world.tick()
     assert remaining(world) == pytest.approx(3.0)
     world.tick(2.99)
@@ -44,15 +46,13 @@ def test_short_steps_have_three_seconds() -> None:
 
 @pytest.mark.parametrize(("limit", "seconds"), [(60.0, pytest.approx(9.0, rel=0.1)), (4.0, pytest.approx(4.0))])
 def test_steps_of_a_second_have_nine_seconds_or_the_step_timeout(limit: float, seconds: object) -> None:
-    world = World(SLOW, greedy(predict_steps=True, step_timeout_seconds=limit))
-    busy(world, seconds=1.0)
+    world = busy(1.0, greedy(predict_steps=True, step_timeout_seconds=limit))
     world.tick()
     assert remaining(world) == seconds
 
 
 def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
-    world = World(SLOW, PREDICTING)
-    busy(world, seconds=0.01)
+    world = busy()
     world.submit([2] * 250, max_new_tokens=1)
     # The worker takes some 2.5 s for the prompt; two steps are in flight.
     world.step()
@@ -60,8 +60,7 @@ def test_the_first_long_prompt_after_short_steps_has_its_own_time() -> None:
 
 
 def test_each_of_two_plans_in_flight_has_its_own_time() -> None:
-    world = World(SLOW, greedy(predict_steps=True, plans_in_flight=2))
-    busy(world, seconds=0.01)
+    world = busy(config=greedy(predict_steps=True, plans_in_flight=2))
     world.tick()
     assert len(world.lane.in_flight) == 2
     world.apply()
@@ -94,8 +93,7 @@ def test_an_idle_worker_has_three_seconds_of_silence() -> None:
 
 @pytest.mark.parametrize("working", [False, True])
 def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -> None:
-    world = World(SLOW, PREDICTING)
-    busy(world, seconds=0.01)
+    world = busy()
     if not working:
         world.cancel(1)
         world.run()
@@ -115,8 +113,7 @@ def test_time_in_which_the_scheduler_did_not_run_does_not_count(working: bool) -
 
 def test_void_plans_that_the_worker_may_still_compute_have_their_time() -> None:
     """A result of another step voids the plans in flight, and the worker may be in the middle of a long prompt."""
-    world = World(SLOW, PREDICTING)
-    busy(world, seconds=0.01)
+    world = busy()
     world.submit([2] * 250, max_new_tokens=1)
     world.step()
     world.tick()

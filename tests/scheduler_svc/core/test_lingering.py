@@ -13,8 +13,8 @@ from tests.scheduler_svc.core.world import FRONTEND, SECRET, World, greedy, prom
 OTHER = "f-2"
 
 
-def world_with_two_frontends(config: CoreConfig | None = None, shape: Shape | None = None) -> World:
-    world = World(shape, config)
+def world_with_two_frontends() -> World:
+    world = World()
     world.handle(ev.FrontendJoined(frontend=OTHER))
     return world
 

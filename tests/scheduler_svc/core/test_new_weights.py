@@ -26,6 +26,11 @@ def proven(**options: Any) -> UpdatedFleet:
     return fleet
 
 
+@pytest.fixture
+def fleet() -> UpdatedFleet:
+    return proven()
+
+
 def busy(tokens: int = 20, steps: int = 8, **options: Any) -> tuple[UpdatedFleet, Stream]:
     """A fleet after some steps of one request."""
     fleet = proven(**options)
@@ -77,8 +82,7 @@ def test_each_of_1000_streams_has_the_tokens_of_its_versions_across_50_updates(n
     assert any(stream.end and stream.end.stats.cached_prompt_tokens for stream in fleet.streams.values())
 
 
-def test_requests_are_recomputed_by_default_and_their_spans_tell_where() -> None:
-    fleet = proven()
+def test_requests_are_recomputed_by_default_and_their_spans_tell_where(fleet: UpdatedFleet) -> None:
     stream = fleet.ask([1, 2, 3], max_new_tokens=20)
     while len(stream.tokens) < 5:
         fleet.step()
@@ -104,8 +108,7 @@ def test_requests_finish_with_the_old_weights() -> None:
     fleet.check(first, second)
 
 
-def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None:
-    fleet = proven()
+def test_requests_continue_with_their_old_pages_which_nobody_else_gets(fleet: UpdatedFleet) -> None:
     prompt = [1, 2, 3, 1, 2, 3, 1, 2, 3]
     stream = fleet.ask(prompt, max_new_tokens=20)
     while len(stream.tokens) < 5:
@@ -122,8 +125,7 @@ def test_requests_continue_with_their_old_pages_which_nobody_else_gets() -> None
     fleet.check(later)
 
 
-def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibling() -> None:
-    fleet = proven()
+def test_a_sample_that_starts_after_an_update_shares_no_page_with_its_older_sibling(fleet: UpdatedFleet) -> None:
     blockers = [fleet.ask([n, n, n], max_new_tokens=10) for n in range(1, 8)]
     fleet.step()
     fleet.ask([1, 2, 3, 1, 2, 3, 1, 2, 3, 2], max_new_tokens=30, num_samples=2)
@@ -166,8 +168,7 @@ def test_a_refused_folder_changes_nothing(running: Running) -> None:
     assert last_state(fleet) is UpdateState.DONE
 
 
-def test_an_update_is_refused_with_the_reason() -> None:
-    fleet = proven()
+def test_an_update_is_refused_with_the_reason(fleet: UpdatedFleet) -> None:
     fleet.update("v1")
     fleet.update("v2")
     assert [(each.code, each.query) for each in fleet.told(fx.UpdateRefused)] == [(fx.RejectCode.DUPLICATE, 2)]
@@ -230,8 +231,7 @@ def test_a_worker_that_joins_later_loads_before_its_first_plan_and_tries_again_i
     fleet.check(stream)
 
 
-def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated() -> None:
-    fleet = proven()
+def test_standby_workers_load_too_and_the_one_with_the_new_weights_is_seated(fleet: UpdatedFleet) -> None:
     behind, updated = fleet.start(is_standby=True), fleet.start(is_standby=True)
     fleet.run()
     fleet.workers[behind].refusal = "no space"
@@ -271,8 +271,7 @@ def test_time_that_is_over_leaves_the_lanes_as_they_were() -> None:
     assert set(later.versions()) == {""}
 
 
-def test_a_worker_that_does_not_answer_is_given_up() -> None:
-    fleet = proven()
+def test_a_worker_that_does_not_answer_is_given_up(fleet: UpdatedFleet) -> None:
     fleet.update("v1")
     fleet.tick()
     fleet.tick(LOAD_SECONDS - 1)
@@ -354,8 +353,7 @@ def test_no_tick_is_due_at_once_while_a_worker_that_refused_weights_has_requests
     assert all(stream.end for stream in streams)
 
 
-def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal() -> None:
-    fleet = proven()
+def test_a_new_core_takes_the_weights_of_its_workers_or_of_its_journal(fleet: UpdatedFleet) -> None:
     fleet.update("v1")
     fleet.run()
     executor = fleet.lose("a").executor

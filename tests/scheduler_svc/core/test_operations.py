@@ -77,6 +77,11 @@ class WatchedFleet(UpdatedFleet):
             self.leave()
 
 
+@pytest.fixture
+def fleet() -> WatchedFleet:
+    return WatchedFleet()
+
+
 def drain(frontend: str, query: int, *, max_seconds: float = 0.0, stop_replies: bool = False) -> ev.Event:
     # As the wire has them, the other fields are empty when replies are not wanted any more.
     worker = "" if stop_replies else "a"
@@ -123,8 +128,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @each_kind
-def test_the_next_tick_answers_and_then_reports_come_once_a_second(kind: Kind) -> None:
-    fleet = WatchedFleet()
+def test_the_next_tick_answers_and_then_reports_come_once_a_second(fleet: WatchedFleet, kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 7))
     assert fleet.heard == []
     began = fleet.now
@@ -138,8 +142,7 @@ def test_the_next_tick_answers_and_then_reports_come_once_a_second(kind: Kind) -
 
 
 @each_kind
-def test_each_change_is_told_at_once_and_the_end_is_the_last_report(kind: Kind) -> None:
-    fleet = WatchedFleet()
+def test_each_change_is_told_at_once_and_the_end_is_the_last_report(fleet: WatchedFleet, kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 7))
     fleet.handle(kind.ask(OTHER, 7))
     fleet.finish()
@@ -172,8 +175,7 @@ def test_who_asks_for_the_same_again_watches_it_and_is_answered_by_the_next_tick
 
 
 @each_kind
-def test_it_goes_on_without_the_front_end_and_another_operator_may_watch_it(kind: Kind) -> None:
-    fleet = WatchedFleet()
+def test_it_goes_on_without_the_front_end_and_another_operator_may_watch_it(fleet: WatchedFleet, kind: Kind) -> None:
     fleet.handle(kind.ask(OTHER, 1))
     fleet.advance(2)
     fleet.handle(ev.FrontendLost(frontend=OTHER))
@@ -186,8 +188,7 @@ def test_it_goes_on_without_the_front_end_and_another_operator_may_watch_it(kind
 
 
 @each_kind
-def test_it_goes_on_without_its_operator_who_may_come_back(kind: Kind) -> None:
-    fleet = WatchedFleet()
+def test_it_goes_on_without_its_operator_who_may_come_back(fleet: WatchedFleet, kind: Kind) -> None:
     fleet.handle(kind.ask(FRONTEND, 1))
     fleet.handle(kind.ask(OTHER, 1))
     fleet.advance(1)
@@ -204,8 +205,7 @@ def test_it_goes_on_without_its_operator_who_may_come_back(kind: Kind) -> None:
 
 
 @each_kind
-def test_the_number_of_watchers_is_bounded(kind: Kind) -> None:
-    fleet = WatchedFleet()
+def test_the_number_of_watchers_is_bounded(fleet: WatchedFleet, kind: Kind) -> None:
     for query in range(MAX_WATCHERS):
         fleet.handle(kind.ask(OTHER if query % 2 else FRONTEND, query))
     fleet.handle(kind.ask(FRONTEND, MAX_WATCHERS))
@@ -229,8 +229,7 @@ def test_the_number_of_watchers_is_bounded(kind: Kind) -> None:
 
 @each_kind
 @pytest.mark.parametrize("times", [(10.0, 3.0), (3.0, 10.0), (3.0, 0.0), (0.0, 3.0)])
-def test_the_earliest_of_the_times_ends_it(kind: Kind, times: tuple[float, float]) -> None:
-    fleet = WatchedFleet()
+def test_the_earliest_of_the_times_ends_it(fleet: WatchedFleet, kind: Kind, times: tuple[float, float]) -> None:
     for query, seconds in enumerate(times):
         fleet.handle(kind.ask(FRONTEND, query, max_seconds=seconds))
     began = fleet.now
@@ -240,9 +239,8 @@ def test_the_earliest_of_the_times_ends_it(kind: Kind, times: tuple[float, float
 
 
 @each_kind
-def test_the_core_wakes_for_the_next_report_and_the_end_and_not_before(kind: Kind) -> None:
+def test_the_core_wakes_for_the_next_report_and_the_end_and_not_before(fleet: WatchedFleet, kind: Kind) -> None:
     """A time that is over would make its loop run without a pause."""
-    fleet = WatchedFleet()
     fleet.handle(kind.ask(FRONTEND, 1, max_seconds=2.5))
     began = fleet.now
 
@@ -327,8 +325,7 @@ def test_a_drain_is_watched_while_an_update_goes_on(in_turn: bool) -> None:
         {"weights": Weights(version="v1", folder=f"{ROOT}/other")},
     ],
 )
-def test_who_asks_for_another_update_does_not_watch_this_one(changes: dict[str, Any]) -> None:
-    fleet = WatchedFleet()
+def test_who_asks_for_another_update_does_not_watch_this_one(fleet: WatchedFleet, changes: dict[str, Any]) -> None:
     fleet.handle(update(FRONTEND, 1))
     asked: dict[str, Any] = {"weights": WEIGHTS, "running": Running.FINISH} | changes
     fleet.handle(UpdateWeights(frontend=OTHER, query=2, **asked))

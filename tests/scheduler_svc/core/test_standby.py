@@ -13,6 +13,12 @@ from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import FRONTEND
 
 
+@pytest.fixture
+def fleet() -> Fleet:
+    """A serving worker, "a", and one on standby."""
+    return proven_fleet(False, True)
+
+
 def ask(fleet: Fleet, num: int) -> list[int]:
     return [fleet.submit([i, i, i], max_new_tokens=6, ignore_eos=True) for i in range(num)]
 
@@ -27,8 +33,7 @@ def lost(fleet: Fleet, name: str, *, is_orderly: bool = False) -> list[fx.Effect
     return fleet.handle(ev.WorkerLost(worker=name, reason="killed", is_orderly=is_orderly))
 
 
-def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
-    fleet = proven_fleet(False, True)
+def test_a_standby_worker_gets_one_probation_step_and_no_request(fleet: Fleet) -> None:
     ask(fleet, 12)
     fleet.tick()
     assert len(fleet.running("a")) == 8 and fleet.core.queue.num_waiting == 4
@@ -37,8 +42,7 @@ def test_a_standby_worker_gets_one_probation_step_and_no_request() -> None:
     assert len(fleet.plans_of["b"]) == 1
 
 
-def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event() -> None:
-    fleet = proven_fleet(False, True)
+def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_event(fleet: Fleet) -> None:
     ask(fleet, 8)
     fleet.steps(2)
     effects = lost(fleet, "a")
@@ -49,13 +53,11 @@ def test_the_loss_of_the_serving_worker_seats_the_standby_worker_in_the_same_eve
     assert (load(fleet).workers, load(fleet).standby_workers) == (1, 0)
 
 
-def test_a_worker_that_leaves_in_order_is_replaced_too() -> None:
-    fleet = proven_fleet(False, True)
+def test_a_worker_that_leaves_in_order_is_replaced_too(fleet: Fleet) -> None:
     assert seated_by(lost(fleet, "a", is_orderly=True)) == ["b"]
 
 
-def test_a_worker_that_hangs_is_replaced_too() -> None:
-    fleet = proven_fleet(False, True)
+def test_a_worker_that_hangs_is_replaced_too(fleet: Fleet) -> None:
     ask(fleet, 1)
     effects = fleet.tick()
     while "a" in fleet.core.lanes:
@@ -85,8 +87,7 @@ def test_each_lost_worker_is_replaced_while_standby_workers_are_left() -> None:
     assert load(fleet).workers == 1
 
 
-def test_the_death_of_a_standby_worker_changes_nothing() -> None:
-    fleet = proven_fleet(False, True)
+def test_the_death_of_a_standby_worker_changes_nothing(fleet: Fleet) -> None:
     ask(fleet, 2)
     fleet.step()
     before = load(fleet)
@@ -111,16 +112,14 @@ def test_deaths_of_standby_workers_are_a_crash_loop_if_none_serves() -> None:
     assert "workers crash in a loop" in fleet.core.lanes.crash_loop.cause(fleet.now)
 
 
-def test_a_worker_that_joins_again_keeps_its_seat() -> None:
-    fleet = proven_fleet(False, True)
+def test_a_worker_that_joins_again_keeps_its_seat(fleet: Fleet) -> None:
     effects = fleet.handle(fleet.workers["a"].joining())
     assert seated_by(effects) == []
     fleet.run()
     assert (load(fleet).workers, load(fleet).standby_workers) == (1, 1)
 
 
-def test_a_serving_worker_that_is_refused_at_its_second_join_is_replaced() -> None:
-    fleet = proven_fleet(False, True)
+def test_a_serving_worker_that_is_refused_at_its_second_join_is_replaced(fleet: Fleet) -> None:
     other = replace(fleet.lane_of("a").info, identity="other")
     effects = fleet.handle(ev.WorkerJoined(worker="a", info=other))
     assert seated_by(effects) == ["b"]
@@ -178,8 +177,7 @@ def test_callers_see_sizes_of_serving_workers_only() -> None:
     assert model.frontend == FRONTEND and model.info is not None and model.info.max_length == 200
 
 
-def test_the_steps_file_gets_a_join_when_a_standby_worker_is_seated() -> None:
-    fleet = proven_fleet(False, True)
+def test_the_steps_file_gets_a_join_when_a_standby_worker_is_seated(fleet: Fleet) -> None:
     kinds = [str(effect.kind) for effect in lost(fleet, "a") if isinstance(effect, StepReport)]
     assert kinds == ["reset", "joined"]
 

@@ -22,14 +22,15 @@ def served(world: World) -> list[tuple[int, int]]:
     return [(effect.info.max_length if effect.info else 0, effect.recent_max_length) for effect in sent]
 
 
-def two_sizes() -> Fleet:
+@pytest.fixture
+def fleet() -> Fleet:
+    """A large worker, "a", and a small one."""
     fleet = Fleet(LARGE, SMALL, config=WAIT)
     assert served(fleet)[-1] == (100, 100)
     return fleet
 
 
-def test_front_ends_get_the_present_limits_when_the_larger_worker_leaves() -> None:
-    fleet = two_sizes()
+def test_front_ends_get_the_present_limits_when_the_larger_worker_leaves(fleet: Fleet) -> None:
     fleet.lose("a")
     assert served(fleet) == [(40, 100)]
     fleet.tick(99.0)
@@ -39,8 +40,7 @@ def test_front_ends_get_the_present_limits_when_the_larger_worker_leaves() -> No
     assert served(fleet) == [(40, 40)]
 
 
-def test_front_ends_get_the_larger_limits_when_the_larger_worker_is_back() -> None:
-    fleet = two_sizes()
+def test_front_ends_get_the_larger_limits_when_the_larger_worker_is_back(fleet: Fleet) -> None:
     fleet.lose("a")
     served(fleet)
     fleet.join_as(LARGE)
@@ -57,8 +57,7 @@ def test_the_limits_of_the_last_worker_stay_served_while_none_is_present() -> No
     assert served(world) == []
 
 
-def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_invalid() -> None:
-    fleet = two_sizes()
+def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_invalid(fleet: Fleet) -> None:
     fleet.lose("a")
     rejected = fleet.refusal(fleet.submit([1] * 50))
     assert rejected.code is fx.RejectCode.NOT_READY
@@ -69,8 +68,7 @@ def test_a_prompt_that_fits_only_a_lost_worker_is_rejected_as_not_ready_then_inv
     assert rejected.message == "the prompt and one output token make 51 tokens; the limit is 40"
 
 
-def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> None:
-    fleet = two_sizes()
+def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait(fleet: Fleet) -> None:
     fleet.lose("a")
     refused = fleet.refusal(fleet.submit([1] * 30, max_new_tokens=30))
     assert refused.code is fx.RejectCode.NOT_READY
@@ -82,8 +80,7 @@ def test_an_output_that_fits_only_a_lost_worker_is_cut_only_after_the_wait() -> 
     assert len(fleet.streams[stream].tokens) == 10
 
 
-def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() -> None:
-    fleet = two_sizes()
+def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over(fleet: Fleet) -> None:
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.steps(5, 0.01)
     num_tokens = len(fleet.streams[long].tokens)
@@ -101,8 +98,7 @@ def test_a_running_request_keeps_its_tokens_and_fails_when_the_wait_is_over() ->
     fleet.check_all_ended()
 
 
-def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
-    fleet = two_sizes()
+def test_the_wait_restarts_after_a_worker_could_hold_the_request(fleet: Fleet) -> None:
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.lose("a")
     fleet.tick(60.0)
@@ -114,8 +110,7 @@ def test_the_wait_restarts_after_a_worker_could_hold_the_request() -> None:
     assert fleet.end(long).failure is not None
 
 
-def test_the_wait_of_a_request_has_one_deadline_although_many_workers_are_lost() -> None:
-    fleet = two_sizes()
+def test_the_wait_of_a_request_has_one_deadline_although_many_workers_are_lost(fleet: Fleet) -> None:
     long = fleet.submit([1] * 50, max_new_tokens=40, ignore_eos=True)
     fleet.lose("a")
     for _ in range(20):
@@ -137,8 +132,7 @@ def test_requests_wait_a_bounded_time_while_no_worker_is_present() -> None:
     assert failure.code is fx.FailureCode.NO_WORKER
 
 
-def test_a_new_front_end_gets_the_present_limits() -> None:
-    fleet = two_sizes()
+def test_a_new_front_end_gets_the_present_limits(fleet: Fleet) -> None:
     fleet.lose("a")
     fleet.tick(50.0)
     [model] = [e for e in fleet.handle(ev.FrontendJoined(frontend=FRONTEND)) if isinstance(e, fx.ModelServed)]
