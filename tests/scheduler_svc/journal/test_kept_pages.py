@@ -28,8 +28,11 @@ def lives(tmp_path: Path) -> Iterator[Lives]:
     lives.close()
 
 
-def _started(lives: Lives, count: int = 3) -> list[Caller]:
-    return [lives.submit([i, *range(10)], max_new_tokens=25, seed=i) for i in range(count)]
+def _started(lives: Lives, num_steps: int = 16, count: int = 3) -> list[Caller]:
+    """Requests after so many steps."""
+    callers = [lives.submit([i, *range(10)], max_new_tokens=25, seed=i) for i in range(count)]
+    steps(lives, num_steps)
+    return callers
 
 
 def _resumed(lives: Lives) -> None:
@@ -44,8 +47,7 @@ def _recomputed(lives: Lives) -> list[int]:
 
 
 def test_restored_requests_recompute_less_than_a_page_and_what_was_in_flight(lives: Lives) -> None:
-    callers = _started(lives)
-    steps(lives, 24)
+    callers = _started(lives, 24)
     confirmed = [len(caller.received[0]) for caller in callers]
     assert min(confirmed) >= 2 * _PAGE
     _resumed(lives)
@@ -68,7 +70,6 @@ def test_a_prompt_of_another_caller_finds_kept_pages(lives: Lives) -> None:
 
 def test_pages_survive_several_deaths(lives: Lives) -> None:
     _started(lives)
-    steps(lives, 16)
     for _ in range(3):
         next_life(lives)
         lives.resume_all()
@@ -79,10 +80,8 @@ def test_pages_survive_several_deaths(lives: Lives) -> None:
 
 def test_a_core_without_the_journal_takes_no_page(lives: Lives) -> None:
     _started(lives)
-    steps(lives, 16)
     shutil.rmtree(lives.folder)
-    lives.kill()
-    lives.begin(workers=False)
+    next_life(lives, workers=False)
     # Its generations are soon beyond those of the dead core.
     lives.workers["w-1"] = type(lives.workers["w-0"])(Executor(lives.shape))
     for name in ("w-1", "w-1", "w-1", "w-0"):
@@ -92,11 +91,9 @@ def test_a_core_without_the_journal_takes_no_page(lives: Lives) -> None:
 
 def test_a_core_with_an_older_copy_of_the_journal_takes_no_page(lives: Lives, tmp_path: Path) -> None:
     _started(lives)
-    steps(lives, 16)
     older = tmp_path / "copy"
     shutil.copytree(lives.folder, older, copy_function=shutil.copy2)
-    lives.kill()
-    lives.begin()
+    next_life(lives)
     steps(lives, 16)
     lives.kill()
     shutil.rmtree(lives.folder)
@@ -111,8 +108,7 @@ def test_a_core_with_an_older_copy_of_the_journal_takes_no_page(lives: Lives, tm
 @pytest.mark.parametrize("num_run", [0, 1, 2])
 def test_plans_in_flight_at_the_death_count_for_nothing(lives: Lives, num_run: int) -> None:
     """Their steps fill pages, or fail halfway; either way their results never arrive."""
-    _started(lives, 2)
-    steps(lives, 14)
+    _started(lives, 14, count=2)
     worker = lives.workers["w-0"]
     while len(worker.plans) < 2:
         assert worker.results
@@ -134,8 +130,7 @@ def test_plans_in_flight_at_the_death_count_for_nothing(lives: Lives, num_run: i
 
 
 def test_a_worker_that_was_given_up_and_is_alive_has_its_pages(lives: Lives) -> None:
-    callers = _started(lives)
-    steps(lives, 24)
+    callers = _started(lives, 24)
     lives.turn(ev.WorkerLost(worker="w-0", reason="silent"))
     lives.starts.clear()
     lives.join("w-0")
@@ -157,7 +152,6 @@ def test_flushed_pages_are_not_reported_after_the_next_plan(lives: Lives) -> Non
 
 def test_a_worker_out_of_step_forgets_its_pages(lives: Lives) -> None:
     callers = _started(lives)
-    steps(lives, 16)
     executor = lives.workers["w-0"].executor
     before = len(executor.labels.by_page)
     executor._faults = replace(executor._faults, out_of_sync_steps=frozenset({executor.num_applied + 1}))

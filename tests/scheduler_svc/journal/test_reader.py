@@ -20,6 +20,7 @@ from scheduler_svc.wire import framing
 from tandem_contract.codec import packed
 from tandem_contract.plural import numbered
 from tandem_contract.settings import SettingError
+from tests.scheduler_svc.journal.test_recovery import steps
 from tests.simulation.lives import FRONTEND, Lives
 
 ROOT = bytes(range(32))
@@ -41,9 +42,7 @@ def real_journal(tmp_path: Path) -> tuple[bytes, Lives]:
     lives.submit([5, 6, 7], max_new_tokens=2)
     for i in range(3):
         lives.submit([i, 1, 2], max_new_tokens=30, num_samples=1 + i, seed=i)
-    for _ in range(10):
-        for name in lives.workers:
-            lives.step(name)
+    steps(lives, 10)
     lives.kill()
     return (tmp_path / "first" / "journal").read_bytes(), lives
 

@@ -36,10 +36,10 @@ def steps(lives: Lives, count: int) -> None:
             lives.step(name)
 
 
-def next_life(lives: Lives) -> None:
-    """The core dies, and another one begins with its journal and its workers."""
+def next_life(lives: Lives, *, workers: bool = True) -> None:
+    """The core dies, and another one begins with its journal and its workers, or without workers."""
     lives.kill()
-    lives.begin()
+    lives.begin(workers=workers)
 
 
 def test_requests_continue_where_they_were(lives: Lives) -> None:
@@ -111,8 +111,7 @@ def test_tokens_that_were_written_and_not_sent_come_on_resume(lives: Lives) -> N
     with pytest.raises(Died):
         steps(lives, 2)
     lives.die_unsent = False
-    lives.kill()
-    lives.begin(workers=False)
+    next_life(lives, workers=False)
     assert outputs_of(lives.core, caller.submit.request_id)[0].size > count
     for name in lives.workers:
         lives.join(name)
@@ -279,8 +278,7 @@ def test_suspects_are_still_suspects_after_a_death(lives: Lives) -> None:
     lives.turn(ev.WorkerLost(worker="w-0", reason="killed"))
     suspects = suspected(lives)
     assert 0 < len(suspects) < 6
-    lives.kill()
-    lives.begin(workers=False)
+    next_life(lives, workers=False)
     next_life(lives)
     assert suspected(lives) == suspects
     lives.resume_all()
@@ -322,8 +320,7 @@ def test_a_detached_request_goes_on_and_is_kept_through_two_deaths(lives: Lives)
     steps(lives, 8)
     next_life(lives)
     steps(lives, 8)
-    lives.kill()
-    lives.begin(workers=False)
+    next_life(lives, workers=False)
     next_life(lives)
     count = len(caller.received[0])
     lives.resume(caller)
