@@ -30,11 +30,10 @@ from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.wire import worker as worker_wire
 from tests.rigs.core_events import WEIGHTS_ROOT, submit, update_weights
 from tests.rigs.executor import Executor, Shape
-from tests.rigs.oracle import complete
-from tests.rigs.resources import resources_of, source_of
+from tests.rigs.resources import resources_of
 from tests.rigs.sampling import Settings
 from tests.rigs.session_log import SessionLog, over_the_wire
-from tests.scheduler_svc.core.stream import settings_of
+from tests.scheduler_svc.core.stream import completion
 from tests.scheduler_svc.core.world import hashes_of, info_of, received
 from tests.simulation.worker import reported_pages
 
@@ -84,16 +83,8 @@ class Caller:
     def check(self, shape: Shape) -> None:
         """Compares with the oracle."""
         for i, (tokens, end) in enumerate(zip(self.received, self.ends, strict=True)):
-            expected = complete(
-                self.submit.prompt.tolist(),
-                max_new_tokens=self.submit.max_new_tokens,
-                vocab=shape.sampled_vocab,
-                eos_token_ids=shape.eos_token_ids,
-                settings=settings_of(self.submit, i),
-                ignore_eos=self.submit.ignore_eos,
-                constraint=source_of(self.submit),
-                version_of=partial(_version, () if end is None else end.stats.weights),
-            )
+            version_of = partial(_version, () if end is None else end.stats.weights)
+            expected = completion(self.submit, i, shape, version_of)
             assert tokens == list(expected.tokens[: len(tokens)])
             if end is not None and end.reason not in (fx.EndReason.STOP_STRING, fx.EndReason.CONTEXT_FULL):
                 if end.failure is not None:

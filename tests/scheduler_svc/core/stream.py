@@ -1,5 +1,6 @@
 """The request of one stream, and everything that the core has sent to it, compared with the oracle."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,24 @@ from tests.rigs.sampling import Logprob, Settings
 def settings_of(submit: ev.Submit, sample_idx: int) -> Settings:
     """Returns the sampling settings of one sample for the oracle."""
     return Settings.of(SamplingParams.FromString(submit.sampling), sample_idx)
+
+
+def completion(
+    submit: ev.Submit, sample_idx: int, shape: Shape, version_of: Callable[[int], str] = lambda _: ""
+) -> Completion:
+    """Returns the oracle's completion of one sample."""
+    return complete(
+        submit.prompt.tolist(),
+        max_new_tokens=submit.max_new_tokens,
+        vocab=shape.sampled_vocab,
+        eos_token_ids=shape.eos_token_ids,
+        settings=settings_of(submit, sample_idx),
+        min_new_tokens=submit.min_new_tokens,
+        stop_token_ids=submit.stop_token_ids,
+        ignore_eos=submit.ignore_eos,
+        constraint=source_of(submit),
+        version_of=version_of,
+    )
 
 
 def rows_of(values: fx.Logprobs, top_k: int | None = None) -> list[Logprob]:
@@ -44,21 +63,8 @@ class Stream:
     def expected(self, shape: Shape) -> Completion:
         """Returns the oracle's completion, which does not depend on the world."""
         if self._expected is None or self._expected[0] != shape:
-            self._expected = shape, self._complete(shape)
+            self._expected = shape, completion(self.submit, self.sample_idx, shape)
         return self._expected[1]
-
-    def _complete(self, shape: Shape) -> Completion:
-        return complete(
-            self.submit.prompt.tolist(),
-            max_new_tokens=self.submit.max_new_tokens,
-            vocab=shape.sampled_vocab,
-            eos_token_ids=shape.eos_token_ids,
-            settings=settings_of(self.submit, self.sample_idx),
-            min_new_tokens=self.submit.min_new_tokens,
-            stop_token_ids=self.submit.stop_token_ids,
-            ignore_eos=self.submit.ignore_eos,
-            constraint=source_of(self.submit),
-        )
 
     @property
     def ended(self) -> fx.End:
