@@ -75,9 +75,7 @@ def said(tmp_path: Path, *flags: str, environment: dict[str, str] | None = None)
 
 
 def test_a_start_that_cannot_succeed_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         taken_words, free = "the port is taken; choose another with", "(127.0.0.1:0 takes a free port)"
         refused = [

@@ -114,9 +114,7 @@ async def test_the_process_stops_when_its_parent_no_longer_reads(monkeypatch: py
 
 
 def test_the_failure_line_ends_with_the_taken_port(tmp_path: Path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = refused(tmp_path, address)
     assert line.endswith(f"cannot listen on {address}")

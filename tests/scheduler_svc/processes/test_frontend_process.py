@@ -280,9 +280,7 @@ def test_the_port_stays_held_while_the_only_front_end_is_replaced(bench: Bench) 
 
 def test_a_taken_address_is_refused_before_a_process_starts(bench: Bench) -> None:
     before = pids()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         for count in (1, 2):
             with pytest.raises(ListenError, match="the port is taken"):
                 bench.of(count, listen=f"127.0.0.1:{taken.getsockname()[1]}")
