@@ -9,14 +9,7 @@ import pytest
 from scheduler_svc.core.messages.reports import ResetCause, StepKind, StepReport
 from scheduler_svc.recording.steps_file import HEADER, StepsFile
 from tandem_contract import private_file
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.scheduler_svc.metrics.test_front_meter import Clock
 
 
 def report(step: int = 7, **changes: object) -> StepReport:

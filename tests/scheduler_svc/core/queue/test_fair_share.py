@@ -10,7 +10,8 @@ from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.sent_plans import order
 from tests.scheduler_svc.core.world import World, greedy
 
-ONE_AT_A_TIME = Shape(max_rows=1, num_pages=16)
+# One request at a time.
+SHAPE = Shape(max_rows=1, num_pages=16)
 
 
 def ask(world: World, salt: str | None = "", *, max_new_tokens: int = 1, **options: object) -> int:
@@ -31,14 +32,13 @@ def run(world: World) -> list[int]:
 
 @pytest.mark.parametrize("salt", ["", None], ids=["one salt", "no prefix root"])
 @pytest.mark.parametrize("priority", [-2, 0, 3])
-def test_a_single_tenant_is_served_first_come_first_served(salt: str | None, priority: int) -> None:
-    world = World(ONE_AT_A_TIME)
+def test_a_single_tenant_is_served_first_come_first_served(world: World, salt: str | None, priority: int) -> None:
     streams = [ask(world, salt, priority=priority, max_new_tokens=1 + 7 * i % 5) for i in range(12)]
     assert run(world) == streams
 
 
 def test_a_hundred_requests_of_one_tenant_do_not_delay_another_tenant() -> None:
-    world = World(ONE_AT_A_TIME, greedy(max_waiting=200))
+    world = World(SHAPE, greedy(max_waiting=200))
     greedy_ones = [ask(world, "greedy") for _ in range(100)]
     other = ask(world, "other")
     assert run(world) == [greedy_ones[0], other, *greedy_ones[1:]]
@@ -46,14 +46,13 @@ def test_a_hundred_requests_of_one_tenant_do_not_delay_another_tenant() -> None:
 
 def test_without_fair_share_a_tenant_waits_for_all_earlier_requests() -> None:
     policy = Policy(admission=Admission.KNOWN, fair_share=False)
-    world = World(ONE_AT_A_TIME, CoreConfig(policy=policy, max_waiting=200))
+    world = World(SHAPE, CoreConfig(policy=policy, max_waiting=200))
     greedy_ones = [ask(world, "greedy") for _ in range(20)]
     other = ask(world, "other")
     assert run(world) == [*greedy_ones, other]
 
 
-def test_an_idle_tenant_gets_no_credit() -> None:
-    world = World(ONE_AT_A_TIME)
+def test_an_idle_tenant_gets_no_credit(world: World) -> None:
     early = [ask(world, "a") for _ in range(6)]
     world.steps(3)
     # Three requests of tenant a were admitted. Tenant b starts at the virtual time, which is the third one's start.
@@ -62,8 +61,7 @@ def test_an_idle_tenant_gets_no_credit() -> None:
     assert run(world) == [*early[:3], late[0], early[3], late[1], early[4], late[2], early[5]]
 
 
-def test_the_share_counts_tokens_not_requests() -> None:
-    world = World(ONE_AT_A_TIME)
+def test_the_share_counts_tokens_not_requests(world: World) -> None:
     # The cost is the prompt and max_new_tokens: twelve tokens against six.
     a = [ask(world, "a", max_new_tokens=10) for _ in range(3)]
     b = [ask(world, "b", max_new_tokens=4) for _ in range(5)]
@@ -71,8 +69,7 @@ def test_the_share_counts_tokens_not_requests() -> None:
     assert run(world) == [a[0], b[0], b[1], a[1], b[2], b[3], a[2], b[4]]
 
 
-def test_each_sample_costs_as_much_as_a_request() -> None:
-    world = World(ONE_AT_A_TIME)
+def test_each_sample_costs_as_much_as_a_request(world: World) -> None:
     world.submit([1, 1], num_samples=3, max_new_tokens=1, ignore_eos=True, salt="a")
     other = ask(world, "b")
     run(world)
@@ -82,8 +79,7 @@ def test_each_sample_costs_as_much_as_a_request() -> None:
 # Priority ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_higher_priority_goes_first_within_and_across_tenants() -> None:
-    world = World(ONE_AT_A_TIME)
+def test_a_higher_priority_goes_first_within_and_across_tenants(world: World) -> None:
     low = [ask(world, salt) for salt in ("a", "a", "b")]
     high = [ask(world, salt, priority=1) for salt in ("b", "a")]
     # The virtual starts of the high ones are 3 for b and 6 for a. A step of priority outweighs both.
@@ -179,9 +175,8 @@ def test_busy_tenants_differ_by_at_most_their_two_largest_requests(costs: list[t
 
 
 @pytest.mark.parametrize("run", [True, False])
-def test_tenants_without_requests_do_not_accumulate(run: bool) -> None:
+def test_tenants_without_requests_do_not_accumulate(world: World, run: bool) -> None:
     """Callers choose their salts, so each request may have a new one. It either runs or is cancelled while it waits."""
-    world = World(ONE_AT_A_TIME)
     world.audit_every = 16
     for _ in range(300):
         stream = ask(world, f"salt {len(world.streams)}", max_new_tokens=2)
