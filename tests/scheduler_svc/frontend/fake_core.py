@@ -235,6 +235,11 @@ class Service:
     def watch(self, name: str = "", metadata: Any = None) -> Any:
         return self.health.Watch(health_pb2.HealthCheckRequest(service=name), metadata=metadata)
 
+    async def leave(self, call: Any) -> frontend_pb2.Cancel:
+        """The caller leaves, of which the core hears."""
+        call.cancel()
+        return await self.core.expect("cancel")
+
     async def ends(self, call: Any, stream: int) -> None:
         """A stream goes on and ends as it should."""
         await self.core.output(stream, [65], "LENGTH")
@@ -264,8 +269,8 @@ def served(*patches: tuple[Any, str, Any], **settings: Any) -> Callable[[Test], 
 
 
 @asynccontextmanager
-async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **changes: Any) -> Any:
-    """A running front end. With `ready`, its core has answered Hello and serves the toy model.
+async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, tenants: Any = None, **changes: Any) -> Any:
+    """A running front end. With `ready`, its core has answered Hello and serves the toy model, to `tenants` if given.
 
     No refusal is held, because tests are refused more often than callers that make a mistake.
     """
@@ -290,6 +295,8 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, **ch
             if ready:
                 await core.greet(state)
                 await until_ready(under_test)
+            if tenants is not None:
+                await allow(under_test, tenants)
             yield under_test
     finally:
         await under_test.channel.close()
@@ -307,6 +314,13 @@ def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, noted: li
         return real(*args, **keywords)
 
     monkeypatch.setattr(owner, name, noting)
+
+
+async def allow(s: Service, message: frontend_pb2.Tenants) -> None:
+    """Returns when the front end has the tokens of these tenants."""
+    before = s.front_end._entrance.table
+    await s.core.send(tenants=message)
+    await until(lambda: s.front_end._entrance.table is not before)
 
 
 async def until_ready(under_test: Service) -> None:

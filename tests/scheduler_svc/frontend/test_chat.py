@@ -187,8 +187,7 @@ async def test_a_chat_is_resumed_by_another_front_end_from_any_place(s: Service,
         await s.core.output(submit.stream, tokens[:num_before])
         while sum(len(message.token_ids) for _, message in received) < num_before:
             received.append(("delta", (await call.read()).delta))
-    call.cancel()
-    assert (await s.core.expect("cancel")).detach
+    assert (await s.leave(call)).detach
     reply = resume(s, accepted, offsets=[offset_of(received)])
     await resumed(s.core, submit.description, (tokens, "LENGTH"))
     [(kind, _), *more] = await rest(reply)

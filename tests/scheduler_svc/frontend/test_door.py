@@ -30,7 +30,7 @@ from scheduler_svc.processes.address import ListenError
 from tests.rigs.processes import no_threads
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import Code, fails
-from tests.scheduler_svc.frontend.fake_core import Service, model_state, note_calls, served, service, until
+from tests.scheduler_svc.frontend.fake_core import Service, allow, model_state, note_calls, served, service, until
 
 LINGER = inference_pb2.ResumeParams(linger_seconds=60)
 RIGHTS = ("inference", "control", "metrics")
@@ -97,12 +97,6 @@ def tenants(*more: frontend_pb2.Tenant) -> frontend_pb2.Tenants:
     return frontend_pb2.Tenants(tenants=[acme, *more])
 
 
-async def allow(s: Service, message: frontend_pb2.Tenants) -> None:
-    before = s.front_end._entrance.table
-    await s.core.send(tenants=message)
-    await until(lambda: s.front_end._entrance.table is not before)
-
-
 async def code(s: Service, path: str, metadata: Any = None, *, ends: bool = False) -> tuple[grpc.StatusCode, str]:
     """The status of a call that sends no message. Without `ends` the service may still expect one."""
     call: Any = s.channel.stream_stream(path)(metadata=metadata, timeout=TIMEOUT_SECONDS)
@@ -137,9 +131,8 @@ async def test_every_method_is_closed_unless_a_right_opens_it(s: Service) -> Non
     assert await s.core.is_silent()
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_callers_are_told_who_they_are(s: Service) -> None:
-    await allow(s, tenants())
     for right in RIGHTS:
         found = await s.control.GetCaller(control_pb2.GetCallerRequest(), metadata=bearer(token_of(right)))
         assert (found.tenant, list(found.rights)) == ("acme", [right])
@@ -213,9 +206,8 @@ async def test_without_tokens_everybody_may_call_everything(s: Service) -> None:
     assert submit.tenant == ""
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_other_headers_prove_nothing(s: Service) -> None:
-    await allow(s, tenants())
     for metadata in (
         # Replayed: the same header twice, and with another one, in both orders.
         (*bearer(token_of("control")), *bearer(token_of("control"))),
@@ -233,9 +225,8 @@ async def test_other_headers_prove_nothing(s: Service) -> None:
         assert status == Code.UNAUTHENTICATED and "tandem" not in details, metadata
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_the_scheme_is_read_in_any_case(s: Service) -> None:
-    await allow(s, tenants())
     for scheme in ("bearer", "BEARER", "Bearer "):
         metadata = (("authorization", f"{scheme} {token_of('inference')}"),)
         assert (await code(s, CHECK, metadata, ends=True))[0] not in CLOSED
@@ -290,8 +281,7 @@ async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Se
         submit = await s.core.admit()
         await s.core.output(submit.stream, [65])
         assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
-        call.cancel()
-        assert (await s.core.expect("cancel")).detach
+        assert (await s.leave(call)).detach
     # Another token of the tenant takes one of them over.
     resuming = inference_pb2.ResumeRequest(request_id="c", resume_secret=b"s")
     taken = s.inference.Resume(resuming, metadata=bearer("kept"), timeout=TIMEOUT_SECONDS)
@@ -308,9 +298,8 @@ async def test_detached_requests_and_health_watches_of_a_revoked_token_end(s: Se
     assert await s.core.is_silent()
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_the_last_tokens_stay_in_force_while_the_core_is_gone(s: Service) -> None:
-    await allow(s, tenants())
     s.front_end._on_lost()
     assert (await code(s, CHECK, bearer("tandem_wrong")))[0] == Code.UNAUTHENTICATED
     assert await lets_in(s, token_of("metrics"))
@@ -320,16 +309,14 @@ def generate(s: Service, **fields: Any) -> Any:
     return s.generate(metadata=bearer(token_of("inference")), **fields)
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_a_request_belongs_to_the_callers_tenant(s: Service) -> None:
-    await allow(s, tenants())
     call = generate(s, priority=5, cache=inference_pb2.CacheParams(salt="x"))
     submit = await s.core.admit()
     assert (submit.tenant, submit.priority) == ("acme", 5)
     assert submit.max_new_tokens == 8, "the tenant's limit is below the service's default"
     assert submit.prefix_root == prefix_root(model_state().cache_root, "x", "acme")
-    call.cancel()
-    await s.core.expect("cancel")
+    await s.leave(call)
     resuming = inference_pb2.ResumeRequest(request_id="r", resume_secret=b"s")
     call = s.inference.Resume(resuming, metadata=bearer(token_of("inference")), timeout=TIMEOUT_SECONDS)
     assert (await s.core.expect("resume")).tenant == "acme"
@@ -346,16 +333,14 @@ async def test_tenants_with_one_salt_and_prompt_share_no_page_hash(s: Service) -
         call = s.generate(metadata=bearer(name), token_ids=ids, cache=cache)
         made = (await s.core.admit()).page_hashes
         hashes.append({made[at : at + 32] for at in range(0, len(made), 32)})
-        call.cancel()
-        await s.core.expect("cancel")
+        await s.leave(call)
     assert [len(each) for each in hashes] == [4] * 3
     assert hashes[0].isdisjoint(hashes[1])
     assert hashes[0] == hashes[2]
 
 
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=tenants())
 async def test_a_tenants_limits(s: Service) -> None:
-    await allow(s, tenants())
     for priority in (6, -6):
         why = f"priority is {priority}; it must be between -5 and 5"
         await fails(generate(s, priority=priority), Code.INVALID_ARGUMENT, why)
@@ -394,17 +379,15 @@ async def test_callers_of_different_tenants_are_told_apart_at_the_same_time(s: S
 
 async def test_no_token_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    async with service(tmp_path, needs_tokens=True) as s:
-        await allow(s, tenants())
+    async with service(tmp_path, needs_tokens=True, tenants=tenants()) as s:
         for token in (token_of("inference"), "tandem_wrong", "tandem_" + "x" * 600):
             for path, _ in METHODS:
                 await code(s, path, bearer(token), ends=True)
     assert "tandem_" not in caplog.text.replace("tandem_abc", "")
 
 
-@served((server, "MAX_WATCHES", 3), needs_tokens=True, health_listen="127.0.0.1:0")
+@served((server, "MAX_WATCHES", 3), needs_tokens=True, health_listen="127.0.0.1:0", tenants=tenants())
 async def test_the_health_listener_serves_health_alone_and_bounds_watches(s: Service) -> None:
-    await allow(s, tenants())
     host = s.front_end._probes
     async with grpc.aio.insecure_channel(f"127.0.0.1:{host.port}") as channel:
         for path, _ in METHODS:

@@ -167,8 +167,7 @@ async def test_a_caller_that_leaves_in_any_phase_frees_its_request_at_once(s: Se
     if phase in ("decoding", "stopping"):
         await s.core.output(submit.stream, spell(b"ab"))
         await (s.core.expect("finish") if phase == "stopping" else call.read())
-    call.cancel()
-    assert (await s.core.expect("cancel")).stream == submit.stream
+    assert (await s.leave(call)).stream == submit.stream
     assert s.front_end._streams.num_open == 0
     # Late tokens are dropped.
     await s.core.output(submit.stream, spell(b"cd"), "LENGTH")

@@ -81,8 +81,7 @@ async def test_refusals_and_failures_are_counted_by_code(s: Service) -> None:
     await s.core.fail(submit.stream, "INTERNAL", "not finite")
     await fails(call, Code.INTERNAL)
     call, submit = await s.start_stream()
-    call.cancel()
-    await s.core.expect("cancel")
+    await s.leave(call)
     await s.core.send(core_status=frontend_pb2.CoreStatus(queue_full="full"))
     readiness = s.front_end._readiness
     await until(lambda: readiness.requests._closed)
@@ -102,8 +101,7 @@ async def test_a_resumed_stream_counts_the_tokens_that_it_sends(s: Service) -> N
     call, submit, accepted = await accepted_stream(s)
     await s.core.output(submit.stream, spell(b"abcd"))
     assert (await call.read()).delta.text == "abcd"
-    call.cancel()
-    await s.core.expect("cancel")
+    await s.leave(call)
     again = resume(s, accepted, (3, 3))
     await resumed(s.core, submit.description, (spell(b"abcdef"), ""))
     assert (await again.read()).accepted.request_id == accepted.request_id

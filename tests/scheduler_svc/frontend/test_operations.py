@@ -12,8 +12,8 @@ from scheduler_svc.frontend import control, server
 from scheduler_svc.frontend.rpc.calls import CallLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import Code, fails
-from tests.scheduler_svc.frontend.fake_core import Service, served, until
-from tests.scheduler_svc.frontend.test_door import REVOKED, allow, bearer, listed, only
+from tests.scheduler_svc.frontend.fake_core import Service, allow, served, until
+from tests.scheduler_svc.frontend.test_door import REVOKED, bearer, listed, only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.settings import SchedulerSettings
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import Code, fails
-from tests.scheduler_svc.frontend.fake_core import Service, served, service, until
-from tests.scheduler_svc.frontend.test_door import allow, bearer, tenants, token_of
+from tests.scheduler_svc.frontend.fake_core import Service, allow, served, service, until
+from tests.scheduler_svc.frontend.test_door import bearer, tenants, token_of
 
 PUBLIC = ("grpc.health.v1.Health", "tandem.v1.ControlService", "tandem.v1.InferenceService")
 
@@ -105,9 +105,8 @@ async def test_calls_that_wait_are_bounded_and_take_nothing_of_other_methods(tmp
         await until(lambda: waiting.num_taken == 0)
 
 
-@served(reflection=True, needs_tokens=True)
+@served(reflection=True, needs_tokens=True, tenants=tenants())
 async def test_a_caller_whose_token_is_revoked_learns_nothing_more(s: Service) -> None:
-    await allow(s, tenants())
     call = opened(s, metadata=bearer(token_of("inference")))
     assert (await asked(call, list_services="")).HasField("list_services_response")
     await allow(s, frontend_pb2.Tenants())

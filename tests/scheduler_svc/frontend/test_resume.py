@@ -37,8 +37,7 @@ async def accepted_stream(s: Service, **fields: Any) -> tuple[Any, frontend_pb2.
 async def detached(s: Service, **fields: Any) -> tuple[frontend_pb2.Submit, pb.Accepted]:
     """A stream that its caller has left after Accepted."""
     call, submit, accepted = await accepted_stream(s, **fields)
-    call.cancel()
-    assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=submit.stream, detach=True)
+    assert await s.leave(call) == frontend_pb2.Cancel(stream=submit.stream, detach=True)
     return submit, accepted
 
 
@@ -100,8 +99,7 @@ async def test_a_lost_caller_detaches_a_request_that_lingers(s: Service) -> None
 async def test_a_caller_that_leaves_before_it_has_the_secret_cancels(s: Service) -> None:
     call = s.generate(resume=LINGER)
     submit = await s.core.expect("submit")
-    call.cancel()
-    assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=submit.stream)
+    assert await s.leave(call) == frontend_pb2.Cancel(stream=submit.stream)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +122,7 @@ async def test_a_stream_is_equal_wherever_it_breaks(s: Service, stops: tuple[str
         await s.core.output(submit.stream, tokens[:num_before])
         while len(ids_of(received)) < num_before:
             received.append(("delta", (await call.read()).delta))
-        call.cancel()
-        assert (await s.core.expect("cancel")).detach
+        assert (await s.leave(call)).detach
         again = resume(s, accepted, (num_before, len(text_of(received))))
         asked = await resumed(s.core, submit.description, (tokens[:num_at_once], ""))
         await s.core.output(asked.stream, tokens[num_at_once:])
@@ -247,8 +244,7 @@ async def test_a_caller_that_leaves_before_the_answer_to_its_resume_detaches_the
     _, submit, accepted = await accepted_stream(s)
     again = resume(s, accepted)
     asked = await s.core.expect("resume")
-    again.cancel()
-    assert await s.core.expect("cancel") == frontend_pb2.Cancel(stream=asked.stream, detach=True)
+    assert await s.leave(again) == frontend_pb2.Cancel(stream=asked.stream, detach=True)
     await s.core.send(resumed=frontend_pb2.Resumed(stream=asked.stream, description=submit.description))
     assert await s.core.is_silent()
 

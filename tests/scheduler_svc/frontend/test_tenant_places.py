@@ -12,14 +12,11 @@ from scheduler_svc.frontend.streaming.stream import StreamLimits
 from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import Code, fails, failure
 from tests.scheduler_svc.frontend.fake_core import Service, served, until
-from tests.scheduler_svc.frontend.test_door import allow, bearer, tenant
+from tests.scheduler_svc.frontend.test_door import bearer, tenant
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
 GREEDY, POLITE = "greedy", "polite"
-
-
-async def allow_both(s: Service) -> None:
-    await allow(s, frontend_pb2.Tenants(tenants=map(tenant, (GREEDY, POLITE))))
+BOTH = frontend_pb2.Tenants(tenants=map(tenant, (GREEDY, POLITE)))
 
 
 def generate(s: Service, name: str) -> Any:
@@ -33,9 +30,8 @@ async def stream(s: Service, name: str) -> Any:
     return call
 
 
-@served(needs_tokens=True, call_limits=CallLimits(max_reading=4))
+@served(needs_tokens=True, call_limits=CallLimits(max_reading=4), tenants=BOTH)
 async def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(s: Service) -> None:
-    await allow_both(s)
     stalled = RawConnection(s.address)
     for _ in range(20):
         stalled.call(GENERATE, None, GREEDY)
@@ -47,9 +43,8 @@ async def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(s: Service) 
     stalled.close()
 
 
-@served(needs_tokens=True, call_limits=CallLimits(max_without_message=8))
+@served(needs_tokens=True, call_limits=CallLimits(max_without_message=8), tenants=BOTH)
 async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s: Service) -> None:
-    await allow_both(s)
     stalled = RawConnection(s.address)
     for _ in range(20):
         stalled.call(GENERATE, None, GREEDY)
@@ -60,9 +55,8 @@ async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s
     stalled.close()
 
 
-@served(needs_tokens=True, stream_limits=StreamLimits(max_streams=8))
+@served(needs_tokens=True, stream_limits=StreamLimits(max_streams=8), tenants=BOTH)
 async def test_streams_of_one_tenant_leave_places_to_the_other(s: Service) -> None:
-    await allow_both(s)
     calls = [await stream(s, GREEDY) for _ in range(4)]
     full = "4 samples of requests are open; the limit is 4"
     await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
@@ -82,9 +76,8 @@ async def reject(s: Service, *, tenant_is_full: bool) -> None:
     await s.core.reject(submit.stream, "QUEUE_FULL", retry_seconds=7.5, tenant_is_full=tenant_is_full)
 
 
-@served((stream_table, "BELIEVED_SECONDS", 60.0), needs_tokens=True)
+@served((stream_table, "BELIEVED_SECONDS", 60.0), needs_tokens=True, tenants=BOTH)
 async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(s: Service) -> None:
-    await allow_both(s)
     running = await stream(s, GREEDY)
     call = generate(s, GREEDY)
     await reject(s, tenant_is_full=True)
@@ -93,18 +86,16 @@ async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(s:
     assert await s.core.is_silent()
     await stream(s, POLITE)
     # A request of the tenant ends, so a place may be free.
-    running.cancel()
-    await s.core.expect("cancel")
+    await s.leave(running)
     await stream(s, GREEDY)
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-@served(needs_tokens=True)
+@served(needs_tokens=True, tenants=BOTH)
 async def test_the_core_is_believed_for_a_moment_only_and_of_the_tenant_alone(
     s: Service, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
     """A request that is too large for what is free does not close the queue."""
-    await allow_both(s)
     monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0 if is_full else 60.0)
     call = generate(s, GREEDY)
     await reject(s, tenant_is_full=is_full)

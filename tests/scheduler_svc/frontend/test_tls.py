@@ -17,8 +17,8 @@ from scheduler_svc.door.tls_files import TlsFiles
 from tests.rigs.authorities import Authority, Pair
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.failures import Code
-from tests.scheduler_svc.frontend.fake_core import Service, service
-from tests.scheduler_svc.frontend.test_door import CLOSED, allow, bearer, tenants, token_of
+from tests.scheduler_svc.frontend.fake_core import Service, allow, service
+from tests.scheduler_svc.frontend.test_door import CLOSED, bearer, tenants, token_of
 
 CHECK = "/grpc.health.v1.Health/Check"
 
@@ -59,8 +59,7 @@ async def check(
 
 
 async def test_tokens_work_over_tls_and_plaintext_does_not(tmp_path: Path, authority: Authority, served: Pair) -> None:
-    async with service(tmp_path, tls=files(served), needs_tokens=True) as s:
-        await allow(s, tenants())
+    async with service(tmp_path, tls=files(served), needs_tokens=True, tenants=tenants()) as s:
         good = bearer(token_of("inference"))
         assert (await check(s, authority.certificate, metadata=good))[0] == Code.OK
         assert (await check(s, authority.certificate, metadata=bearer("tandem_no")))[0] == CLOSED[0]
@@ -164,8 +163,7 @@ async def test_a_silent_handshake_is_ended(
 
 
 async def test_headers_above_the_limit_are_refused(tmp_path: Path, authority: Authority, served: Pair) -> None:
-    async with service(tmp_path, tls=files(served), needs_tokens=True) as s:
-        await allow(s, tenants())
+    async with service(tmp_path, tls=files(served), needs_tokens=True, tenants=tenants()) as s:
         for size in (2_000, 200_000):
             status, details = await check(s, authority.certificate, metadata=bearer("tandem_" + "x" * size))
             assert status in (Code.UNAUTHENTICATED, Code.RESOURCE_EXHAUSTED), details
