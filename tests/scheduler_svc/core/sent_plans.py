@@ -29,6 +29,12 @@ def order(world: World) -> list[int]:
     return [numbers[tuple(tokens)] for tokens in prompts_started(world)]
 
 
+def run(world: World) -> list[int]:
+    """Runs the world to its end and returns the order of its streams."""
+    world.finish()
+    return order(world)
+
+
 def chunks(plan: Plan) -> list[tuple[int, int, int]]:
     """Returns (row, start, count) of each chunk."""
     return _rows(plan.chunk_rows, plan.chunk_starts, plan.chunk_counts)

@@ -9,7 +9,7 @@ from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.sent_plans import load
 from tests.scheduler_svc.core.world import World, greedy
 
-TWO_ROWS = Shape(max_rows=2, max_length=64)
+SHAPE = Shape(max_rows=2, max_length=64)
 
 
 def statuses(world: World) -> list[fx.CoreStatus]:
@@ -28,7 +28,7 @@ def crash(world: World, times: int, seconds: float = 1.0) -> None:
 
 
 def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
-    world = World(TWO_ROWS, config=greedy(max_waiting=2))
+    world = World(SHAPE, config=greedy(max_waiting=2))
     for i in range(4):
         world.submit([i], max_new_tokens=8, ignore_eos=True)
         world.tick()
@@ -43,7 +43,7 @@ def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
 
 
 def test_the_estimated_time_in_a_full_queue_is_told_and_told_again_when_it_has_changed() -> None:
-    world = World(TWO_ROWS, config=greedy(max_waiting=4))
+    world = World(SHAPE, config=greedy(max_waiting=4))
     for i in range(6):
         world.submit([i], max_new_tokens=40, ignore_eos=True)
         world.step(0.1)
@@ -63,7 +63,7 @@ def test_the_estimated_time_in_a_full_queue_is_told_and_told_again_when_it_has_c
 
 
 def test_many_waiting_tokens_fill_the_queue() -> None:
-    world = World(TWO_ROWS, config=greedy(max_waiting_tokens=20))
+    world = World(SHAPE, config=greedy(max_waiting_tokens=20))
     for _ in range(3):
         world.submit([1] * 20, max_new_tokens=2)
         world.tick()
@@ -71,7 +71,7 @@ def test_many_waiting_tokens_fill_the_queue() -> None:
 
 
 def test_rows_stay_full_while_the_queue_is_announced_as_full() -> None:
-    world = World(TWO_ROWS, config=greedy(max_waiting=1))
+    world = World(SHAPE, config=greedy(max_waiting=1))
     is_full = False
     for i in range(60):
         if not is_full:
@@ -85,8 +85,7 @@ def test_rows_stay_full_while_the_queue_is_announced_as_full() -> None:
             assert world.lane.rows.num_free == 0 or not world.core.queue.num_waiting
 
 
-def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
-    world = World(TWO_ROWS)
+def test_workers_lost_without_a_token_make_the_core_stop_serving(world: World) -> None:
     admitted = world.submit([1, 2], max_new_tokens=4, ignore_eos=True)
     crash(world, DEATHS - 1)
     assert not any(status.refuses for status in statuses(world))
@@ -109,7 +108,7 @@ def test_workers_lost_without_a_token_make_the_core_stop_serving() -> None:
 
 
 def test_an_idle_core_serves_again_when_the_window_has_passed() -> None:
-    world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
+    world = World(SHAPE, config=greedy(silence_timeout_seconds=1e6))
     crash(world, DEATHS)
     world.tick()
     assert statuses(world)[-1].not_serving
@@ -117,8 +116,7 @@ def test_an_idle_core_serves_again_when_the_window_has_passed() -> None:
     assert statuses(world)[-1].not_serving == ""
 
 
-def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
-    world = World(TWO_ROWS)
+def test_workers_that_announce_their_stop_do_not_make_a_crash_loop(world: World) -> None:
     for _ in range(2 * DEATHS):
         world.handle(ev.WorkerLost(worker=world.worker, reason="it stops", is_orderly=True))
         world.join()
@@ -127,13 +125,12 @@ def test_workers_that_announce_their_stop_do_not_make_a_crash_loop() -> None:
 
 
 def test_workers_lost_at_long_intervals_do_not_make_a_crash_loop() -> None:
-    world = World(TWO_ROWS, config=greedy(silence_timeout_seconds=1e6))
+    world = World(SHAPE, config=greedy(silence_timeout_seconds=1e6))
     crash(world, 2 * DEATHS, seconds=WINDOW_SECONDS / (DEATHS - 1) + 1)
     assert not any(status.refuses for status in statuses(world))
 
 
-def test_the_load_reports_the_last_lost_worker() -> None:
-    world = World(TWO_ROWS)
+def test_the_load_reports_the_last_lost_worker(world: World) -> None:
     assert (load(world).worker_lost_seconds, load(world).worker_lost_reason) == (None, "")
     world.kill()
     world.tick(12.5)

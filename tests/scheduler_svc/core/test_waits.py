@@ -14,7 +14,7 @@ from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.fleet import Fleet
 from tests.scheduler_svc.core.world import World, greedy
 
-ONE_ROW = Shape(page_size=4, num_pages=40, max_rows=1, max_length=64)
+SHAPE = Shape(page_size=4, num_pages=40, max_rows=1, max_length=64)
 SMALL = Shape(page_size=4, num_pages=40, max_rows=4, max_length=40)
 LARGE = replace(SMALL, max_length=100)
 
@@ -30,8 +30,7 @@ def ask(world: World, **options: object) -> int:
     return world.submit([1, 2, 3], **{"max_new_tokens": 30, "ignore_eos": True, **options})  # pyright: ignore[reportArgumentType]
 
 
-def test_a_service_that_computes_at_once_tells_nothing() -> None:
-    world = World(ONE_ROW)
+def test_a_service_that_computes_at_once_tells_nothing(world: World) -> None:
     for _ in range(5):
         ask(world, max_new_tokens=4)
         world.run()
@@ -59,7 +58,7 @@ def queue_up(world: World) -> int:
     [(lose_worker, WaitReason.WORKER_LOST, True), (queue_up, WaitReason.QUEUE, False)],
 )
 def test_a_wait_is_told_once(act: Callable[[World], int], reason: WaitReason, is_told_at_once: bool) -> None:
-    world = World(ONE_ROW, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
+    world = World(SHAPE, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
     stream = act(world)
     world.tick()
     assert told(world) == ([(stream, reason)] if is_told_at_once else [])
@@ -162,7 +161,7 @@ def test_each_reason_of_one_request_is_told(reason: WaitReason, act: Callable[[F
 
 
 def test_samples_of_one_request_speak_once_and_not_while_one_of_them_runs() -> None:
-    world = World(ONE_ROW, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
+    world = World(SHAPE, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
     stream = ask(world, num_samples=3)
     world.steps(5, 1.0)
     assert told(world) == []
@@ -171,8 +170,7 @@ def test_samples_of_one_request_speak_once_and_not_while_one_of_them_runs() -> N
     assert told(world) == [(stream, WaitReason.WORKER_LOST)]
 
 
-def test_another_reader_is_told_again() -> None:
-    world = World(ONE_ROW)
+def test_another_reader_is_told_again(world: World) -> None:
     stream = ask(world, linger_seconds=100.0)
     world.step()
     world.kill()
@@ -202,7 +200,7 @@ def test_another_reader_is_told_again() -> None:
 def test_the_end_of_a_wait_names_what_the_request_was_waiting_for(
     options: dict[str, float], code: fx.FailureCode
 ) -> None:
-    world = World(ONE_ROW, config=greedy(max_worker_wait_seconds=10.0))
+    world = World(SHAPE, config=greedy(max_worker_wait_seconds=10.0))
     world.kill()
     stream = ask(world, **options)
     world.tick()
@@ -213,7 +211,7 @@ def test_the_end_of_a_wait_names_what_the_request_was_waiting_for(
 
 
 def test_a_time_limit_before_the_first_token_is_told_with_its_reason() -> None:
-    world = World(ONE_ROW, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
+    world = World(SHAPE, config=greedy(silence_timeout_seconds=1e6, step_timeout_seconds=1e6))
     running = ask(world, max_time_seconds=0.4)
     world.step()
     waiting = ask(world, max_time_seconds=0.4, num_samples=3)
@@ -227,8 +225,7 @@ def test_a_time_limit_before_the_first_token_is_told_with_its_reason() -> None:
     assert told(world) == [(waiting, WaitReason.QUEUE)]
 
 
-def test_requests_of_a_lost_front_end_are_told_nothing() -> None:
-    world = World(ONE_ROW)
+def test_requests_of_a_lost_front_end_are_told_nothing(world: World) -> None:
     ask(world, linger_seconds=100.0)
     world.step()
     world.kill()

@@ -33,10 +33,6 @@ class MeasuredFleet(Fleet):
         """The core's own reports of confirmed steps."""
         return [one for one in self.effects if isinstance(one, fx.StepReport) and one.kind in catalogue.STEP_KINDS]
 
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.step(0.001)
-
     def ask(self, count: int) -> None:
         for first in range(count):
             self.submit([first, *range(9)], max_new_tokens=12, ignore_eos=True)
@@ -45,7 +41,7 @@ class MeasuredFleet(Fleet):
 def test_the_steps_are_those_that_the_core_confirms() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(12)
-    fleet.steps(5)
+    fleet.steps(5, 0.001)
     fleet.lose("a")
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({3})))
     fleet.run()
@@ -75,7 +71,7 @@ def looked(fleet: MeasuredFleet, *metrics: catalogue.Metric) -> tuple[float, ...
 def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(8)
-    fleet.steps(4)
+    fleet.steps(4, 0.001)
     fleet.meter.turned(fleet.core, 0.0)
     assert places(fleet) == ["0", "1"]
     fleet.lose("a")
@@ -86,7 +82,7 @@ def test_a_new_worker_takes_the_place_of_the_one_that_left() -> None:
         fleet.lose(next(iter(fleet.workers)))
         fleet.plans_of = {name: [] for name in fleet.workers}
         fleet.join_as(SHAPE)
-        fleet.steps(3)
+        fleet.steps(3, 0.001)
     assert sorted(fleet.meter.steps) == [0, 1]
 
 
@@ -94,7 +90,7 @@ def test_a_look_has_the_core_s_own_numbers() -> None:
     fleet = MeasuredFleet(SHAPE)
     fleet.join_as(SHAPE, is_standby=True)
     fleet.ask(12)
-    fleet.steps(6)
+    fleet.steps(6, 0.001)
     fleet.meter.turned(fleet.core, 5.0)
     look, core = fleet.meter.last_look, fleet.core
     lane = fleet.lane_of("a")
@@ -140,7 +136,7 @@ def test_the_page_has_the_reason_and_the_time_for_which_nothing_is_computed() ->
 def test_preemptions_are_those_of_the_requests() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(16)
-    fleet.steps(10)
+    fleet.steps(10, 0.001)
     fleet.lose("a")
     fleet.run()
     ends = [end for effect in fleet.effects if isinstance(effect, fx.StepOutput) for end in effect.ends]
@@ -151,7 +147,7 @@ def test_preemptions_are_those_of_the_requests() -> None:
 def test_resets_have_causes() -> None:
     fleet = MeasuredFleet(SHAPE, SHAPE)
     fleet.ask(4)
-    fleet.steps(3)
+    fleet.steps(3, 0.001)
     fleet.lose("a")
     fleet.join_as(SHAPE, Faults(fail_steps=frozenset({2})))
     fleet.ask(4)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.queue.turns import AGEING_TOKENS, FairShare
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.sent_plans import order
+from tests.scheduler_svc.core.sent_plans import order, run
 from tests.scheduler_svc.core.world import World, greedy
 
 # One request at a time.
@@ -20,11 +20,6 @@ def ask(world: World, salt: str | None = "", *, max_new_tokens: int = 1, **optio
     return world.submit(
         [number % 200, number // 200], max_new_tokens=max_new_tokens, ignore_eos=True, salt=salt, **options
     )
-
-
-def run(world: World) -> list[int]:
-    world.finish()
-    return order(world)
 
 
 # FairShare ------------------------------------------------------------------------------------------------------------

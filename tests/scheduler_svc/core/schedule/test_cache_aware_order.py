@@ -9,7 +9,7 @@ from scheduler_svc.core.messages.config import Admission, CoreConfig, Policy
 from scheduler_svc.core.queue.turns import WINDOW
 from scheduler_svc.core.schedule.policy import MAX_PASSED_OVER
 from tests.rigs.executor import Shape
-from tests.scheduler_svc.core.sent_plans import order
+from tests.scheduler_svc.core.sent_plans import order, run
 from tests.scheduler_svc.core.world import World, greedy
 
 SHAPE = Shape(page_size=4, num_pages=64, max_rows=1)
@@ -35,11 +35,6 @@ def with_stem(world: World, num_tokens: int = 9, **options: object) -> int:
     """Submits the first `num_tokens` tokens of the stem and one other token."""
     number = len(world.streams) + 1
     return world.submit([*STEM[:num_tokens], 100 + number], **({"max_new_tokens": 1, "ignore_eos": True} | options))
-
-
-def run(world: World) -> list[int]:
-    world.finish()
-    return order(world)
 
 
 def test_the_longest_cached_prefix_goes_first_then_arrival() -> None:
