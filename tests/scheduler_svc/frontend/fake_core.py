@@ -21,6 +21,7 @@ from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb
 from scheduler_svc.frontend.rpc import gate
 from scheduler_svc.frontend.server import FrontEnd
 from scheduler_svc.processes.frontends import FrontEndSettings
+from tests.rigs.raw_http2 import RawConnection
 from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.scheduler_svc.frontend.tokenizers_for_tests import EOS, as_json, byte_level
 
@@ -145,6 +146,12 @@ class FakeCore:
     async def reject(self, stream: int, code: str, message: str = "no", **more: Any) -> None:
         rejected = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{code}")
         await self.send(rejected=frontend_pb2.Rejected(stream=stream, code=rejected, message=message, **more))
+
+    async def refuse(self, code: str, message: str = "no", **more: Any) -> frontend_pb2.Submit:
+        """Reads a request and rejects it. Returns the request."""
+        submit = await self.expect("submit")
+        await self.reject(submit.stream, code, message, **more)
+        return submit
 
     async def answer(self, kind: str, reply: str, **fields: Any) -> Any:
         """Reads a query of this kind and answers it. Returns the query."""
@@ -303,6 +310,14 @@ async def service(tmp_path: Path, *, ready: bool = True, state: Any = None, tena
         front_end.stop()
         await running
         core.close()
+
+
+def stalled_calls(s: Service, count: int, *call: Any) -> RawConnection:
+    """So many calls on a connection whose caller reads nothing."""
+    stalled = RawConnection(s.address)
+    for _ in range(count):
+        stalled.call(*call)
+    return stalled
 
 
 def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, noted: list[str]) -> None:

@@ -130,8 +130,7 @@ REJECTED: list[tuple[str, grpc.StatusCode, dict[str, Any]]] = [
 async def test_rejections_have_the_matching_status(s: Service) -> None:
     for name, code, told in REJECTED:
         call = s.generate(sampling=pb.SamplingParams(num_samples=3))
-        submit = await s.core.expect("submit")
-        await s.core.reject(submit.stream, name, "5 of 4", field="prompt")
+        await s.core.refuse(name, "5 of 4", field="prompt")
         await fails(call, code, "5 of 4", **told)
     assert await s.core.is_silent(), "a request that was not admitted is not cancelled"
     assert s.front_end._streams._samples == {}

@@ -16,9 +16,8 @@ from scheduler_svc.frontend import readiness, server
 from scheduler_svc.frontend.entrance import Entrance
 from scheduler_svc.frontend.readiness import SERVICES, HealthServicer, Readiness
 from scheduler_svc.frontend.rpc.calls import CallLimits
-from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import Code, fails
-from tests.scheduler_svc.frontend.fake_core import Service, served, until
+from tests.scheduler_svc.frontend.fake_core import Service, served, stalled_calls, until
 
 State = health_pb2.HealthCheckResponse
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -26,9 +25,7 @@ WATCH = "/grpc.health.v1.Health/Watch"
 
 async def test_stalled_watches_delay_neither_check_nor_other_watches(s: Service) -> None:
     # The windows of these callers are too small for a message, so every write is blocked.
-    stalled = RawConnection(s.address)
-    for _ in range(50):
-        stalled.call(WATCH, b"")
+    stalled = stalled_calls(s, 50, WATCH, b"")
     watches = s.front_end._health
     await until(lambda: len(watches.watches) == 50)
     watch = s.watch()
@@ -98,9 +95,7 @@ async def test_watches_above_the_limit_are_refused(s: Service) -> None:
 
 @served((readiness, "MAX_OWN_WATCHES", 3))
 async def test_unread_watches_of_a_connection_leave_those_of_others(s: Service) -> None:
-    hostile = RawConnection(s.address)
-    for _ in range(10):
-        hostile.call(WATCH, b"")
+    hostile = stalled_calls(s, 10, WATCH, b"")
     # The refused ones have ended.
     assert len(await asyncio.to_thread(hostile.wait_ends, 7)) == 7
     assert len(s.front_end._health.watches) == 3
@@ -120,9 +115,7 @@ async def test_watches_with_unread_answers_are_cancelled(s: Service) -> None:
     first.cancel()
     idle = s.watch()
     await idle.read()
-    stalled = RawConnection(s.address)
-    for _ in range(5):
-        stalled.call(WATCH, b"")
+    stalled = stalled_calls(s, 5, WATCH, b"")
     await until(lambda: len(s.front_end._health.watches) == 6)
     s.front_end._call_limits = CallLimits(answer_seconds=0.0)
     await until(lambda: len(s.front_end._health.watches) == 1)

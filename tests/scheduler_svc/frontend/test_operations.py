@@ -34,6 +34,15 @@ class Kind:
     async def answer(self, s: Service, query: int, **reply: Any) -> None:
         await s.core.send(**{f"{self.asked}_reply": self.reply(query=query, **reply)})
 
+    async def begin(self, s: Service) -> tuple[Any, Any]:
+        """A call, and what the core is asked."""
+        return self.call(s), await s.core.expect(self.asked)
+
+    async def tell(self, s: Service, call: Any, query: int, seconds: float, **reply: Any) -> None:
+        """The core reports once, and the caller reads it."""
+        await self.answer(s, query, progress=self.at(seconds), **reply)
+        assert await call.read() == self.at(seconds)
+
     def at(self, seconds: float) -> Any:
         return self.progress(state=1, running=3, waiting=2, seconds=seconds, detail="what")
 
@@ -73,14 +82,11 @@ each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 @each_kind
 async def test_the_progress_is_written_as_it_comes_until_the_last_report(s: Service, kind: Kind) -> None:
-    call = kind.call(s)
-    asked = await s.core.expect(kind.asked)
+    call, asked = await kind.begin(s)
     assert asked.request == kind.request and not asked.stop_replies
     for seconds in (0.5, 1.5):
-        await kind.answer(s, asked.query, progress=kind.at(seconds))
-        assert await call.read() == kind.at(seconds)
-    await kind.answer(s, asked.query, progress=kind.at(2.0), is_last=True)
-    assert await call.read() == kind.at(2.0)
+        await kind.tell(s, call, asked.query, seconds)
+    await kind.tell(s, call, asked.query, 2.0, is_last=True)
     assert await call.read() is grpc.aio.EOF and await call.code() is Code.OK
     assert await s.core.is_silent()
     assert s.front_end._queries._waiting == {}
@@ -96,8 +102,7 @@ async def test_a_refusal_of_the_core_is_the_calls_status(s: Service, kind: Kind)
         ("NOT_READY", Code.UNAVAILABLE, {"retry": 1.0}),
         ("QUARANTINED", Code.INTERNAL, {}),
     ):
-        call = kind.call(s)
-        asked = await s.core.expect(kind.asked)
+        call, asked = await kind.begin(s)
         refusal = frontend_pb2.RejectCode.Value(f"REJECT_CODE_{name}")
         await kind.answer(s, asked.query, refusal=refusal, message="why", field="worker")
         await fails(call, code, "why", **told)
@@ -113,10 +118,8 @@ async def test_a_request_out_of_bounds_never_reaches_the_core(s: Service, kind: 
 
 @each_kind
 async def test_the_core_is_told_once_that_a_caller_has_left(s: Service, kind: Kind) -> None:
-    call = kind.call(s)
-    asked = await s.core.expect(kind.asked)
-    await kind.answer(s, asked.query, progress=kind.at(0.5))
-    assert await call.read() == kind.at(0.5)
+    call, asked = await kind.begin(s)
+    await kind.tell(s, call, asked.query, 0.5)
     call.cancel()
     left = await s.core.expect(kind.asked)
     assert left == type(left)(query=asked.query, stop_replies=True)
@@ -128,8 +131,7 @@ async def test_the_core_is_told_once_that_a_caller_has_left(s: Service, kind: Ki
 
 @each_kind
 async def test_a_caller_who_reads_late_gets_the_newest_report_only(s: Service, kind: Kind) -> None:
-    call = kind.call(s)
-    asked = await s.core.expect(kind.asked)
+    call, asked = await kind.begin(s)
     [waiting] = s.front_end._queries._waiting.values()
     # In one turn of the event loop, so that the call cannot write in between.
     for seconds in (0.5, 1.5, 2.5):
@@ -141,10 +143,8 @@ async def test_a_caller_who_reads_late_gets_the_newest_report_only(s: Service, k
 
 @each_kind
 async def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_fails(s: Service, kind: Kind) -> None:
-    call = kind.call(s)
-    asked = await s.core.expect(kind.asked)
-    await kind.answer(s, asked.query, progress=kind.at(0.5))
-    assert await call.read() == kind.at(0.5)
+    call, asked = await kind.begin(s)
+    await kind.tell(s, call, asked.query, 0.5)
     s.core.close()
     await fails(call, Code.UNAVAILABLE, "the scheduler's core cannot be reached", retry=1.0)
     assert s.front_end._queries._waiting == {}
@@ -153,8 +153,7 @@ async def test_the_last_report_is_written_when_the_core_dies_and_then_the_call_f
 @each_kind
 @served((control, "REPLY_SECONDS", 0.05))
 async def test_a_core_that_says_nothing_is_unavailable_and_told_that_nobody_waits(s: Service, kind: Kind) -> None:
-    call = kind.call(s)
-    asked = await s.core.expect(kind.asked)
+    call, asked = await kind.begin(s)
     await fails(call, Code.UNAVAILABLE, "the scheduler's core has not answered for 0.05 s")
     left = await s.core.expect(kind.asked)
     assert (left.query, left.stop_replies) == (asked.query, True)
@@ -169,14 +168,12 @@ async def test_a_watch_ends_when_its_callers_token_is_revoked(s: Service, kind: 
     for name in ("kept", "lost"):
         calls[name] = getattr(s.control, kind.method)(kind.request, metadata=bearer(name))
         queries[name] = (await s.core.expect(kind.asked)).query
-        await kind.answer(s, queries[name], progress=kind.at(0.5))
-        assert await calls[name].read() == kind.at(0.5)
+        await kind.tell(s, calls[name], queries[name], 0.5)
     await allow(s, only(kept))
     left = await s.core.expect(kind.asked)
     assert (left.query, left.stop_replies) == (queries["lost"], True)
     assert (await calls["lost"].code(), await calls["lost"].details()) == (Code.UNAUTHENTICATED, REVOKED)
-    await kind.answer(s, queries["kept"], progress=kind.at(1.5), is_last=True)
-    assert await calls["kept"].read() == kind.at(1.5)
+    await kind.tell(s, calls["kept"], queries["kept"], 1.5, is_last=True)
     assert await calls["kept"].code() is Code.OK
 
 

@@ -9,9 +9,8 @@ from tandem.internal.v1 import frontend_pb2
 from scheduler_svc.frontend.rpc.calls import CallLimits, Room
 from scheduler_svc.frontend.streaming import stream_table
 from scheduler_svc.frontend.streaming.stream import StreamLimits
-from tests.rigs.raw_http2 import RawConnection
 from tests.scheduler_svc.frontend.failures import Code, fails, failure
-from tests.scheduler_svc.frontend.fake_core import Service, served, until
+from tests.scheduler_svc.frontend.fake_core import Service, served, stalled_calls, until
 from tests.scheduler_svc.frontend.test_door import bearer, tenant
 
 GENERATE = "/tandem.v1.InferenceService/Generate"
@@ -32,9 +31,7 @@ async def stream(s: Service, name: str) -> Any:
 
 @served(needs_tokens=True, call_limits=CallLimits(max_reading=4), tenants=BOTH)
 async def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(s: Service) -> None:
-    stalled = RawConnection(s.address)
-    for _ in range(20):
-        stalled.call(GENERATE, None, GREEDY)
+    stalled = stalled_calls(s, 20, GENERATE, None, GREEDY)
     await until(lambda: s.front_end._calls.rooms[Room.BULK].without_message.num_taken == 20)
     # No slow message has to yield for it: that would take 2 s.
     async with asyncio.timeout(1.5):
@@ -45,9 +42,7 @@ async def test_stalled_calls_of_one_tenant_leave_slots_to_the_other(s: Service) 
 
 @served(needs_tokens=True, call_limits=CallLimits(max_without_message=8), tenants=BOTH)
 async def test_calls_without_a_message_of_one_tenant_leave_places_to_the_other(s: Service) -> None:
-    stalled = RawConnection(s.address)
-    for _ in range(20):
-        stalled.call(GENERATE, None, GREEDY)
+    stalled = stalled_calls(s, 20, GENERATE, None, GREEDY)
     assert len(await asyncio.to_thread(stalled.wait_ends, 16)) == 16
     full = "4 calls have not sent their request yet; the limit is 4"
     await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full, retry=0.5)
@@ -70,17 +65,11 @@ async def test_streams_of_one_tenant_leave_places_to_the_other(s: Service) -> No
     await fails(generate(s, GREEDY), Code.RESOURCE_EXHAUSTED, full.replace("2", "3"), retry=0.5)
 
 
-async def reject(s: Service, *, tenant_is_full: bool) -> None:
-    """The core refuses the next request."""
-    submit = await s.core.expect("submit")
-    await s.core.reject(submit.stream, "QUEUE_FULL", retry_seconds=7.5, tenant_is_full=tenant_is_full)
-
-
 @served((stream_table, "BELIEVED_SECONDS", 60.0), needs_tokens=True, tenants=BOTH)
 async def test_a_tenant_that_is_full_is_refused_without_asking_the_core_again(s: Service) -> None:
     running = await stream(s, GREEDY)
     call = generate(s, GREEDY)
-    await reject(s, tenant_is_full=True)
+    await s.core.refuse("QUEUE_FULL", retry_seconds=7.5, tenant_is_full=True)
     for refused in (call, generate(s, GREEDY), generate(s, GREEDY)):
         await fails(refused, Code.RESOURCE_EXHAUSTED, retry=7.5)
     assert await s.core.is_silent()
@@ -98,6 +87,6 @@ async def test_the_core_is_believed_for_a_moment_only_and_of_the_tenant_alone(
     """A request that is too large for what is free does not close the queue."""
     monkeypatch.setattr(stream_table, "BELIEVED_SECONDS", 0.0 if is_full else 60.0)
     call = generate(s, GREEDY)
-    await reject(s, tenant_is_full=is_full)
+    await s.core.refuse("QUEUE_FULL", retry_seconds=7.5, tenant_is_full=is_full)
     await failure(call)
     await stream(s, GREEDY)

@@ -102,8 +102,7 @@ async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
 
 async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, reached: list[str]) -> None:
     call = s.generate(stop=pb.StopParams(stop_strings=["x" * 256] * 16))
-    submit = await s.core.expect("submit")
-    await s.core.reject(submit.stream, "QUEUE_FULL")
+    await s.core.refuse("QUEUE_FULL")
     await fails(call, Code.RESOURCE_EXHAUSTED)
     assert "make_outputs" not in reached
 
