@@ -53,8 +53,20 @@ class Host:
     def graphs(self) -> GraphBackend | None:
         return None
 
+    def pair(self, num_tokens: int = 0, **numbers: int) -> tuple[Rig, Rig, TinyCore]:
+        """A runner that has served, a second one, and the core of the first."""
+        first, second = self.rig(is_whole=True), self.rig()
+        return first, second, served(first, num_tokens or PROMPT, **numbers)
+
     def dies(self, rig: Rig) -> None:
         self.holder.dead.add(rig.runner.pool.pool_id)
+
+    def succeed(
+        self, first: Rig, second: Rig, core: TinyCore, num_shared: int, generation: int = 1
+    ) -> tuple[TinyCore, Outcome]:
+        """The first one dies, and the second one takes its pool over."""
+        self.dies(first)
+        return taking(second, core, num_shared, order_of(first, generation))
 
     def close(self) -> None:
         self.holder.close()
@@ -114,6 +126,13 @@ def taking(rig: Rig, core: TinyCore, num_shared: int, order: pb.TakeOver) -> tup
     if outcome.status == pb.STEP_STATUS_OK:
         after.learn(outcome.tokens)
     return after, outcome
+
+
+def taken(outcome_of: tuple[TinyCore, Outcome]) -> TinyCore:
+    """The core after a pool was taken over."""
+    core, outcome = outcome_of
+    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    return core
 
 
 def order_of(rig: Rig, generation: int = 1) -> pb.TakeOver:

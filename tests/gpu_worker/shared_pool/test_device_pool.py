@@ -71,8 +71,7 @@ def test_a_page_that_is_filled_while_a_later_step_reuses_it_is_not_whole(card: C
 def test_a_pool_of_another_geometry_or_model_is_refused(card: Card) -> None:
     first, second = card.rig(is_whole=True), card.rig(identity="another model")
     core = served(first)
-    card.dies(first)
-    _, outcome = taking(second, core, 3, order_of(first))
+    _, outcome = card.succeed(first, second, core, 3)
     assert outcome.detail.startswith("the model of the pool is ")
     other = card.rig(spec=replace(card.spec, num_pages=1200))
     _, outcome = taking(other, core, 3, order_of(first))
@@ -81,8 +80,7 @@ def test_a_pool_of_another_geometry_or_model_is_refused(card: Card) -> None:
 
 
 def test_a_worker_that_died_before_it_served_leaves_nothing(card: Card) -> None:
-    first, second = card.rig(is_whole=True), card.rig()
-    core = served(first)
+    _, second, core = card.pair()
     waiting = card.rig()
     card.dies(waiting)
     _, outcome = taking(second, core, 3, order_of(waiting))
@@ -102,8 +100,7 @@ def test_another_card_has_another_layout(card: Card) -> None:
 @fake_only
 def test_unused_pools_make_room_and_a_full_card_is_named(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_pool, "_GROW_SECONDS", 0.0)
-    first, second = card.rig(is_whole=True), card.rig()
-    core = served(first)
+    first, second, core = card.pair()
     held = sum(pool_of(first)._region.mapped.values())
     # Room for the pool that is held and the pieces of the second worker, but not for a second pool.
     card.fake.num_bytes = card.fake.used() + GRANULARITY
@@ -153,8 +150,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str)
 @fake_only
 def test_no_handle_and_no_descriptor_is_left(card: Card) -> None:
     """A handle would keep the memory after the pool was given back."""
-    first, second = card.rig(is_whole=True), card.rig()
-    core = served(first)
+    first, second, core = card.pair()
     assert not card.libraries[0].handles and not card.libraries[1].handles
     card.libraries[0].end()
     card.dies(first)

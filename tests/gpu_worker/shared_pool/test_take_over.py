@@ -25,6 +25,7 @@ from tests.gpu_worker.shared_pool.machines import (
     damage,
     order_of,
     served,
+    taken,
     taking,
 )
 
@@ -56,37 +57,29 @@ def test_pages_are_read_where_the_first_runner_wrote_them(machine: Host) -> None
 
 
 def test_a_third_runner_takes_over_what_the_second_one_wrote(eager: Host) -> None:
-    first, second = eager.rig(is_whole=True), eager.rig()
-    core = served(first)
-    eager.dies(first)
-    after, outcome = taking(second, core, 3, order_of(first))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    first, second, core = eager.pair()
+    after = taken(eager.succeed(first, second, core, 3))
     for _ in range(PAGE):
         second.step(after, decode=[1])
     eager.dies(second)
     third = eager.rig()
-    last, outcome = taking(third, after, 4, order_of(second, generation=2))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    last = taken(taking(third, after, 4, order_of(second, generation=2)))
     assert_undisturbed(third, last)
 
 
 def test_hidden_states_are_float64_s(eager: Host) -> None:
     first, second, recording = eager.rig(is_whole=True), eager.rig(), Recording()
     core = served(first, 4 * PAGE - 1)
-    eager.dies(first)
-    after, outcome = taking(second, core, 4, order_of(first))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    after = taken(eager.succeed(first, second, core, 4))
     for _ in range(4):
         second.step(after, recording, decode=[1])
     second.check(after, recording)
 
 
 def test_a_changed_bit_is_found_and_the_pool_zeroed(machine: Host) -> None:
-    first, second = machine.rig(is_whole=True), machine.rig()
-    core = served(first)
+    first, second, core = machine.pair()
     damage(first, core.rows[1].pages[1])
-    machine.dies(first)
-    _, outcome = taking(second, core, 3, order_of(first))
+    _, outcome = machine.succeed(first, second, core, 3)
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
     assert outcome.detail == "page 2 of the pool that was taken over has changed since step 1 filled it"
     assert outcome.pool_id == first.runner.pool.pool_id == second.runner.pool.pool_id
@@ -104,12 +97,9 @@ def assert_serves(rig: Rig, core: TinyCore) -> None:
 
 
 def test_pages_that_nobody_reads_are_not_checked(machine: Host) -> None:
-    first, second = machine.rig(is_whole=True), machine.rig()
-    core = served(first)
+    first, second, core = machine.pair()
     damage(first, core.rows[1].pages[2])
-    machine.dies(first)
-    after, outcome = taking(second, core, 2, order_of(first))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    after = taken(machine.succeed(first, second, core, 2))
     # A page is checked once.
     damage(second, core.rows[1].pages[0])
     after.add(2, after.rows[1].tokens[: 2 * PAGE + 1], shared=core.rows[1].pages[:2], position=2 * PAGE)
@@ -118,12 +108,9 @@ def test_pages_that_nobody_reads_are_not_checked(machine: Host) -> None:
 
 @pytest.mark.parametrize(("generation", "step"), NUMBERS)
 def test_plans_of_any_number_leave_whole_pages(eager: Host, generation: int, step: int) -> None:
-    first, second = eager.rig(is_whole=True), eager.rig()
-    core = served(first, generation=generation, step=step)
+    first, second, core = eager.pair(generation=generation, step=step)
     damage(first, core.rows[1].pages[1])
-    eager.dies(first)
-    after, outcome = taking(second, core, 1, order_of(first, generation))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    after = taken(eager.succeed(first, second, core, 1, generation))
     after.add(2, after.rows[1].tokens[: 2 * PAGE + 1], shared=core.rows[1].pages[:2], position=2 * PAGE)
     outcome = second.submit(after.plan(chunks={2: 1}))
     assert outcome.detail == f"page 2 of the pool that was taken over has changed since step {step} filled it"
@@ -131,30 +118,23 @@ def test_plans_of_any_number_leave_whole_pages(eager: Host, generation: int, ste
 
 @pytest.mark.parametrize("num_prompt", [3 * PAGE, 3 * PAGE - 1, 3 * PAGE - 2])
 def test_a_page_that_a_chunk_or_a_decode_fills_to_its_end_is_whole(host: Host, num_prompt: int) -> None:
-    first, second = host.rig(), host.rig()
-    core = served(first, num_prompt)
-    host.dies(first)
-    _, outcome = taking(second, core, 3, order_of(first))
-    assert outcome.status == pb.STEP_STATUS_OK, outcome.detail
+    first, second, core = host.pair(num_prompt)
+    taken(host.succeed(first, second, core, 3))
 
 
 def test_a_page_that_is_not_full_is_refused(machine: Host) -> None:
-    first, second = machine.rig(is_whole=True), machine.rig()
-    core = served(first, 2 * PAGE + 5)
+    first, second, core = machine.pair(2 * PAGE + 5)
     core.rows[1].tokens += range(PAGE)
-    machine.dies(first)
-    _, outcome = taking(second, core, 3, order_of(first))
+    _, outcome = machine.succeed(first, second, core, 3)
     refused = pb.STEP_STATUS_OUT_OF_SYNC, "page 3 of the pool that was taken over is not whole"
     assert (outcome.status, outcome.detail) == refused
 
 
 def test_a_page_that_a_later_step_began_to_write_is_refused(machine: Host) -> None:
     """The first runner zeroes a page in a step that it never confirmed."""
-    first, second = machine.rig(is_whole=True), machine.rig()
-    core = served(first)
+    first, second, core = machine.pair()
     first.step(core, decode=[1], moves=Moves(zero=[core.rows[1].pages[0]]))
-    machine.dies(first)
-    _, outcome = taking(second, core, 3, order_of(first))
+    _, outcome = machine.succeed(first, second, core, 3)
     assert outcome.detail == "page 1 of the pool that was taken over is not whole"
 
 
@@ -183,8 +163,7 @@ def test_a_header_that_differs_is_refused(host: Host, generation: int, offset: i
     if offset is not None:
         with mmap.mmap(host.holder.memories[first.runner.pool.pool_id], 0) as content:
             content[offset] ^= 1
-    host.dies(first)
-    _, outcome = taking(second, core, 2, order_of(first, generation))
+    _, outcome = host.succeed(first, second, core, 2, generation)
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC and outcome.detail.startswith(words), outcome.detail
     assert second.runner.pool.pool_id == own
 
@@ -208,8 +187,7 @@ def test_a_worker_without_a_shared_pool_says_so() -> None:
 def test_a_pool_that_cannot_be_mapped_is_out_of_sync_and_the_own_one_is_zeroed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = host.rig(), host.rig()
-    core = served(first)
+    first, second, core = host.pair()
     # Its own pool is not zero either.
     served(second)
     host.dies(first)
