@@ -9,8 +9,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,13 +116,8 @@ def masks_of(constraints: Constraints, *rows: int | ConstrainedRow) -> list[list
     return [allowed(mask) for mask in masks]
 
 
-@contextmanager
-def serving(limits: Limits = DEFAULT_LIMITS, eos: Sequence[int] = (EOS,)) -> Iterator[Constraints]:
-    constraints = Constraints(tokenizer_json(), SIZES, eos, limits)
-    try:
-        yield constraints
-    finally:
-        constraints.close()
+def serving(limits: Limits = DEFAULT_LIMITS, eos: Sequence[int] = (EOS,)) -> "closing[Constraints]":
+    return closing(Constraints(tokenizer_json(), SIZES, eos, limits))
 
 
 def serving_process(constraints: Constraints) -> int:

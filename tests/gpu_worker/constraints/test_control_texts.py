@@ -5,6 +5,7 @@ The sampler leans to control tokens as far as the masks allow, so a mask that le
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,10 +156,9 @@ class LeaningSampler(Sampler):
 def _run(model: Model, every: list[Case]) -> dict[str, tuple[Fate, list[int], str]]:
     """The fate, the tokens and the failure of each case, each in a row of its own."""
     sizes = Sizes(max_rows=len(every), vocab_size=VOCAB, max_length=MOST_TOKENS)
-    constraints = Constraints(model.tokenizer_json, sizes, model.eos)
     sampler = LeaningSampler(Tokenizer.from_str(model.tokenizer_json.decode()), model.controls)
     tokens = {row: list[int]() for row in range(1, len(every) + 1)}
-    try:
+    with closing(Constraints(model.tokenizer_json, sizes, model.eos)) as constraints:
         answers = prepare(constraints, *{case.grammar for case in every})
         assert set(answers.values()) == {""}, {case.name: answers[case.grammar] for case in every}
         for row, case in enumerate(every, 1):
@@ -175,8 +175,6 @@ def _run(model: Model, every: list[Case]) -> dict[str, tuple[Fate, list[int], st
             constraints.learn(zip(rows, chosen, strict=True))
         found = [constraints.row(row) for row in tokens]
         return {case.name: (own.fate, tokens[own.row], own.detail) for case, own in zip(every, found, strict=True)}
-    finally:
-        constraints.close()
 
 
 @pytest.mark.parametrize("name", MODELS)

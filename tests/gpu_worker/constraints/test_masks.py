@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import closing
 
 import llguidance
 import numpy as np
@@ -176,12 +177,9 @@ def test_a_model_without_eos_gets_no_mask_with_one() -> None:
 
 
 def test_a_tokenizer_that_llguidance_cannot_read_refuses_every_constraint() -> None:
-    constraints = Constraints(b'{"version": "1.0"}', SIZES, [EOS])
-    try:
+    with closing(Constraints(b'{"version": "1.0"}', SIZES, [EOS])) as constraints:
         for _ in range(2):
             assert "tokenizer" in prepare(constraints, WORD)[WORD]
-    finally:
-        constraints.close()
 
 
 def test_no_module_of_the_server_loads_torch() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections import Counter, deque
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,11 +97,11 @@ def run(num_schemas: int, seed: int) -> Tally:
     tokenizer_json = (MODEL_DIR / "tokenizer.json").read_bytes()
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
     sampler = Sampler(tokenizer, seed)
-    constraints = Constraints(tokenizer_json, Sizes(max_rows=NUM_ROWS, vocab_size=VOCAB, max_length=512), [EOS])
+    sizes = Sizes(max_rows=NUM_ROWS, vocab_size=VOCAB, max_length=512)
     waiting: dict[bytes, _Job] = {}
     ready, running, free = deque[_Job](), dict[int, _Job](), deque(range(1, NUM_ROWS + 1))
     num_left = num_schemas
-    try:
+    with closing(Constraints(tokenizer_json, sizes, [EOS])) as constraints:
         while num_left or waiting or ready or running:
             while num_left and len(waiting) + len(ready) < NUM_ROWS:
                 # No two at once are the same, because the end of one would drop the other.
@@ -134,8 +135,6 @@ def run(num_schemas: int, seed: int) -> Tally:
                     free.append(row)
             else:
                 time.sleep(0.001)
-    finally:
-        constraints.close()
     return tally
 
 
