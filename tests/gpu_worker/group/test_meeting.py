@@ -152,22 +152,28 @@ async def test_ranks_do_not_end_with_a_meeting_that_goes() -> None:
     assert not holder.is_lost.is_set() and not other.is_lost.is_set()
 
 
-@in_loop
-async def test_a_host_that_is_silent_while_it_waits_is_gone() -> None:
+async def waiting_after(line: bytes) -> tuple[int, "asyncio.Task[dict[str, str]]", Host]:
+    """A port, the start of a host that waits there and ended the connection that said this line, and another host."""
     port = free_port()
     hosts = Host(port, 1), Host(port, 1)
     joins = asyncio.create_task(hosts[0].start())
     while hosts[0].place._holds is None:
         await asyncio.sleep(0)
-    about = {"run_id": "y", "num_hosts": 2, "num_ranks": 1, "address": "127.0.0.9", "port": 1}
     reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(json.dumps(about).encode() + b"\n")
+    writer.write(line)
     # The holder gives signs of life, and then ends the connection.
     assert (await reader.read()).strip() == b""
     writer.close()
+    return port, joins, hosts[1]
+
+
+@in_loop
+async def test_a_host_that_is_silent_while_it_waits_is_gone() -> None:
+    about = {"run_id": "y", "num_hosts": 2, "num_ranks": 1, "address": "127.0.0.9", "port": 1}
+    port, joins, other = await waiting_after(json.dumps(about).encode() + b"\n")
     later = [Host(port, 1, run_id="y") for _ in range(2)]
     assert [variables["WORLD_SIZE"] for variables in await started(*later)] == ["2", "2"]
-    await asyncio.gather(joins, hosts[1].start())
+    await asyncio.gather(joins, other.start())
 
 
 @pytest.mark.parametrize(
@@ -182,16 +188,8 @@ async def test_a_host_that_is_silent_while_it_waits_is_gone() -> None:
 )
 @in_loop
 async def test_what_no_launcher_says_ends_the_connection_and_nothing_else(line: bytes) -> None:
-    port = free_port()
-    hosts = Host(port, 1), Host(port, 1)
-    joins = asyncio.create_task(hosts[0].start())
-    while hosts[0].place._holds is None:
-        await asyncio.sleep(0)
-    reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(line)
-    assert (await reader.read()).strip() == b""
-    writer.close()
-    await asyncio.gather(joins, hosts[1].start())
+    _, joins, other = await waiting_after(line)
+    await asyncio.gather(joins, other.start())
 
 
 @in_loop

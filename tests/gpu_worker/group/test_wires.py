@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,22 +65,18 @@ def keys(tmp_path: Path) -> CurveKeys:
     return read_keys(make_keys(tmp_path / "keys", zmq.curve_keypair()[0]), "tcp://h:1")
 
 
-def on_all(make: Callable[[Ranks, Voice], Wires], ranks: Sequence[Ranks] = RANKS) -> dict[int, Wires | Exception]:
+def on_all(make: Callable[[Ranks, Voice], Wires]) -> dict[int, Wires | Exception]:
     """What each rank gets, in a thread of its own."""
-    meeting, found = Meeting(len(ranks)), dict[int, Wires | Exception]()
+    meeting = Meeting(len(RANKS))
 
-    def run(each: Ranks) -> None:
+    def run(each: Ranks) -> Wires | Exception:
         try:
-            found[each.rank] = make(each, meeting.of(each.rank))
+            return make(each, meeting.of(each.rank))
         except SettingError as error:
-            found[each.rank] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(each,)) for each in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(RANKS)) as pool:
+        return dict(enumerate(pool.map(run, RANKS)))
 
 
 def close(found: dict[int, Wires | Exception]) -> None:
