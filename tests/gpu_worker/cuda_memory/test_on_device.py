@@ -17,7 +17,7 @@ import torch
 from gpu_worker.shared_pool.cuda_driver import Driver, cuda_driver
 from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable, mapped_at_new_addresses
 from gpu_worker.shared_pool.messages import HolderClient
-from tests.rigs.processes import Child, Rig
+from tests.rigs.processes import Rig
 
 pytestmark = pytest.mark.cuda
 
@@ -59,9 +59,7 @@ def driver(device: torch.device) -> Driver:
 @pytest.fixture
 def holding(driver: Driver) -> Iterator[tuple[HolderClient, Path]]:
     with Rig() as rig:
-        child = Child("holder", ["gpu_worker.holder", "--runtime-dir", str(rig.runtime_dir), "--exit-with-parent"])
-        rig.children.append(child)
-        child.wait_line("holds pools")
+        rig.holder()
         client = HolderClient(rig.runtime_dir)
         yield client, rig.runtime_dir
         client.close()

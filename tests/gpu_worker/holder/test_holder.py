@@ -67,9 +67,8 @@ Start = Callable[..., User]
 @contextmanager
 def holder() -> Iterator[Holding]:
     with Rig() as rig:
-        arguments = [PROGRAM, "--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT)]
-        child = Child("holder", [*arguments, "--exit-with-parent"])
-        rig.children.append(child)
+        arguments = ("--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT), "--exit-with-parent")
+        child = rig.start("holder", PROGRAM, *arguments)
         child.wait_line("holds pools")
         client = HolderClient(rig.runtime_dir)
         yield Holding(folder=rig.runtime_dir, process=child, client=client)
