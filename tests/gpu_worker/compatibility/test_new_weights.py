@@ -5,7 +5,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,14 +47,6 @@ HARMLESS: dict[str, Any] = {
     "use_cache": False, "dtype": "bfloat16", "transformers_version": "4.40.0", "architectures": ["PeftModel"],
     "initializer_range": 0.5, "bos_token_id": 4, "pad_token_id": 3, "attention_dropout": 0.25, "eos_token_id": 9,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What became of an update."""
-
-    ok: bool
-    detail: str
 
 
 def config_of(family: str) -> PreTrainedConfig:
@@ -108,14 +99,12 @@ def start(folder: Path, *, dtype: torch.dtype = DTYPE, packs: bool = True) -> tu
 
 def update(
     model: PreTrainedModel, files: ModelFiles, folder: Path, *, dtype: torch.dtype = DTYPE, packs: bool = True
-) -> Answer:
+) -> pb.WeightsLoaded:
     # The rows stay, so that nothing runs on the runner.
     runner = of_type(Runner, SimpleNamespace(labels=mock.Mock(), device=CPU))
     check = partial(check_same_computation, files.config, dtype=dtype, packs=packs)
     loader = WeightsLoader(model, files, runner, dtype=dtype, layers=mock.Mock(), check_config=check)
-    order = pb.LoadWeights(version="v2", folder=str(folder), roots=[str(folder.parent)], keep_rows=True)
-    loaded = loader.load(order)
-    return Answer(ok=loaded.ok, detail=loaded.detail)
+    return loader.load(pb.LoadWeights(version="v2", folder=str(folder), roots=[str(folder.parent)], keep_rows=True))
 
 
 @torch.inference_mode()
@@ -129,7 +118,7 @@ def logits(model: PreTrainedModel) -> Tensor:
 STARTED: dict[object, tuple[PreTrainedModel, ModelFiles, Tensor]] = {}
 
 
-def law(old: Path, folder: Path, *, dtype: torch.dtype = DTYPE, packs: bool = True) -> Answer:
+def law(old: Path, folder: Path, *, dtype: torch.dtype = DTYPE, packs: bool = True) -> pb.WeightsLoaded:
     """Updates a worker of `old` with the folder, and checks the law. Returns the worker's answer."""
     key = old, dtype, packs
     if key not in STARTED:
