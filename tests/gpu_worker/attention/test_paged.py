@@ -1,6 +1,7 @@
 """Attention alone: each query against a plain softmax in float64 over its own gathered keys and values."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from gpu_worker.attention import paged
 from gpu_worker.attention.flex_kernel import UncompiledAttentionError
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionKind
 from gpu_worker.attention.paged import PagedLayer, paged_attention
 from gpu_worker.attention.views import View
 from gpu_worker.cpu.steps import CpuKernels
@@ -22,7 +23,9 @@ from gpu_worker.layout.step_layout import lay_out
 from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.attention.small_layers import layers_of
+from tests.gpu_worker.cpu.attention_rig import kind_of
+from tests.gpu_worker.plans import TinyCore, geometry_of
 from tests.gpu_worker.reference import plain_attention
 from tests.gpu_worker.rig import ERROR_FLOOR, Rig, RigSpec
 from tests.gpu_worker.rig_specs import FLEX, SPECS
@@ -43,17 +46,10 @@ def test_each_query_attends_only_to_its_own_earlier_positions(spec: RigSpec, rig
 
 
 # Latent attention's dimensions, a window shorter than a page, sink tokens, soft-capping and sinks.
-EVERYTHING = AttentionKind(
-    num_heads=3,
-    num_kv_heads=1,
-    key_dim=24,
-    value_dim=16,
-    scale=0.3,
-    softcap=2.0,
-    pattern=AttentionPattern(window=5, sink_tokens=3, has_learned_sinks=True),
-)
+PATTERN = {"window": 5, "sink_tokens": 3, "has_learned_sinks": True}
+EVERYTHING = replace(kind_of(3, 1, 24, 16, softcap=2.0, **PATTERN), scale=0.3)
 # Heads that need no padding: decode kernels read the model's own queries.
-UNPADDED = AttentionKind(num_heads=4, num_kv_heads=2, key_dim=32, value_dim=32, scale=0.3)
+UNPADDED = replace(kind_of(), scale=0.3)
 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["shapes of a CPU", "shapes of a GPU"])
@@ -69,10 +65,8 @@ def test_what_stands_for_kernels_in_other_tests_is_right(kind: AttentionKind, dt
 
 
 def check_one_layer(kind: AttentionKind, device: torch.device, dtype: torch.dtype, *, on_cpu: bool) -> None:
-    layers = LayerMap(layers=(AttentionLayer(name="attention", kind=kind),))
-    geometry = Geometry(
-        page_size=16, num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9
-    )
+    layers = layers_of(kind)
+    geometry = geometry_of(num_pages=14, max_rows=3, max_length=64, token_budget=96, chunk_align=32, vocab_size=9)
     tables = DeviceTables(geometry, device, width=14 if device.type == "cpu" else None)
     cache = KvCache(layers, num_pages=14, page_size=16, dtype=dtype, device=device)
     if on_cpu:

@@ -2,6 +2,7 @@
 decode rows and of prompt chunks, and torch's operators."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,46 +21,29 @@ CHUNKS = [Chunk(start=at, count=count) for at, count in ((0, 150), (3, 1), (0, 5
 # Two chunks on the pages of another one.
 SHARING = [Chunk(start=100, count=90), Chunk(start=40, count=10, of=0), Chunk(start=128, count=33, of=0)]
 PARTS = [64, 1 << 20]
+SHAPES = [kind_of(3, 2, 40, 24), kind_of(2, 1, 192, 128), kind_of(1, 2, 256, 256), kind_of(70, 1, 16, 16)]
+VISIBILITIES: list[dict[str, Any]] = [
+    {"softcap": 2.0},
+    {"has_learned_sinks": True},
+    {"window": 1},
+    {"window": 37},
+    {"window": 100, "has_learned_sinks": True},
+    {"window": 100, "sink_tokens": 5},
+    {"window": 20, "sink_tokens": 70},
+]
+EVERYTHING = kind_of(3, 1, 24, 16, softcap=2.0, window=9, sink_tokens=17, has_learned_sinks=True)
 ROW_KINDS = [
     *(kind_of(group) for group in (1, 2, 3, 4, 5, 7, 8, 16)),
-    kind_of(70, 1, 16, 16),
-    kind_of(3, 2, 40, 24),
-    kind_of(2, 1, 192, 128),
+    *SHAPES,
     kind_of(4, 1, 24, 80),
-    kind_of(1, 2, 256, 256),
-    *(
-        kind_of(group, **more)
-        for group in (2, 4)
-        for more in (
-            {"softcap": 2.0},
-            {"softcap": 50.0},
-            {"has_learned_sinks": True},
-            {"window": 1},
-            {"window": 37},
-            {"window": 600},
-            {"window": 100, "has_learned_sinks": True},
-            {"window": 100, "sink_tokens": 5},
-            {"window": 20, "sink_tokens": 70},
-        )
-    ),
-    kind_of(3, 1, 24, 16, softcap=2.0, window=9, sink_tokens=17, has_learned_sinks=True),
+    *(kind_of(group, **more) for group in (2, 4) for more in (*VISIBILITIES, {"softcap": 50.0}, {"window": 600})),
+    EVERYTHING,
 ]
 CHUNK_KINDS = [
-    kind_of(),
-    kind_of(1, 8),
-    kind_of(8, 1),
-    kind_of(3, 2, 40, 24),
-    kind_of(2, 1, 192, 128),
-    kind_of(1, 2, 256, 256),
-    kind_of(70, 1, 16, 16),
-    kind_of(softcap=2.0),
-    kind_of(has_learned_sinks=True),
-    kind_of(window=1),
-    kind_of(window=37),
-    kind_of(window=100, has_learned_sinks=True),
-    kind_of(window=100, sink_tokens=5),
-    kind_of(window=20, sink_tokens=70),
-    kind_of(3, 1, 24, 16, softcap=2.0, window=9, sink_tokens=17, has_learned_sinks=True),
+    *(kind_of(), kind_of(1, 8), kind_of(8, 1)),
+    *SHAPES,
+    *(kind_of(**more) for more in VISIBILITIES),
+    EVERYTHING,
 ]
 
 
