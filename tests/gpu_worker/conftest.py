@@ -11,7 +11,7 @@ from gpu_worker.native.build import INSTRUCTION_SETS, InstructionSet, built_libr
 from gpu_worker.native.library import NativeLibrary
 from tandem_contract.files import cache_dir
 from tests.gpu_worker.rig import Rig, RigSpec
-from tests.gpu_worker.rig_specs import LONG
+from tests.gpu_worker.rig_specs import LONG, SPECS
 from tests.gpu_worker.saved_model import save_model
 
 
@@ -57,6 +57,12 @@ def rig_of(device: torch.device) -> Callable[[RigSpec], Rig]:
         return rigs[spec]
 
     return make
+
+
+@pytest.fixture
+def rig(rig_of: Callable[[RigSpec], Rig]) -> Rig:
+    """The first of them, where a module has no other."""
+    return rig_of(SPECS[0])
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Logprobs of outputs and prompts, through the runner, against float64 log-softmax of the eager model."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,9 @@ from gpu_worker.wire.frames import Outcome, TokenLogprobs
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
-from tests.gpu_worker.rig_specs import SPECS
 
 # The runner's logprobs and the eager model's in float32 round in different orders.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture
-def rig(rig_of: Callable[..., Rig]) -> Rig:
-    return rig_of(SPECS[0])
 
 
 def exact_logprobs(rig: Rig, tokens: list[int]) -> np.ndarray:

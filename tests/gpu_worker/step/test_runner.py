@@ -1,7 +1,6 @@
 """The runner as the core uses it: outcomes in order, failures that spare the process, independent rows."""
 
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,12 +11,6 @@ from gpu_worker.step.in_flight import DeviceLost
 from tests.gpu_worker.plans import TinyCore, int32
 from tests.gpu_worker.reference import hidden_and_logits
 from tests.gpu_worker.rig import Rig
-from tests.gpu_worker.rig_specs import SPECS
-
-
-@pytest.fixture
-def rig(rig_of: Callable[..., Rig]) -> Rig:
-    return rig_of(SPECS[0])
 
 
 def greedy(rig: Rig, tokens: list[int], num_new: int) -> list[int]:
@@ -273,9 +266,7 @@ def test_a_plan_zeroes_pages(rig: Rig) -> None:
 
 def test_joining_zeroes_the_pool(rig: Rig) -> None:
     """A new scheduler knows nothing of the pages of earlier generations."""
-    core = rig.core()
-    core.add(1, rig.prompt(20, seed=9))
-    rig.step(core, chunks={1: 20})
+    core = running(rig)
     rig.spoil(3)
     rig.runner.join(pb.Joined(generation=core.generation + 1))
     assert not any(pool.any() for pool in rig.pools)
@@ -287,7 +278,4 @@ def test_later_imports_do_not_recompile_kernels(rig: Rig) -> None:
     class Imported: ...
 
     torch.utils._pytree.register_pytree_node(Imported, lambda _: ([], None), lambda *_: Imported())
-    core = rig.core()
-    core.add(1, rig.prompt(20, seed=1))
-    rig.step(core, chunks={1: 20})
-    rig.step(core, decode=[1])
+    rig.step(running(rig), decode=[1])
