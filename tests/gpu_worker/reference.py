@@ -7,6 +7,7 @@ instead of guessed.
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -124,13 +125,7 @@ def hidden_and_logits(
     ids = torch.tensor([tokens], device=weight.device)
     masks = None if bound is None else _masks(model, len(tokens), bound)
 
-    def run() -> Tensor:
-        return model.base_model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state
-
-    if weight.dtype == torch.float64:
-        with Float64Kept():
-            hidden = run()
-    else:
-        hidden = run()
+    with Float64Kept() if weight.dtype == torch.float64 else nullcontext():
+        hidden = model.base_model(input_ids=ids, attention_mask=masks, use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden)
     return hidden[0].double().cpu(), logits[0].double().cpu()

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,6 @@ class Forks:
         return printed.strip()
 
 
-@contextmanager
 def forks(common: str, folder: Path) -> Iterator[Forks]:
     made = Forks(common, folder)
     yield made
@@ -80,14 +78,12 @@ def forks(common: str, folder: Path) -> Iterator[Forks]:
 
 @pytest.fixture(scope="module")
 def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with forks(_LEAN, tmp_path_factory.mktemp("lean")) as made:
-        yield made
+    yield from forks(_LEAN, tmp_path_factory.mktemp("lean"))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with forks(_WHOLE, tmp_path_factory.mktemp("whole")) as made:
-        yield made
+    yield from forks(_WHOLE, tmp_path_factory.mktemp("whole"))
 
 
 def test_a_model_runs_without_dynamo_and_its_parts(lean: Forks) -> None:
