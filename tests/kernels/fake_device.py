@@ -22,7 +22,7 @@ from tests.kernels.cards import Card
 _REGISTERS = 65536
 
 
-class _Driver:
+class Driver:
     """The answers that Triton needs to compile: the target, and limits of the device."""
 
     def __init__(self, card: Card) -> None:
@@ -108,7 +108,7 @@ def install(card: Card) -> None:
     torch._C._cuda_getCurrentRawStream = lambda _: 0
     fake_tensor.init_gpu_context = lambda _: None
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda _: True)
-    driver.set_active(_Driver(card))
+    driver.set_active(Driver(card))
     triton_helpers.set_driver_to_gpu = lambda: None
     # One process compiles, in order; the launchers and caches of the real device are not needed.
     inductor_config.compile_threads = 1

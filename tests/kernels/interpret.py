@@ -23,12 +23,13 @@ from gpu_worker.step.device_model import DeviceTables
 from tests.kernels import fake_device, interpreter
 from tests.kernels.cards import A10G
 from tests.kernels.interpreted_steps import Case, Queries, Steps, attention
+from tests.kernels.test_interpreter import KINDS
 
 # Few multiprocessors, so that decode rows have few splits, which are interpreted one after another.
 CARD = replace(A10G, num_multiprocessors=24)
 
 
-def _kind(head_dim: int, group: int, *, softcap: float | None = None, **pattern: Any) -> AttentionKind:
+def _kind(head_dim: int = 64, group: int = 2, *, softcap: float | None = None, **pattern: Any) -> AttentionKind:
     return AttentionKind(
         num_heads=2 * group,
         num_kv_heads=2,
@@ -40,26 +41,10 @@ def _kind(head_dim: int, group: int, *, softcap: float | None = None, **pattern:
     )
 
 
-KINDS: dict[str, AttentionKind] = {
-    "plain": _kind(64, 2),
-    "pages of 16": _kind(64, 2),
-    "group of 3, head dimension 48": _kind(48, 3),
-    "group of 7": _kind(64, 7),
-    "window": _kind(64, 2, window=100),
-    "window of one block": _kind(64, 2, window=64),
-    "window, sink tokens": _kind(64, 2, window=90, sink_tokens=70),
-    "window, sink tokens, pages of 16": _kind(64, 2, window=20, sink_tokens=7),
-    "learned sinks": _kind(64, 4, has_learned_sinks=True),
-    "learned sinks, window": _kind(64, 4, window=100, has_learned_sinks=True),
-    "soft-capped": _kind(64, 2, softcap=2.0),
-    "soft-capped, window, head dimension 256": _kind(256, 1, window=100, softcap=2.0),
-}
-
-
 def _case(name: str) -> Case:
     kind, dtype = name.rsplit(": ", 1)
     page = 16 if "pages of 16" in kind else 128
-    return Case(kind=KINDS[kind], dtype=getattr(torch, dtype), page_size=page)
+    return Case(kind=_kind(**KINDS[kind]), dtype=getattr(torch, dtype), page_size=page)
 
 
 def main(names: list[str]) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-import triton.runtime.interpreter as interpreter
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,19 +24,11 @@ from gpu_worker.sampling.sampler import EditedLogits, choose, revise, sample
 from tests.gpu_worker.sampling.test_dense import DENSE_ROWS, dense_inputs, on_device, ragged_inputs, varied
 from tests.gpu_worker.sampling.test_dense import columns_of as host_columns_of
 from tests.gpu_worker.sampling.test_sampler import ROWS
+from tests.kernels.interpreter import mend_interpreter
 
 CPU = torch.device("cpu")
 NONE = (None,) * 7
-_patch = interpreter._patch_lang_tensor
-
-
-def _patched(tensor: Any, scope: Any) -> None:
-    """Triton 3.6 converts arrays of one element with int(), which numpy 2.4 refuses."""
-    _patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patched
+mend_interpreter()
 
 
 def columns_of(inputs: DrawInputs[Tensor]) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpu_worker.arrays import Int64Array
 from gpu_worker.attention.kv_cache import KvCache
-from gpu_worker.attention.layers import AttentionKind, AttentionLayer, AttentionPattern, LayerMap
+from gpu_worker.attention.layers import AttentionKind, AttentionPattern, LayerMap
 from gpu_worker.attention.paged import StepContext
 from gpu_worker.cuda.flex import FlexKernels
 from gpu_worker.cuda.shapes import Shapes
@@ -22,7 +22,8 @@ from gpu_worker.layout.step_layout import lay_out
 from gpu_worker.step.device_model import DeviceTables
 from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
-from tests.gpu_worker.plans import TinyCore
+from tests.gpu_worker.attention.small_layers import layers_of
+from tests.gpu_worker.plans import TinyCore, geometry_of
 from tests.rigs.padded_shapes import placed_in
 
 CPU = torch.device("cpu")
@@ -39,21 +40,13 @@ class Case:
     @property
     def geometry(self) -> Geometry:
         """The pool and limits of the steps."""
-        page = self.page_size
-        return Geometry(
-            page_size=page,
-            num_pages=20,
-            max_rows=4,
-            max_length=3 * page,
-            token_budget=640,
-            chunk_align=128,
-            vocab_size=9,
-        )
+        sizes = {"page_size": self.page_size, "max_length": 3 * self.page_size}
+        return geometry_of(token_budget=640, chunk_align=128, vocab_size=9, **sizes)
 
     @property
     def layers(self) -> LayerMap:
         """The only layer."""
-        return LayerMap(layers=(AttentionLayer(name="attention", kind=self.kind),))
+        return layers_of(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +63,8 @@ class Steps:
 
     def __init__(self, case: Case) -> None:
         geometry = case.geometry
-        self._geometry, self._core = geometry, TinyCore(geometry, page_order=_shuffled(geometry))
+        order = np.random.default_rng(3).permutation(np.arange(1, geometry.num_pages)).tolist()
+        self._geometry, self._core = geometry, TinyCore(geometry, page_order=order)
         self.tables, self.on_device = RowTables(geometry), DeviceTables(geometry, CPU, width=geometry.num_pages)
         self.cache = KvCache(
             case.layers, num_pages=geometry.num_pages, page_size=geometry.page_size, dtype=case.dtype, device=CPU
@@ -107,10 +101,6 @@ class Steps:
             of_prefill = Queries(places=places, rows=rows, positions=np.concatenate(spans))
         self.tables.advance(plan)
         return context, of_decode, of_prefill
-
-
-def _shuffled(geometry: Geometry) -> list[int]:
-    return np.random.default_rng(3).permutation(np.arange(1, geometry.num_pages)).tolist()
 
 
 def seen(pattern: AttentionPattern, position: int) -> Int64Array:

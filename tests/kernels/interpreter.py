@@ -55,7 +55,7 @@ class Twins:
 
 def install(twins: Twins) -> None:
     """Replaces compiled calls by interpreted ones; to be called after `fake_device.install`."""
-    _mend_interpreter()
+    mend_interpreter()
     to_module = graph.GraphLowering._compile_to_module
 
     def interpreted(lowering: graph.GraphLowering) -> Any:
@@ -85,7 +85,8 @@ def _poisoned(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) ->
     return empty.fill_(float("nan")) if dtype.is_floating_point else empty.zero_()
 
 
-def _mend_interpreter() -> None:
+def mend_interpreter() -> None:
+    """Adds what it lacks. Triton 3.6 converts arrays of one element with int(), which numpy 2.4 refuses."""
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:

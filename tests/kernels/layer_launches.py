@@ -10,7 +10,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -130,15 +132,9 @@ def decode_step(kernels: FlexKernels) -> StepContext:
 
 
 def mixed_step(kernels: FlexKernels) -> StepContext:
-    places = torch.zeros(100, dtype=torch.int64, device=CUDA)
-    return StepContext(
-        kv_slots=torch.zeros(32 + 128, dtype=torch.int64, device=CUDA),
-        write_kv=kernels.write_kv,
-        decode=kernels.decode[32],
-        num_decode=32,
-        prefill=next(iter(kernels.prefill.values())),
-        prefill_places=places,
-    )
+    slots, places = (torch.zeros(size, dtype=torch.int64, device=CUDA) for size in (32 + 128, 100))
+    prefill = next(iter(kernels.prefill.values()))
+    return replace(decode_step(kernels), kv_slots=slots, prefill=prefill, prefill_places=places)
 
 
 def _of_attention(layers: LayerMap, cache: KvCache, step: StepContext, num_tokens: int) -> dict[str, int]:
@@ -155,22 +151,18 @@ def _of_attention(layers: LayerMap, cache: KvCache, step: StepContext, num_token
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *_, **__: counted.names.update(["write_kv"])
 
-    before, FlexKernel.__call__ = FlexKernel.__call__, flex
-    kernel, kv_writes._write = kv_writes._write, Launch()
-    try:
-        query, key, value = (
-            torch.zeros(1, num_tokens, heads, dim, dtype=DTYPE, device=CUDA).transpose(1, 2)
-            for heads, dim in (
-                (kind.num_heads, kind.key_dim),
-                (kind.num_kv_heads, kind.key_dim),
-                (kind.num_kv_heads, kind.value_dim),
-            )
+    query, key, value = (
+        torch.zeros(1, num_tokens, heads, dim, dtype=DTYPE, device=CUDA).transpose(1, 2)
+        for heads, dim in (
+            (kind.num_heads, kind.key_dim),
+            (kind.num_kv_heads, kind.key_dim),
+            (kind.num_kv_heads, kind.value_dim),
         )
-        with Launches() as counted:
-            attend(query, key, value, None, cache.keys[0], cache.values[0], step.number, 0)
-        return dict(counted.names)
-    finally:
-        FlexKernel.__call__, kv_writes._write = before, kernel
+    )
+    patches = patch.object(FlexKernel, "__call__", flex), patch.object(kv_writes, "_write", Launch())
+    with patches[0], patches[1], Launches() as counted:
+        attend(query, key, value, None, cache.keys[0], cache.values[0], step.number, 0)
+    return dict(counted.names)
 
 
 def _intercept(codes: list[str]) -> None:

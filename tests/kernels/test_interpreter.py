@@ -3,25 +3,28 @@
 The error may be twice that of the same attention by torch in the same dtype, which is the rule of tests/gpu_worker too.
 """
 
+from typing import Any
+
 import pytest
 
 from tests.kernels.processes import interpreted
 from tests.kernels.table import Line
 
-KINDS = (
-    "plain",
-    "pages of 16",
-    "group of 3, head dimension 48",
-    "group of 7",
-    "window",
-    "window of one block",
-    "window, sink tokens",
-    "window, sink tokens, pages of 16",
-    "learned sinks",
-    "learned sinks, window",
-    "soft-capped",
-    "soft-capped, window, head dimension 256",
-)
+# Each with what differs from two heads of 64 dimensions for K and V, which two query heads share.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pages of 16": {},
+    "group of 3, head dimension 48": {"head_dim": 48, "group": 3},
+    "group of 7": {"group": 7},
+    "window": {"window": 100},
+    "window of one block": {"window": 64},
+    "window, sink tokens": {"window": 90, "sink_tokens": 70},
+    "window, sink tokens, pages of 16": {"window": 20, "sink_tokens": 7},
+    "learned sinks": {"group": 4, "has_learned_sinks": True},
+    "learned sinks, window": {"group": 4, "window": 100, "has_learned_sinks": True},
+    "soft-capped": {"softcap": 2.0},
+    "soft-capped, window, head dimension 256": {"head_dim": 256, "group": 1, "window": 100, "softcap": 2.0},
+}
 ERROR_RATIO = 2.0
 # Errors that torch's own attention avoids by chance, for results of order 1.
 ERROR_FLOOR = {"float32": 1e-6, "float16": 1.25e-3}

@@ -20,6 +20,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from gpu_worker.sampling import choose_kernel  # noqa: E402
+from tests.kernels.cards import H200  # noqa: E402
+from tests.kernels.fake_device import Driver  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
@@ -86,19 +88,6 @@ def test_kernels_compile_without_spills_and_two_blocks_fit_an_sm(
             assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "16 bytes at once, ahead of their use"
 
 
-class Driver:
-    """The answers that Triton needs to compile a launch for a card that is not there."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: object = None) -> int:
-        return 0
-
-
 def parameters(num_rows: int, offset: int) -> tuple[torch.Tensor, ...]:
     """DrawInputs' columns as staging lays them out: aligned to 8 bytes, `offset` words from an aligned address."""
     words = torch.zeros(7, num_rows + 8, dtype=torch.int64)
@@ -110,7 +99,7 @@ def test_launches_of_any_number_of_rows_and_any_alignment_share_one_compiled_ker
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Warm-up compiles all that serving needs: by a step without a row that draws, one with some, and one revised."""
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(H200))
     vocab_size, kernels = 2500, (choose_kernel.summarise, choose_kernel.decide)
     for kernel in kernels:
         run = kernel.run
