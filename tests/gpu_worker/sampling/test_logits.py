@@ -8,19 +8,15 @@ from transformers.generation.logits_process import (
     LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
 )
 
 from gpu_worker.sampling import logits as logits_module
 from gpu_worker.sampling.logits import TokenHistory, edited
 from gpu_worker.sampling.sampler import filtered
+from tests.gpu_worker.sampling.test_sampler import warpers_of
 from tests.gpu_worker.sampling_rig import SamplingRig, Wish, logits_by_oracle
 
 VOCAB = 60
@@ -90,16 +86,7 @@ def processors(wish: Wish) -> tuple[LogitsProcessorList, LogitsProcessorList]:
     if get("banned_until"):
         num_new = get("banned_until") - len(PROMPT)
         changes.append(MinNewTokensLengthLogitsProcessor(len(PROMPT), num_new, list(wish.banned)))
-    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(get("temperature", 1.0)))]
-    if get("top_k"):
-        warpers.append(TopKLogitsWarper(get("top_k")))
-    if get("top_p", 1.0) < 1:
-        warpers.append(TopPLogitsWarper(get("top_p")))
-    if get("min_p"):
-        warpers.append(MinPLogitsWarper(get("min_p")))
-    if get("typical_p", 1.0) < 1:
-        warpers.append(TypicalLogitsWarper(get("typical_p")))
-    return LogitsProcessorList(changes), LogitsProcessorList(warpers)
+    return LogitsProcessorList(changes), warpers_of(wish.sampling)
 
 
 def random_logits(num: int, *, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

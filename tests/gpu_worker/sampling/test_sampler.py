@@ -1,11 +1,14 @@
 """Sampling: exact filters, the right distribution, and tokens that depend only on their key."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor
 from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -73,21 +76,27 @@ ROWS = [
 ]
 
 
+def warpers_of(row: Mapping[str, float]) -> LogitsProcessorList:
+    """Transformers' own temperature and filters, in worker.proto's order."""
+    warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(row.get("temperature", 1.0)))]
+    if row.get("top_k"):
+        warpers.append(TopKLogitsWarper(int(row["top_k"])))
+    if row.get("top_p", 1.0) < 1:
+        warpers.append(TopPLogitsWarper(row["top_p"]))
+    if row.get("min_p"):
+        warpers.append(MinPLogitsWarper(row["min_p"]))
+    if row.get("typical_p", 1.0) < 1:
+        warpers.append(TypicalLogitsWarper(row["typical_p"]))
+    return LogitsProcessorList(warpers)
+
+
 # The largest vocabulary avoids a whole sort.
 @pytest.mark.parametrize("vocab_size", [40, 300, 5000])
 def test_filters_keep_what_transformers_keeps(vocab_size: int, device: torch.device) -> None:
     logits = 3 * torch.randn(len(ROWS), vocab_size, generator=torch.Generator().manual_seed(1)).to(device)
     ours = filtered(logits, inputs_of(ROWS, device))
     for i, row in enumerate(ROWS):
-        scores = TemperatureLogitsWarper(row.get("temperature", 1.0))(None, logits[i : i + 1])
-        if row.get("top_k"):
-            scores = TopKLogitsWarper(int(row["top_k"]))(None, scores)
-        if row.get("top_p", 1.0) < 1:
-            scores = TopPLogitsWarper(row["top_p"])(None, scores)
-        if row.get("min_p"):
-            scores = MinPLogitsWarper(row["min_p"])(None, scores)
-        if row.get("typical_p", 1.0) < 1:
-            scores = TypicalLogitsWarper(row["typical_p"])(None, scores)
+        scores = warpers_of(row)(None, logits[i : i + 1])
         assert torch.equal(ours[i].isfinite(), scores[0].isfinite()), row
         kept = ours[i].isfinite()
         torch.testing.assert_close(ours[i][kept], scores[0][kept], rtol=1e-6, atol=1e-6)
