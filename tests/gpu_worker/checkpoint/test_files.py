@@ -37,10 +37,9 @@ def test_read_files_returns_the_fields_of_join(saved: Path) -> None:
     ],
 )
 def test_without_do_sample_the_default_is_greedy(
-    saved: Path, tmp_path: Path, written: dict[str, object] | None, defaults: dict[str, float], unsupported: tuple[str]
+    folder: Path, written: dict[str, object] | None, defaults: dict[str, float], unsupported: tuple[str]
 ) -> None:
     """With a repetition penalty all the same; what cannot be served is listed. None: without the file."""
-    folder = changed(saved, tmp_path / "m")
     (folder / "generation_config.json").unlink()
     if written is not None:
         (folder / "generation_config.json").write_text(json.dumps(written))
@@ -94,15 +93,13 @@ def test_code_in_the_folder_of_a_known_model_is_ignored(saved: Path, tmp_path: P
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer_config.json", "added_tokens.json", "generation_config.json"]
 )
-def test_a_refusal_of_invalid_json_names_the_file(saved: Path, tmp_path: Path, name: str, text: str) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_a_refusal_of_invalid_json_names_the_file(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     with pytest.raises(ModelRefused, match=f"{name} is not JSON"):
         read_files(folder)
 
 
-def test_tokenizers_of_other_models_are_refused(saved: Path, tmp_path: Path) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_tokenizers_of_other_models_are_refused(folder: Path) -> None:
     tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(tokenizer_json(VOCAB_SIZE - 4))
     read_files(folder)
@@ -117,8 +114,7 @@ def test_tokenizers_of_other_models_are_refused(saved: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
-def test_stop_tokens_outside_the_vocabulary_are_refused(saved: Path, tmp_path: Path, token: int) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_stop_tokens_outside_the_vocabulary_are_refused(folder: Path, token: int) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, token]}))
     with pytest.raises(ModelRefused, match=rf"eos_token_id in .*generation_config.json is {token}; it must be 0 to 39"):
         read_files(folder)

@@ -116,8 +116,7 @@ CONFIG_FIELDS = (
 
 
 @pytest.mark.parametrize("field", CONFIG_FIELDS)
-def test_every_value_in_config_is_read_or_refused_with_the_file(saved: Path, tmp_path: Path, field: str) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_every_value_in_config_is_read_or_refused_with_the_file(folder: Path, field: str) -> None:
     settings = read_json(folder / "config.json")
     refusals = list[str]()
     for value in HOSTILE:

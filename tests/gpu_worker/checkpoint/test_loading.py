@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -26,17 +25,12 @@ def save_mixtral(folder: Path, *, num_experts: int) -> None:
     MixtralForCausalLM(config).save_pretrained(folder)
 
 
-class Counted(Progress):
-    """Remembers the bytes of every call."""
-
-    added: ClassVar[list[int]] = []
-
-    def __init__(self, total_bytes: int, draw: object) -> None:
-        super().__init__(total_bytes)
-        Counted.added = []
-
-    def add(self, num_bytes: int) -> None:
-        Counted.added.append(num_bytes)
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every call."""
+    found: list[int] = []
+    monkeypatch.setattr(Progress, "add", lambda _, num_bytes: found.append(num_bytes))
+    return found
 
 
 def test_weights_load_with_paged_attention(saved: Path) -> None:
@@ -57,23 +51,19 @@ def test_the_ledger_counts_packed_weights(saved: Path) -> None:
     assert weight_bytes(model) == 4 * (2 * 1280 + 2 * 1024 + 2 * 512 + 3 * 1536 + 3 * 32)
 
 
-def test_shards_load_the_same_model_and_count_every_byte(
-    saved: Path, sharded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading, "Progress", Counted)
+def test_shards_load_the_same_model_and_count_every_byte(saved: Path, sharded: Path, added: list[int]) -> None:
     wanted = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).state_dict()
     files = read_files(sharded)
     for name, tensor in load_weights(files, device=CPU, dtype=torch.bfloat16).state_dict().items():
         assert torch.equal(tensor, wanted[name])
-    assert sorted(Counted.added) == sorted(files.weights.tensor_bytes.values())
+    assert sorted(added) == sorted(files.weights.tensor_bytes.values())
 
 
-def test_merged_experts_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "Progress", Counted)
+def test_merged_experts_are_counted(tmp_path: Path, added: list[int]) -> None:
     save_mixtral(tmp_path, num_experts=4)
     files = read_files(tmp_path)
     load_weights(files, device=CPU, dtype=torch.bfloat16)
-    assert 0.99 * files.weights.num_bytes < sum(Counted.added) <= files.weights.num_bytes
+    assert 0.99 * files.weights.num_bytes < sum(added) <= files.weights.num_bytes
 
 
 def test_a_tied_head_may_be_missing(tmp_path: Path) -> None:

@@ -279,8 +279,7 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("closed", [".", "model.safetensors", "config.json", "tokenizer.json"])
-def test_what_may_not_be_read_is_refused_with_its_path(closed: str, saved: Path, tmp_path: Path) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_what_may_not_be_read_is_refused_with_its_path(closed: str, folder: Path) -> None:
     outside = [parent for parent in folder.parents if parent != Path("/")]
     modes = {path: path.stat().st_mode for path in outside}
     try:

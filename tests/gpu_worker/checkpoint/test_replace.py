@@ -87,13 +87,11 @@ def test_the_model_computes_as_if_it_had_been_loaded_from_the_new_folder(
         assert torch.equal(ours, expected)
 
 
-def test_a_folder_that_changes_while_it_is_copied_is_noticed(tmp_path: Path) -> None:
-    for name, seed in (("old", 1), ("new", 2)):
-        save(CONFIGS["qwen2"], tmp_path / name, seed)
-    files = read_files(tmp_path / "old")
-    model = loaded(files, merges=False)
-    weights = read_weights(read_files(tmp_path / "new"), torch.float32)
-    shutil.rmtree(tmp_path / "new")
+@pytest.mark.parametrize("folders", ["qwen2"], indirect=True)
+def test_a_folder_that_changes_while_it_is_copied_is_noticed(folders: tuple[Path, Path]) -> None:
+    old, new = map(read_files, folders)
+    model, weights = loaded(old, merges=False), read_weights(new, torch.float32)
+    shutil.rmtree(folders[1])
     with pytest.raises(RuntimeError, match="changed while they were copied"):
         replace_weights(model, weights)
 

@@ -16,17 +16,14 @@ from gpu_worker.compatibility.new_weights import NewWeights, check_targets, repl
 from gpu_worker.memory.model_facts import examine
 from gpu_worker.process.ranks import Ranks
 from gpu_worker.sharding.plan import pretended_group, sharded_model
+from tests.gpu_worker.checkpoint.test_replace import SIZES
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
 LAYER = "model.layers.0"
 
 
 def config_with(**changes: Any) -> PreTrainedConfig:
     # Qwen 2 has biases of queries, keys and values.
-    return Qwen2Config(**{**SIZES, "vocab_size": 40, **changes})
+    return Qwen2Config(**{**SIZES, "num_hidden_layers": 1, "tie_word_embeddings": False, **changes})
 
 
 @pytest.fixture(params=[0, 1])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tandem.internal.v1 import frontend_pb2, worker_pb2
@@ -221,13 +222,10 @@ def test_a_missing_library_of_conversions_is_named(
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(content)
     monkeypatch.setattr(subject, "find_spec", lambda name: None)
-    monkeypatch.setattr(subject.AutoTokenizer, "from_pretrained", _fails)
+    fails = Mock(side_effect=ValueError("`tiktoken` is required"))
+    monkeypatch.setattr(subject.AutoTokenizer, "from_pretrained", fails)
     with pytest.raises(ModelRefused, match=rf"tokenizer.model can only be converted with {library}, which is not inst"):
         read_tokenizer(folder, VOCAB_SIZE)
-
-
-def _fails(*_: object, **__: object) -> None:
-    raise ValueError("`tiktoken` is required")
 
 
 def test_a_sentencepiece_model_alone_is_served_if_its_library_is_there(tmp_path: Path) -> None:

@@ -56,8 +56,7 @@ def test_a_truncated_shard_is_named_with_its_sizes(sharded: Path, tmp_path: Path
         (struct.pack("<Q", 2) + b"{}data", "has more than its tensors"),
     ],
 )
-def test_files_that_are_not_safetensors_are_refused(saved: Path, tmp_path: Path, content: bytes, problem: str) -> None:
-    folder = changed(saved, tmp_path / "m")
+def test_files_that_are_not_safetensors_are_refused(folder: Path, content: bytes, problem: str) -> None:
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelRefused, match=problem):
         find_weights(folder)
