@@ -275,20 +275,15 @@ def test_host_memory_that_does_not_fit_names_the_size_that_does() -> None:
     assert f"swapped-out pages {readable(sizes(24 * GIB, host_pool_bytes='4GiB').host_pool)}, and" in refused(
         24 * GIB, host_pool_bytes="4GiB", pool_bytes="4GiB"
     )
-    message = refused(64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=2 * GIB)
+    gpu = {"on_cpu": False, "host_pool_bytes": 2 * GIB}
+    message = refused(**gpu, free_host=2 * GIB)
     assert message.startswith(
         "host_pool_bytes 2.0 GiB does not fit: of 2.0 GiB free in host memory, 256.0 MiB are kept"
     )
-    assert (
-        sizes(
-            64 * GIB, on_cpu=False, free_host=2 * GIB, host_pool_bytes=fitting(message, "host_pool_bytes")[0]
-        ).geometry.host_pages
-        > 400
-    )
-    message = refused(64 * GIB, on_cpu=False, free_host=257 * MIB, host_pool_bytes=2 * GIB)
-    assert (
-        sizes(64 * GIB, on_cpu=False, host_pool_bytes=fitting(message, "host_pool_bytes")[0]).geometry.host_pages == 0
-    )
+    [fits] = fitting(message, "host_pool_bytes")
+    assert sizes(on_cpu=False, free_host=2 * GIB, host_pool_bytes=fits).geometry.host_pages > 400
+    [fits] = fitting(refused(**gpu, free_host=257 * MIB), "host_pool_bytes")
+    assert sizes(on_cpu=False, host_pool_bytes=fits).geometry.host_pages == 0
 
 
 def test_buffers_of_host_pages_that_do_not_fit_the_device_are_refused() -> None:
