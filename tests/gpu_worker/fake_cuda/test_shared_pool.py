@@ -37,17 +37,8 @@ def rig() -> Iterator[FakeRig]:
     library, holder = FakeLibcuda(FakeCard(is_dirty=False)), FakeHolder()
 
     def pool_of(layers: LayerMap) -> DevicePool:
-        driver = Driver(library, 0)
-        return DevicePool(
-            holder,  # type: ignore[arg-type]
-            driver,
-            layers,
-            GEOMETRY,
-            torch.bfloat16,
-            identity="model",
-            device=CUDA,
-            is_whole=True,
-        )
+        own = {"identity": "model", "device": CUDA, "is_whole": True}
+        return DevicePool(holder, Driver(library, 0), layers, GEOMETRY, torch.bfloat16, **own)  # type: ignore[arg-type]
 
     with (
         patch.object(pool, "bytes_at", no_bytes),

@@ -6,7 +6,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,6 @@ class User(Child):
 Start = Callable[..., User]
 
 
-@contextmanager
 def holder() -> Iterator[Holding]:
     with Rig() as rig:
         arguments = ("--runtime-dir", str(rig.runtime_dir), "--max-bytes", str(LIMIT), "--exit-with-parent")
@@ -77,15 +76,13 @@ def holder() -> Iterator[Holding]:
 
 @pytest.fixture
 def holding() -> Iterator[Holding]:
-    with holder() as made:
-        yield made
+    yield from holder()
 
 
 @pytest.fixture(scope="module")
 def unharmed() -> Iterator[Holding]:
     """A holder that several tests send garbage to."""
-    with holder() as made:
-        yield made
+    yield from holder()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Machines with pools in host memory and on a card, whose runners capture their steps or not."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -21,20 +22,17 @@ def machine_of(kind: str, device: torch.device, *, graphs: bool) -> Host:
 @pytest.fixture(params=["host", "host captured", "card", "card captured"])
 def machine(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Host]:
     kind, _, captured = request.param.partition(" ")
-    machine = machine_of(kind, device, graphs=bool(captured))
-    yield machine
-    machine.close()
+    with closing(machine_of(kind, device, graphs=bool(captured))) as machine:
+        yield machine
 
 
 @pytest.fixture(params=["host", "card"])
 def eager(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Host]:
-    machine = machine_of(request.param, device, graphs=False)
-    yield machine
-    machine.close()
+    with closing(machine_of(request.param, device, graphs=False)) as machine:
+        yield machine
 
 
 @pytest.fixture
 def card(device: torch.device) -> Iterator[Card]:
-    card = Card(device=device, spec=ON_CARD)
-    yield card
-    card.close()
+    with closing(Card(device=device, spec=ON_CARD)) as card:
+        yield card
