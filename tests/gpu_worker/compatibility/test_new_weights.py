@@ -32,7 +32,7 @@ from tests.census.hints import HINTS
 from tests.census.shrink import HIDDEN_SIZE, MAX_LENGTH, VOCAB_SIZE, tiny_config
 from tests.census.weights import randomize
 from tests.gpu_worker.compatibility.rope_configs import dynamic, phi3
-from tests.gpu_worker.saved_model import tokenizer_json, with_tensors
+from tests.gpu_worker.saved_model import changed, tokenizer_json, with_tensors
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
 # Longer than every window.
@@ -79,9 +79,7 @@ class Family:
         """The new checkpoint with other fields in config.json."""
         folder = self.folder / "changed"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.new, folder)
-        (folder / "config.json").write_text(json.dumps(self.settings | fields))
-        return folder
+        return changed(self.new, folder, **fields)
 
 
 def start(folder: Path, *, dtype: torch.dtype = DTYPE, packs: bool = True) -> tuple[PreTrainedModel, ModelFiles]:

@@ -178,8 +178,7 @@ class Walk:
 
     @property
     def open_rows(self) -> list[ConstrainedRow]:
-        rows = [self.constraints.row(row) for row in self.outputs]
-        return [own for own in rows if own.fate is Fate.OPEN]
+        return [own for own in map(self.constraints.row, self.outputs) if own.fate is Fate.OPEN]
 
     def step(self) -> None:
         """Every open row gets a token. Its mask must be the truth, and so must its end."""

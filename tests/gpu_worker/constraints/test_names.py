@@ -1,5 +1,6 @@
 """Names of objects: no object of an output has one twice, even if a model prefers it, and a new one stays possible."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tests.gpu_worker.constraints.rig import EOS, TOKENS, VOCAB_SIZE, bits, own_
 EXTRA = [b'a"', b'": 1', b', "a"', b', "', b'a": 1, "a"', b'"a"', b'1, "']
 
 ALL = [*TOKENS, b"", *EXTRA]
+STARTS = itertools.count(1)
 
 
 class Own:
@@ -56,8 +58,7 @@ def allowed(found: Matchers, row: FollowedRow) -> list[int]:
 
 def output(found: Matchers, schema: object, choose: Callable[[list[bytes]], int], most: int = 400) -> bytes | None:
     """The output of a row: `choose` takes each token from the allowed ones. None if it has not ended by itself."""
-    output.start += 1  # type: ignore[attr-defined]
-    row = row_of(found, json_grammar("schema", json.dumps(schema)), output.start)  # type: ignore[attr-defined]
+    row = row_of(found, json_grammar("schema", json.dumps(schema)), next(STARTS))
     text = b""
     for _ in range(most):
         if found.is_complete(row):
@@ -72,7 +73,6 @@ def output(found: Matchers, schema: object, choose: Callable[[list[bytes]], int]
     return None
 
 
-output.start = 0  # type: ignore[attr-defined]
 SCHEMAS = {
     "free": {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 3, "maxProperties": 6},
     "beside a listed one": {

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,15 +51,11 @@ class FakeMatchers:
 
     drop = is_complete = fill = define
 
-    def row(self, row: int, start: int, constraint: int) -> "FakeRow":
-        return FakeRow()
+    def row(self, row: int, start: int, constraint: int) -> SimpleNamespace:
+        return SimpleNamespace(num_tokens=0)
 
-    def take(self, own: "FakeRow", tokens: list[int]) -> None:
+    def take(self, own: SimpleNamespace, tokens: list[int]) -> None:
         own.num_tokens += len(tokens)
-
-
-class FakeRow:
-    num_tokens = 0
 
 
 class Looks:

@@ -10,8 +10,7 @@ from gpu_worker.process.ranks import Ranks
 from gpu_worker.settings import WorkerSettings
 from tandem_contract.settings import SettingError
 
-CONNECT = {"connect": "tcp://127.0.0.1:1"}
-TWO = CONNECT | {"ranks": 2, "nnodes": 2, "rdzv_endpoint": "127.0.0.1:29400"}
+TWO = {"connect": "tcp://127.0.0.1:1", "ranks": 2, "nnodes": 2, "rdzv_endpoint": "127.0.0.1:29400"}
 NO_KEYS = r"keys is not set; .*`tandem keys DIR NAME` on the scheduler's host makes keys"
 
 

@@ -18,22 +18,17 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 RANKS = [Ranks(rank=rank, size=2, local_rank=rank, local_size=2) for rank in (0, 1)]
 
 
-class Loads:
-    def __init__(self, done: list[object]) -> None:
-        self._done = done
-
-    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
-        self._done.append(order.version)
-        return pb.WeightsLoaded(version=order.version, ok=True)
-
-
 class Notes:
     """Notes what it is given; at most one plan is in flight."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
-        self.weights = Loads(self.done)
+        self.weights = self
         self.num_in_flight = 0
+
+    def load(self, order: pb.LoadWeights) -> pb.WeightsLoaded:
+        self.done.append(order.version)
+        return pb.WeightsLoaded(version=order.version, ok=True)
 
     def join(self, message: pb.Joined) -> None:
         self.done.append(("joined", message.generation))
