@@ -165,14 +165,11 @@ def test_the_fleet_grows_and_shrinks_under_streams(rig: Rig, cluster: LocalClust
         refused = cluster.command("scale", "5", "--place-seconds", "1", code=1)
         assert "1 of 2 workers found 0 GPU and 1 CPU free on a node; nodes: " in refused
         assert [each["state"] for each in cluster.status()] == ["serving"] * 3
-        assert "workers of tandem are up" in cluster.command("up", *up_flags(fleet), code=1)
+        place = (*fleet.keys.worker_flags(fleet.scheduler, "far"), *LINKED)
+        assert "workers of tandem are up" in cluster.command("up", *place, code=1)
         cluster.command("scale", "1")
         check(asks, streams)
         fleet.caller.wait_load(lambda load: load.workers == 1)
-
-
-def up_flags(fleet: Fleet) -> list[str]:
-    return [*fleet.keys.worker_flags(fleet.scheduler, "far"), *LINKED]
 
 
 def test_a_worker_that_cannot_start_is_given_up_with_its_own_words_until_it_is_retried(

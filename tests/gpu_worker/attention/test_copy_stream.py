@@ -1,7 +1,7 @@
 """Page copies run beside computation, and an event orders every two accesses to the same memory."""
 
 from contextlib import nullcontext
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,14 +20,10 @@ PASSING = Passing(num_buffers=2, pages_at_once=2)
 NUM_EVENTS = 8
 
 
-def small_cache() -> KvCache:
-    cpu = torch.device("cpu")
-    return KvCache(LAYERS, num_pages=NUM_PAGES, page_size=4, dtype=torch.float32, device=cpu)
-
-
 def run_plans(streams: CheckedStreams) -> None:
     """Plans with up to nine saves and loads, in worker.proto's order; then each step writes to every page."""
-    cache, draw = small_cache(), np.random.default_rng(1)
+    cpu, draw = torch.device("cpu"), np.random.default_rng(1)
+    cache = KvCache(LAYERS, num_pages=NUM_PAGES, page_size=4, dtype=torch.float32, device=cpu)
     # Its memory lives longer than any use, so it is allocated outside.
     host = HostPages(cache, NUM_SLOTS, streams=streams, passing=PASSING)
     with streams:
@@ -93,11 +89,7 @@ def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatc
         def __exit__(self, *_: object) -> None:
             current.pop()
 
-    made: list[Any] = []
-
-    def stream_on(device: torch.device) -> str:
-        made.append(device)
-        return "the copy stream"
+    stream_on = Mock(return_value="the copy stream")
 
     def entered(stream: str) -> Entered:
         assert stream == "the copy stream"
@@ -112,4 +104,5 @@ def test_a_gpu_has_a_stream_of_its_own_for_copies(monkeypatch: pytest.MonkeyPatc
     with streams.copying():
         event.wait()
     event.wait()
-    assert (made, log) == ([torch.device("cuda", 0)], ["record on compute", "wait on copy", "wait on compute"])
+    stream_on.assert_called_once_with(torch.device("cuda", 0))
+    assert log == ["record on compute", "wait on copy", "wait on compute"]

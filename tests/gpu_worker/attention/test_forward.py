@@ -13,12 +13,9 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig
     return rig_of(request.param)
 
 
-def lengths_around_pages(page_size: int) -> list[int]:
-    return [1, page_size - 1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1]
-
-
 def test_prefill_and_decode_match_eager_attention_over_a_page_edge(rig: Rig) -> None:
-    for i, length in enumerate(lengths_around_pages(rig.spec.page_size)):
+    page = rig.spec.page_size
+    for i, length in enumerate([1, page - 1, page, page + 1, 2 * page, 2 * page + 1]):
         core, recording = rig.core(), Recording()
         core.add(1, rig.prompt(length, seed=i))
         rig.step(core, recording, chunks={1: length})

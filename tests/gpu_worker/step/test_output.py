@@ -38,17 +38,12 @@ def logits_of_sequence(key: int) -> Callable[[int], Tensor]:
 
 
 def generate(
-    device: torch.device,
-    rows: dict[int, tuple[int, Wish]],
-    num_new: int,
-    *,
-    num_output: int = 0,
-    padded: bool | None = None,
+    device: torch.device, rows: dict[int, tuple[int, Wish]], num_new: int, *, padded: bool | None = None
 ) -> dict[int, list[int]]:
-    """New tokens of {row: (key, wish)} run together; the first `num_output` of a prompt of 7 count as output."""
+    """New tokens of {row: (key, wish)} run together, after prompts of 7."""
     rig = SamplingRig(vocab_size=VOCAB, max_rows=9, device=device, padded=padded)
     for row, (key, wish) in rows.items():
-        rig.add(row, prompt(key), wish, num_prompt=7 - num_output)
+        rig.add(row, prompt(key), wish, num_prompt=7)
 
     def logits(row: int, position: int) -> Tensor:
         return logits_of_sequence(rows[row][0])(position)
