@@ -114,7 +114,6 @@ def figures(measured: Measured) -> dict[str, Any]:
         "waiting": {
             name: {
                 "step_us": float(np.median(waiting[name])),
-                "without_us": float(np.median(without[name])),
                 "adds": adds[name],
             }
             for name in waiting

@@ -75,7 +75,6 @@ def summary(rounds: list[dict[str, dict[str, Any]]], attack: str) -> dict[str, A
         "health_p99_ms": spread(each),
         "ratio": median(ratios),
         "failed": sum(sum(found[attack]["failed"].values()) for found in rounds),
-        "peak_mb": max(found[attack]["peak_mb"] for found in rounds),
     }
 
 

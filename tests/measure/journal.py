@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from scheduler_svc.journal.keeper import JournalKeeper, OpenedJournal
 from scheduler_svc.journal.records import record
 from scheduler_svc.wire.framing import frame
 from tandem_contract.codec import packed
-from tests.measure.harness import Measurement, percentiles
+from tests.measure.harness import Measurement
 from tests.rigs.core_events import submit
 
 _PROMPT_TOKENS = 512
@@ -104,13 +105,11 @@ def measure(folder: Path, rows: int, *, steps: int, num_tokens: int, sync: Sync)
         pass
     rewrite = time.perf_counter() - start
     load.close()
-    times = percentiles(spent)
+    seconds = median(spent)
     return {
         "rows": rows,
         "sync": str(sync),
-        "step_us": round(1e6 * times["p50"], 1),
-        "p99_us": round(1e6 * times["p99"], 1),
-        "token_ns": round(1e9 * times["p50"] / rows),
+        "step_us": round(1e6 * seconds, 1),
         "token_bytes": round(written / rows, 1),
         "rewrite_ms": round(1e3 * rewrite, 2),
     }

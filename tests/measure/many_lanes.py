@@ -43,20 +43,22 @@ class ManyLanes:
         info = benchmark_info(2 * rows, 2 * rows * 16, page_size=_PAGE_SIZE, max_length=4096, token_budget=8192)
         for number in range(num_lanes):
             self._handle(ev.WorkerJoined(worker=f"w-{number}", info=info))
-        self.fill_ms, self.num_fill_ticks = self._fill(num_lanes * rows)
-
-    def _fill(self, count: int) -> tuple[float, int]:
-        """Submits `count` requests at once and runs until all have a row. Returns the ticks' ms and number."""
-        for _ in range(count):
+        for _ in range(num_lanes * rows):
             self.submit()
-        ticks = [self.tick()]
+        self.tick()
+        self._seat()
+        self._settle()
+
+    def _seat(self) -> list[float]:
+        """Runs until all requests have a row. Returns the ms of each tick."""
+        ticks: list[float] = []
         while self._core.queue.num_waiting:
-            self.answer()
-            ticks.append(self.tick())
+            ticks.append(self.decode())
+        return ticks
+
+    def _settle(self) -> None:
         for _ in range(4):
-            self.answer()
-            self.tick()
-        return sum(ticks), len(ticks)
+            self.decode()
 
     def _tokens(self, count: int) -> Int32Array:
         return self._rng.integers(EOS + 1, VOCAB_SIZE, count, np.int32)
@@ -110,25 +112,18 @@ class ManyLanes:
         """
         self.answer()
         streams = [self.submit() for _ in range(count)]
-        ticks = [self.tick()]
+        first = self.tick()
         seated = count - self._core.queue.num_waiting
-        while self._core.queue.num_waiting:
-            self.answer()
-            ticks.append(self.tick())
+        ticks = [first, *self._seat()]
         for stream in streams:
             self._handle(ev.Cancel(frontend="f-1", stream=stream))
-        for _ in range(4):
-            self.answer()
-            self.tick()
+        self._settle()
         return ticks, seated
 
     def decode(self) -> float:
         """Returns the ms of a tick in which every lane decodes."""
         self.answer()
         return self.tick()
-
-    def rows_per_lane(self) -> list[int]:
-        return [lane.rows.num_seated for lane in self._core.lanes.values()]
 
 
 def measure(num_lanes: int, rows: int, num_new: int, *, num_prefixes: int, repeats: int) -> dict[str, Any]:
@@ -142,22 +137,15 @@ def measure(num_lanes: int, rows: int, num_new: int, *, num_prefixes: int, repea
     for _ in range(repeats):
         seating.append(core.arrive(num_new))
         decoding += [core.decode() for _ in range(4)]
-    spread = core.rows_per_lane()
     return {
         "lanes": num_lanes,
         "rows": rows,
         "new": num_new,
         "prefixes": num_prefixes,
         "seating_ms": float(np.median([sum(ticks) for ticks, _ in seating])),
-        "seating_ms_all": [round(sum(ticks), 2) for ticks, _ in seating],
-        "seating_ticks": float(np.median([len(ticks) for ticks, _ in seating])),
         "tick_ms": float(np.median([max(ticks) for ticks, _ in seating])),
         "seated_at_once": min(seated for _, seated in seating),
         "decode_ms": float(np.median(decoding)),
-        "fill_ms": core.fill_ms,
-        "fill_ticks": core.num_fill_ticks,
-        "rows_least": min(spread),
-        "rows_most": max(spread),
     }
 
 

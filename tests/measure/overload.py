@@ -16,8 +16,7 @@ import psutil
 
 from tests.measure import call
 from tests.measure.harness import Bar, Measurement, in_ms
-from tests.measure.machine import cpu_seconds, waited_seconds
-from tests.measure.overload_client import MAX_NEW_TOKENS
+from tests.measure.machine import cpu_seconds
 from tests.rigs.processes import Child, Rig, SchedulerProcess
 
 NUM_ROWS, STEP_MS = 16, 10
@@ -46,21 +45,17 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
     # The steps file's clock starts with the service.
     origin = psutil.Process(scheduler.pid).create_time()
     before, begun = {name: sum(map(cpu_seconds, ids)) for name, ids in pids.items()}, time.time()
-    waited = sum(map(waited_seconds, front_ends))
     answers = call.answer(caller, seconds + TIMEOUT_SECONDS)
     wall = time.time() - begun
     used = {name: sum(map(cpu_seconds, ids)) - before[name] for name, ids in pids.items()}
-    waited = sum(map(waited_seconds, front_ends)) - waited
     health_seconds = call.answer(probe, TIMEOUT_SECONDS)
     in_time = [at for at in answers["ended_at"] if EDGE_SECONDS <= at <= seconds]
-    goodput = len(in_time) / (seconds - EDGE_SECONDS)
     window = (begun - origin + 2 * EDGE_SECONDS, begun - origin + seconds - EDGE_SECONDS)
     return {
         "rate": rate,
         "front_ends": len(front_ends),
         "requests": len(answers["lateness"]),
-        "completed_per_second": goodput,
-        "tokens_per_second": goodput * MAX_NEW_TOKENS,
+        "completed_per_second": len(in_time) / (seconds - EDGE_SECONDS),
         "refused": len(answers["refusals"]),
         "refusal_ms": in_ms(answers["refusals"]),
         "health_ms": in_ms(health_seconds),
@@ -71,8 +66,6 @@ def run_part(rig: Rig, scheduler: SchedulerProcess, worker: Child, steps: Path, 
             **{name: seconds_used / wall for name, seconds_used in used.items()},
             "client": answers["cpu_seconds"] / seconds,
         },
-        # Seconds for which the process was ready and its core ran others.
-        "front_ends_kept_waiting_share": waited / wall,
         "others": answers["others"],
     }
 

@@ -28,11 +28,8 @@ def stream_figures(rows: np.ndarray, begun: float, over: float) -> dict[str, Any
     first_ms = [1e3 * (times[at] - requested[int(numbers[at])]) for at in starts]
     return {
         "streams": len(starts),
-        "window_seconds": over - begun,
-        "tokens": num_tokens,
         "tokens_per_second": num_tokens / (over - begun),
         "tokens_per_message": num_tokens / num_messages,
-        "messages_per_second": num_messages / (over - begun),
         "gap_ms": percentiles(1e3 * gaps, _WHICH),
         "first_token_ms": percentiles(first_ms, _WHICH),
     }
@@ -49,11 +46,6 @@ def delivery_ms(rows: np.ndarray, sent_at: np.ndarray) -> dict[str, float]:
 
 
 def wait_figures(waits: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Milliseconds that tokens waited; see `probed_service.waits`."""
-    is_first = waits["first"]
-    return {
-        "front_end_ms": percentiles(1e3 * waits["arrived"][~is_first], _WHICH),
-        "front_end_first_ms": percentiles(1e3 * waits["arrived"][is_first], _WHICH),
-        "from_core_ms": percentiles(1e3 * waits["sent"][~is_first], _WHICH),
-        "from_core_first_ms": percentiles(1e3 * waits["sent"][is_first], _WHICH),
-    }
+    """Milliseconds that tokens waited, without the first of each stream; see `probed_service.waits`."""
+    names = {"front_end_ms": "arrived", "from_core_ms": "sent"}
+    return {name: percentiles(1e3 * waits[of][~waits["first"]], _WHICH) for name, of in names.items()}

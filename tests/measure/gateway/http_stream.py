@@ -3,12 +3,12 @@
 import asyncio
 import time
 
-_TOKEN = b'"text": " token"'
+TOKEN_EVENT = b'"text": " token"'
 
 
-def request_of(body: bytes, path: str = "/v1/completions") -> bytes:
+def request_of(body: bytes) -> bytes:
     """The bytes of a POST."""
-    head = f"POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -23,7 +23,7 @@ async def read_stream(url: str, body: bytes) -> int:
     writer.close()
     whole = b"".join(pieces)
     assert b"data: [DONE]" in whole, whole[-500:]
-    return whole.count(_TOKEN)
+    return whole.count(TOKEN_EVENT)
 
 
 async def first_event(url: str, body: bytes) -> float:
@@ -32,7 +32,7 @@ async def first_event(url: str, body: bytes) -> float:
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request_of(body))
-    await reader.readuntil(_TOKEN)
+    await reader.readuntil(TOKEN_EVENT)
     took = time.perf_counter() - began
     writer.close()
     return took

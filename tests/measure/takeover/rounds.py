@@ -107,7 +107,7 @@ async def disturbed(
     if stop is not None:
         stop()
         await asyncio.sleep(QUIET_SECONDS)
-    known, begun = sum(PROMPT_TOKENS + stream.num_tokens for stream in streams), time.monotonic()
+    begun = time.monotonic()
     for stream in streams:
         stream.killed_at = begun
     await happens()
@@ -120,7 +120,6 @@ async def disturbed(
         "last_seconds": max(after),
         "longest_pause_seconds": max(stream.pause for stream in streams),
         "recomputed_tokens": float(sum(stream.recomputed_tokens for stream in streams)),
-        "known_tokens": float(known),
         "texts": [stream.text for stream in streams],
     }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tandem_client import AsyncClient
 from tests.measure import call
-from tests.measure.harness import Bar, Measurement, in_ms, in_turns, spread
+from tests.measure.harness import Bar, Measurement, in_ms, in_turns
 from tests.measure.served import served
 from tests.rigs.door import token_file
 from tests.rigs.processes import Child
@@ -76,7 +76,7 @@ def waits_beside(address: str, way: dict[str, Any], requests: int) -> dict[str, 
 
 
 def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """For each way: percentiles over all requests in ms, the p99 of each round, and the ratio to the share's p99."""
+    """For each way: percentiles over all requests in ms, and the ratio to the share's p99."""
     of_all = {way: in_ms([one for part in parts for one in part["waits"]]) for way, parts in rounds.items()}
     return [
         {
@@ -84,7 +84,6 @@ def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             "requests": sum(len(part["waits"]) for part in parts),
             "refusals": sum(part["refusals"] for part in parts),
             "first_token_ms": of_all[way],
-            "p99_of_rounds_ms": spread([in_ms(part["waits"])["p99"] for part in parts]),
             "ratio": of_all[way]["p99"] / of_all[SHARE]["p99"],
         }
         for way, parts in rounds.items()
