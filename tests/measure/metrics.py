@@ -63,14 +63,14 @@ class MeasuredCore(LoadedCore):
         return _us_each(lambda: self.meter._look(self._core))
 
 
-def _us_each(call: Callable[[], object]) -> float:
+def _us_each(call: Callable[[], object], *, batch: int = _BATCH, batches: int = _BATCHES) -> float:
     """Microseconds of one call, the median over batches."""
     found: list[float] = []
-    for _ in range(_BATCHES):
+    for _ in range(batches):
         begun = time.perf_counter_ns()
-        for _ in range(_BATCH):
+        for _ in range(batch):
             call()
-        found.append((time.perf_counter_ns() - begun) / 1e3 / _BATCH)
+        found.append((time.perf_counter_ns() - begun) / 1e3 / batch)
     return float(np.median(found))
 
 
@@ -107,22 +107,12 @@ def measure(num_steps: int) -> dict[str, float]:
     page = Page(core.meter, lambda: ("tenant",))
     return {
         "step_us": float(np.median(core.step_us)),
-        "step_us_p99": float(np.percentile(core.step_us, 99)),
         "flight_us": float(np.median(core.flight_us)),
         "look_us": core.look_us(),
         "report_us": _us_each(lambda: core.meter.fronts.take("f-1", report)),
         **of_front,
-        "page_ms": _page_ms(page),
+        "page_ms": _us_each(lambda: generate_latest(page), batch=1, batches=20) / 1e3,
     }
-
-
-def _page_ms(page: Page) -> float:
-    times: list[float] = []
-    for _ in range(20):
-        begun = time.perf_counter_ns()
-        generate_latest(page._registry)
-        times.append((time.perf_counter_ns() - begun) / 1e6)
-    return float(np.median(times))
 
 
 def main() -> int:
