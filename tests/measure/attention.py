@@ -28,7 +28,7 @@ from gpu_worker.trees import mapped
 from gpu_worker.wire.frames import read_plan
 from tests.gpu_worker.plans import TinyCore
 from tests.measure.harness import Bar, Measurement, in_turns, spread
-from tests.measure.limits import read_bandwidth
+from tests.measure.limits import least_seconds, read_bandwidth
 from tests.rigs.padded_shapes import unpadded
 
 BAR = 0.6
@@ -103,11 +103,8 @@ class Case:
 def gemm_rate(dtype: torch.dtype) -> float:
     """Floating-point operations per second of a large product with prepacked weights, the best of several."""
     x, weight = torch.randn(_GEMM_ROWS, _GEMM_DIM).to(dtype), torch.randn(_GEMM_DIM, _GEMM_DIM).to(dtype)
-    packed, least = torch.ops.mkldnn._reorder_linear_weight(weight), float("inf")
-    for _ in range(10):
-        begun = time.perf_counter()
-        torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        least = min(least, time.perf_counter() - begun)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    least = least_seconds(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""), 10)
     return 2 * _GEMM_ROWS * _GEMM_DIM**2 / least
 
 

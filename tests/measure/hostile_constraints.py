@@ -130,7 +130,6 @@ async def _trials(rounds: int) -> dict[str, Any]:
         eos_token_ids=[byte_tokenizer.EOS_ID],
     )
     seconds: dict[str, list[float]] = {"running": [], "hostile": [], "next": []}
-    number = 0
 
     async def timed(kind: str, grammar: str) -> None:
         begun = time.perf_counter()
@@ -140,8 +139,7 @@ async def _trials(rounds: int) -> dict[str, Any]:
     try:
         await process.judge("start: /x/")
         limit = COMPILE_SECONDS * process.slowness
-        for _ in range(rounds):
-            number += 1
+        for number in range(1, rounds + 1):
             await timed("running", f'start: "a{number}" | "b"')
             await timed("hostile", f"start:{' a' * 20}{number * ' b'}\na: /x{{30000}}/\nb: /y/")
             await timed("next", f'start: "c{number}" | "d"')

@@ -7,6 +7,7 @@ import ctypes
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -39,16 +40,22 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def least_seconds(run: Callable[[], object], repeats: int = _REPEATS) -> float:
+    """The shortest time of several calls; others of the machine only ever make one longer."""
+    times: list[float] = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
 @cache
 def read_bandwidth(threads: int) -> float:
     """Bytes per second that `threads` threads read in order from memory, the best of several passes."""
     memory = huge_zeros((_READ_BYTES,), torch.uint8).fill_(1)
-    least = float("inf")
-    for _ in range(_REPEATS):
-        begun = time.perf_counter()
-        _library().limits_read(memory.data_ptr(), _READ_BYTES, threads)
-        least = min(least, time.perf_counter() - begun)
-    return _READ_BYTES / least
+    library = _library()
+    return _READ_BYTES / least_seconds(lambda: library.limits_read(memory.data_ptr(), _READ_BYTES, threads))
 
 
 @cache
@@ -60,9 +67,5 @@ def multiply_rate(dtype: torch.dtype, threads: int) -> float:
     name = f"limits_{str(dtype).removeprefix('torch.')}"
     function = getattr(_library(), name, _library().limits_float32)
     results = torch.ones(2 + threads)
-    best = 0.0
-    for _ in range(_REPEATS):
-        begun = time.perf_counter()
-        operations = function(_ROUNDS, threads, results.data_ptr())
-        best = max(best, operations / (time.perf_counter() - begun))
-    return best
+    operations = function(_ROUNDS, threads, results.data_ptr())
+    return operations / least_seconds(lambda: function(_ROUNDS, threads, results.data_ptr()))

@@ -4,6 +4,7 @@ import glob
 import importlib.metadata
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,10 +48,15 @@ def preload(*libraries: str) -> dict[str, str]:
 
 def peak_mb(pid: int | str = "self") -> float:
     """Returns VmHWM, the peak of resident memory, in 10^6 bytes."""
+    return memory_bytes(pid, "VmHWM") / 1e6
+
+
+def memory_bytes(pid: int | str, field: str) -> int:
+    """Returns a size of the process's memory, as /proc/PID/status names it."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise AssertionError(f"/proc/{pid}/status has no VmHWM")
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/{pid}/status has no {field}")
 
 
 def cpu_seconds(pid: int | None = None) -> float:
@@ -59,10 +65,14 @@ def cpu_seconds(pid: int | None = None) -> float:
     return times.user + times.system
 
 
-def waited_seconds(pid: int) -> float:
-    """Returns the seconds for which a process's threads were ready while their core ran others."""
-    paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(path.read_text().split()[1]) for path in paths) / 1e9
+def thread_seconds(pid: int, *, waited: bool = False) -> float:
+    """Returns the CPU seconds of a process's threads; `waited`: those in which they waited for their core."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with suppress(OSError):
+            total += int(path.read_text().split()[waited])
+    return total / 1e9
 
 
 def versions() -> dict[str, str]:

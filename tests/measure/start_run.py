@@ -79,7 +79,7 @@ def measure(caches: Path | None, *, kill: bool) -> Start:
             start.first_token = time.perf_counter() - begun
             start.cpu_seconds = _cpu_seconds(serve.pid)
             if kill:
-                _worker_of(serve.pid).kill()
+                next(child for child in psutil.Process(serve.pid).children() if "gpu_worker" in child.cmdline()).kill()
                 killed = time.perf_counter()
                 _first_token(client)
                 start.after_kill = time.perf_counter() - killed
@@ -95,10 +95,6 @@ def _address(serve: Child) -> str:
 def _first_token(client: Client) -> None:
     with client.generate(PROMPT, max_new_tokens=2, temperature=0.0, timeout=_MOST_SECONDS) as stream:
         assert any(delta.token_ids for delta in stream), "the request ended without a token"
-
-
-def _worker_of(pid: int) -> psutil.Process:
-    return next(child for child in psutil.Process(pid).children() if "gpu_worker" in child.cmdline())
 
 
 def _cpu_seconds(pid: int) -> dict[str, float]:

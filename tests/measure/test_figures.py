@@ -150,6 +150,7 @@ def test_a_shorter_stream_has_the_first_requests_of_the_same_callers() -> None:
 
 
 def test_the_random_tokenizer_has_a_text_for_every_token() -> None:
-    tokenizer = Tokenizer.from_str(tokenizer_json().decode())
-    assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(tokenizer_json())["model"]["vocab"])
+    text = tokenizer_json(MODEL["vocab_size"], 3)
+    tokenizer = Tokenizer.from_str(text.decode())
+    assert tokenizer.get_vocab_size() == MODEL["vocab_size"] == len(json.loads(text)["model"]["vocab"])
     assert tokenizer.decode([72, 105, 300]) == "Hi abs"

@@ -3,6 +3,7 @@
 Owns the workloads' definitions and the model's files. Making the model needs torch, so it runs in a process of its own.
 """
 
+import itertools
 import json
 import random
 import subprocess
@@ -131,12 +132,16 @@ def model_folder() -> Path:
     return folder
 
 
-def tokenizer_json() -> bytes:
-    """Token ids 0 to 255 are bytes, the others words of three letters, so that the service decodes real text."""
-    pieces = byte_characters()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces += [f"Ġ{a}{b}{c}" for a in letters for b in letters for c in letters][: MODEL["vocab_size"] - 256]
+def tokenizer_json(vocab_size: int, letters: int) -> bytes:
+    """Token ids 0 to 255 are bytes, the others words of so many letters, so that the service decodes real text."""
+    words = itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=letters)
+    pieces = [*byte_characters(), *("Ġ" + "".join(word) for word in itertools.islice(words, vocab_size - 256))]
     return byte_level_json({piece: token for token, piece in enumerate(pieces)}, [])
+
+
+def save_tokenizer(folder: Path, vocab_size: int, *, letters: int) -> None:
+    (folder / "tokenizer.json").write_bytes(tokenizer_json(vocab_size, letters))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
 def make_model(folder: str) -> None:
@@ -146,6 +151,5 @@ def make_model(folder: str) -> None:
 
     torch.manual_seed(MODEL_SEED)
     Qwen3ForCausalLM(Qwen3Config(**MODEL)).float().save_pretrained(folder)
-    (Path(folder) / "tokenizer.json").write_bytes(tokenizer_json())
-    (Path(folder) / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    save_tokenizer(Path(folder), MODEL["vocab_size"], letters=3)
     (Path(folder) / "complete").touch()

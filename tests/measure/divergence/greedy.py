@@ -45,11 +45,10 @@ def greedy_error(model: str, exact: Sequence[Answer], rounded: Sequence[Answer])
     pairs = list(zip(exact, rounded, strict=True))
     if not pairs:
         raise ValueError("there are no streams to compare")
-    gaps, usual, far, equal_tokens, largest = list[float](), list[float](), 0, 0, 0.0
+    gaps, usual, far, largest = list[float](), list[float](), 0, 0.0
     places = [first_difference(one.tokens, other.tokens) for one, other in pairs]
-    for (one, other), place in zip(pairs, places, strict=True):
-        end = len(one.tokens) if place is None else place
-        equal_tokens += end
+    ends = [len(one.tokens) if place is None else place for one, place in zip(exact, places, strict=True)]
+    for (one, other), place, end in zip(pairs, places, ends, strict=True):
         for a, b in zip(one.logprobs[:end], other.logprobs[:end], strict=True):
             largest = max(largest, abs(a.logprob - b.logprob))
         for each in one.logprobs[: end + (place is not None)]:
@@ -61,14 +60,13 @@ def greedy_error(model: str, exact: Sequence[Answer], rounded: Sequence[Answer])
                 far += 1
             else:
                 gaps.append(one.logprobs[place].logprob - chosen)
-    ends = [len(one.tokens) if place is None else place for (one, _), place in zip(pairs, places, strict=True)]
     longest = max(len(one.tokens) for one in exact)
     return GreedyError(
         model=model,
         streams=len(pairs),
         equal_until={p: sum(end >= p for end in ends) / len(ends) for p in POSITIONS if p <= longest},
-        equal_tokens=equal_tokens,
-        compared_tokens=equal_tokens + sum(place is not None for place in places),
+        equal_tokens=sum(ends),
+        compared_tokens=sum(ends) + sum(place is not None for place in places),
         gaps_at_first_difference=percentiles(gaps, _PERCENTILES),
         gaps_of_best_two=percentiles(usual, _PERCENTILES),
         farther_than_best_20=far,

@@ -109,12 +109,6 @@ class Service:
         self._serving.kill()
         self._serving = successor
 
-    def half_done(self, streams: Sequence[GenerateStream], total: int) -> None:
-        """Waits until the service has generated half of `total` tokens, by its own count."""
-        limit = self.client.load().output_tokens + total // 2
-        while self.client.load().output_tokens < limit and any(stream.summary is None for stream in streams):
-            time.sleep(0.01)
-
 
 def measure(requests: Requests, worker: WorkerKind) -> tuple[list[Answer], list[Difference]]:
     """Runs every round, in order. Returns the answers of requests that ran alone, and the other rounds' differences."""
@@ -128,7 +122,10 @@ def measure(requests: Requests, worker: WorkerKind) -> tuple[list[Answer], list[
         successor.wait_line("joined", TIMEOUT_SECONDS)
 
         def kill(streams: Sequence[GenerateStream]) -> None:
-            service.half_done(streams, len(requests.texts) * requests.new_tokens)
+            # Half of all tokens are there, by the service's own count.
+            limit = client.load().output_tokens + len(requests.texts) * requests.new_tokens // 2
+            while client.load().output_tokens < limit and any(stream.summary is None for stream in streams):
+                time.sleep(0.01)
             service.succeed(successor)
 
         alone, again = ([read(requests.start(client, n)) for n in range(len(requests.texts))] for _ in range(2))

@@ -11,7 +11,6 @@ and the report.
 """
 
 import argparse
-import contextlib
 import os
 import tempfile
 import time
@@ -29,6 +28,7 @@ from tests.measure.front import memory
 from tests.measure.front.figures import delivery_ms, stream_figures, wait_figures
 from tests.measure.front.probed_service import waits
 from tests.measure.harness import Bar, Measurement, in_turns, spread
+from tests.measure.machine import thread_seconds
 from tests.rigs.door import Door
 from tests.rigs.processes import Rig
 
@@ -70,16 +70,6 @@ STEADY = Load(
     speed_bar=100_000.0,
 )
 PACED = Load(name="paced", num_streams=32, num_tokens=1000, seconds=10.0, step_ms=50.0, cpu_bar=90.0)
-
-
-def thread_seconds(pid: int) -> float:
-    """CPU seconds of all threads of a process, with nanosecond resolution."""
-    total = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        # A thread may end meanwhile.
-        with contextlib.suppress(OSError):
-            total += int(path.read_text().split()[0])
-    return total / 1e9
 
 
 def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]:
@@ -136,7 +126,6 @@ def run(
             **figures,
             "delivery_ms": delivery_ms(rows, np.load(folder / "worker.npy")),
             "cpu_us_per_token": {who: 1e6 * spent / num_tokens for who, spent in used.items()},
-            "cpu_share": {who: spent / seconds for who, spent in used.items()},
             "wrong_streams": checked["wrong"],
             **(wait_figures(waits(folder)) if is_probed else {}),
         }
@@ -172,11 +161,12 @@ def service_us(figures: dict[str, Any]) -> float:
 
 def measure_metrics(load: Load, num_runs: int) -> tuple[dict[str, Any], list[Bar]]:
     """The front end's CPU per delta, with a metrics page and without."""
-
-    def per_delta(figures: dict[str, Any]) -> float:
-        return figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"]
-
-    found, wrong = with_and_without(load, num_runs, per_delta, more_flags=METRICS_FLAGS)
+    found, wrong = with_and_without(
+        load,
+        num_runs,
+        lambda figures: figures["cpu_us_per_token"]["front_end"] * figures["tokens_per_message"],
+        more_flags=METRICS_FLAGS,
+    )
     bar = f"CPU us per delta that metrics add to the front end, {load.name}"
     added = found["with"]["median"] - found["without"]["median"]
     line = {"part": f"metrics, {load.name}", "front_end_us_per_delta": found}

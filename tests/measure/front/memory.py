@@ -7,7 +7,6 @@ Owns both servers' start and the figures.
 """
 
 import asyncio
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -18,6 +17,7 @@ from tandem.v1 import inference_pb2
 from scheduler_svc.frontend.rpc.options import server_options
 from tests.measure import call
 from tests.measure.harness import Bar
+from tests.measure.machine import memory_bytes
 from tests.rigs.processes import Child, Rig
 
 BAR_KB = 20.0
@@ -25,14 +25,6 @@ TIMEOUT_SECONDS = 180.0
 STEP_SECONDS = 2.0
 _WARM_STREAMS = 50
 _NUM_TOKENS = 100
-
-
-def resident_kb(pid: int) -> float:
-    """RssAnon: the process's own memory, in 1,000 bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1.024
-    raise AssertionError(f"/proc/{pid}/status has no RssAnon")
 
 
 def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
@@ -45,9 +37,9 @@ def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
 def _held_kb(rig: Rig, pids: dict[str, int], address: str, num_streams: int, until: str) -> dict[str, float]:
     """KB per stream of each process, without what the first streams need once."""
     _hold(rig, address, _WARM_STREAMS, until)
-    before = {name: resident_kb(pid) for name, pid in pids.items()}
+    before = {name: memory_bytes(pid, "RssAnon") for name, pid in pids.items()}
     _hold(rig, address, num_streams, until)
-    return {name: (resident_kb(pid) - before[name]) / num_streams for name, pid in pids.items()}
+    return {name: (memory_bytes(pid, "RssAnon") - before[name]) / 1e3 / num_streams for name, pid in pids.items()}
 
 
 def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:

@@ -4,7 +4,6 @@ Owns the shapes, and the checkpoint that a worker process loads. No weights are 
 their values, and eager attention on the same weights is the reference for correctness.
 """
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.memory.model_facts import ModelFacts
-from tests.rigs.byte_tokenizer import byte_characters, byte_level_json
+from tests.measure.workload import save_tokenizer
 from tests.rigs.true_shapes import TRUE_SHAPES
 
 _NO_SPECIAL_TOKENS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -73,13 +72,5 @@ def save_model(config: PreTrainedConfig, folder: Path, device: torch.device, dty
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_bytes(_tokenizer_json(config.vocab_size))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    save_tokenizer(folder, config.vocab_size, letters=4)
     return folder
-
-
-def _tokenizer_json(vocab_size: int) -> bytes:
-    """Token ids 0 to 255 are bytes, the others words of four letters, so that the service decodes real text."""
-    words = itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=4)
-    pieces = [*byte_characters(), *("Ġ" + "".join(word) for word in itertools.islice(words, vocab_size - 256))]
-    return byte_level_json({piece: token for token, piece in enumerate(pieces)}, [])

@@ -10,9 +10,9 @@ from scheduler_svc.core.queue import turns
 from scheduler_svc.core.schedule import placement as routing
 from scheduler_svc.core.schedule import policy
 from scheduler_svc.core.state import lane_schedule
-from tests.measure.policies.experiments import ADMISSION, CACHE, FAIR, MIXED, ROUTING
+from tests.measure.policies.experiments import ADMISSION, CACHE, FAIR, MIXED, ROUTING, at
 from tests.measure.policies.rivals import small_tenants_first
-from tests.measure.policies.scenario import Change, Experiment, Judged, Scenario, Variant
+from tests.measure.policies.scenario import Change, Experiment, Scenario, Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,6 @@ class Sweep:
     values: Sequence[float]
     scenarios: Sequence[Scenario]
     figure: str
-    is_cost: bool
     flags: str = ""
     change: Change | None = None
     figures: tuple[str, ...] = ()
@@ -44,7 +43,6 @@ def _of_admission(standing: float, values: Sequence[float], flags: str = "") -> 
         values=values,
         scenarios=ADMISSION.scenarios[:-1],
         figure="tokens_per_second",
-        is_cost=False,
         flags=flags,
     )
 
@@ -58,7 +56,6 @@ SWEEPS = {
         values=(1, 8, 32, 128),
         scenarios=(*ADMISSION.scenarios[:-1], _ALIKE),
         figure="tokens_per_second",
-        is_cost=False,
     ),
     "WATERMARK": _of_admission(policy.WATERMARK, (0.005, 0.02, 0.03, 0.05, 0.1), "--admission watermark"),
     "ENDING_SECONDS": Sweep(
@@ -67,7 +64,6 @@ SWEEPS = {
         values=(0.01, 0.02, 0.1, 1e6),
         scenarios=MIXED.scenarios,
         figure="itl_p99",
-        is_cost=True,
         figures=MIXED.figures,
     ),
     "WINDOW": Sweep(
@@ -75,21 +71,18 @@ SWEEPS = {
         values=(8, 16, 64, 128),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",
-        is_cost=False,
     ),
     "MAX_PASSED_OVER": Sweep(
         standing=policy.MAX_PASSED_OVER,
         values=(0, 4, 8, 16, 64, 128, 1024),
         scenarios=CACHE.scenarios,
         figure="requests_per_second",
-        is_cost=False,
     ),
     "AGEING_TOKENS": Sweep(
         standing=turns.AGEING_TOKENS,
         values=(0, 1024, 16_384, 262_144, 1_048_576),
         scenarios=FAIR.scenarios,
         figure="small_ttft_p99",
-        is_cost=True,
         flags="--no-fair-share",
         change=small_tenants_first,
         figures=FAIR.figures,
@@ -99,7 +92,6 @@ SWEEPS = {
         values=(0, 8, 16, 64, 128, 256, 1024),
         scenarios=ROUTING.scenarios,
         figure="ttft_p99",
-        is_cost=True,
     ),
 }
 
@@ -116,8 +108,6 @@ def sweep(name: str) -> Experiment:
             Variant(name=f"{value:g}", flags=found.flags, constants={name: value}, **change)
             for value in (found.standing, *found.values)
         ),
-        judged=tuple(
-            Judged(scenario=each.name, figure=found.figure, is_cost=found.is_cost) for each in found.scenarios
-        ),
+        judged=at((found.figure,), *found.scenarios),
         figures=found.figures,
     )

@@ -47,10 +47,6 @@ def _ttft_ms(run: EngineResult) -> float:
     return run.figures()["ttft_ms"]["p50"]
 
 
-def _per_worker_alone(run: EngineResult) -> float:
-    return run.details["service_per_worker_alone"]
-
-
 def healthy_workers(runs: Sequence[EngineResult], busy: int) -> Bar:
     """Returns the bar for Tandem's runs beside `busy` busy loops: no worker was given up, so none was reset."""
     count = sum(run.details["workers_given_up"] for run in runs)
@@ -70,7 +66,8 @@ def comparisons(number: int, threads: int, results: Results) -> Iterator[Bar]:
         value = _median(theirs, _ttft_ms) / _median(runs, _ttft_ms)
         yield Bar(name=f"median time to first token, {peer} / tandem", value=value, limit=1.0, is_floor=True)
     if all("service_per_worker_alone" in run.details for run in runs):
-        value, name = _median(runs, _per_worker_alone), "speed of the service / of its worker alone"
+        value = _median(runs, lambda run: run.details["service_per_worker_alone"])
+        name = "speed of the service / of its worker alone"
         yield Bar(name=name, value=value, limit=BAR_SERVICE[threads], is_floor=True)
     peak = max(run.peak_mb["scheduler"] + run.peak_mb["front end"] for run in runs)
     yield Bar(name="scheduler and front end together, MB", value=peak, limit=BAR_MEMORY_MB)

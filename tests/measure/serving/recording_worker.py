@@ -29,19 +29,8 @@ class RecordedRunner:
         self.outcomes: list[Outcome] = []
         self.spans: list[tuple[float, float]] = []
 
-    @property
-    def num_in_flight(self) -> int:
-        return self.runner.num_in_flight
-
-    @property
-    def constraints(self) -> Any:
-        return self.runner.constraints
-
-    def report_pages(self, join: pb.Join) -> None:
-        self.runner.report_pages(join)
-
-    def join(self, message: pb.Joined) -> None:
-        self.runner.join(message)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
 
     def submit(self, message: pb.StepPlan) -> None:
         begun = time.perf_counter()

@@ -64,10 +64,12 @@ async def measure(address: str, file: str) -> dict[str, Any]:
         "submitted": callers.submitted,
         "cpu_seconds": used,
         "peak_mb": peak_mb(),
-        "steps": after.steps - before.steps,
-        "step_ms": after.step_ms,
-        "preemptions": after.preemptions - before.preemptions,
-        "workers_given_up": after.incidents.hung_workers,
-        "lane_resets": after.lane_resets - before.lane_resets,
+        "details": {
+            "steps": after.steps - before.steps,
+            "step_ms": after.step_ms,
+            "preemptions": after.preemptions - before.preemptions,
+            "workers_given_up": after.incidents.hung_workers,
+            "lane_resets": after.lane_resets - before.lane_resets,
+        },
         "cached_prompt_tokens": after.cached_prompt_tokens - before.cached_prompt_tokens,
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.measure import call, machine
-from tests.measure.machine import cpu_seconds, peak_mb, waited_seconds
+from tests.measure.machine import cpu_seconds, peak_mb, thread_seconds
 from tests.measure.result import EngineResult
 from tests.measure.workload import PAGE_SIZE, Workload
 from tests.rigs.busy_loops import busy_loops
@@ -70,13 +70,13 @@ class _Service:
     def measure(self, workload_file: Path) -> tuple[EngineResult, dict[str, Any]]:
         # The client's short round of 16 tokens counts in these clocks, too.
         before = {name: cpu_seconds(pid) for name, pid in self.pids.items()}
-        waited = waited_seconds(self.worker.pid)
+        waited = thread_seconds(self.worker.pid, waited=True)
         asked = {"address": self.scheduler.address, "file": str(workload_file)}
         client = self._rig.start("client", *call.words("serving.tandem_client.measure", **asked))
         machine.place_rest(client.pid, self._options.threads)
         with busy_loops(self._options.busy):
             answer = call.answer(client, _RUN_SECONDS)
-        waited = waited_seconds(self.worker.pid) - waited
+        waited = thread_seconds(self.worker.pid, waited=True) - waited
         used = {name: cpu_seconds(pid) - before[name] for name, pid in self.pids.items()}
         if self._options.threads == 1:
             assert os.sched_getaffinity(self.worker.pid) != os.sched_getaffinity(self.scheduler.pid)
@@ -84,27 +84,18 @@ class _Service:
         peaks = {**{name: peak_mb(pid) for name, pid in self.pids.items()}, "client": answer["peak_mb"]}
         self.worker.terminate(_RUN_SECONDS)
         replayed = json.loads(self.worker.wait_line(r'^\{"recorded_worker".*\}$').group())
-        worker_seconds = used.pop("worker")
         preloaded = f"{Path(self.preloaded).name} preloaded" if self.preloaded else "no tcmalloc found"
         result = EngineResult(
             engine="tandem",
             note=f"{_NOTES[self._options.threads]}; {preloaded}",
-            seconds=answer["seconds"],
-            tokens=answer["tokens"],
-            times=answer["times"],
-            submitted=answer["submitted"],
+            **{name: answer[name] for name in ("seconds", "tokens", "times", "submitted")},
             peak_mb=peaks,
-            engine_cpu_seconds=worker_seconds,
+            engine_cpu_seconds=used.pop("worker"),
             outside_cpu_seconds={**used, "client": answer["cpu_seconds"]},
             details={
-                "steps": answer["steps"],
-                "step_ms": answer["step_ms"],
-                "worker_busy_share": min(1.0, worker_seconds / answer["seconds"]),
+                **answer["details"],
                 # Seconds for which the worker was ready and its core ran others.
                 "worker_kept_waiting_share": min(1.0, waited / answer["seconds"]),
-                "preemptions": answer["preemptions"],
-                "lane_resets": answer["lane_resets"],
-                "workers_given_up": answer["workers_given_up"],
                 **pauses(replayed["recorded"], answer["begun"], answer["seconds"]),
                 **alone(replayed["recorded"], replayed["replayed"], answer["begun"], answer["seconds"]),
             },

@@ -3,7 +3,6 @@
 import statistics
 
 import numpy as np
-from tandem.internal.v1 import worker_pb2 as pb
 
 from gpu_worker.wire.frames import Plan
 from gpu_worker.wire.page_orders import PageOrders
@@ -62,7 +61,8 @@ def _beside_steps(day: Day, served: Served) -> None:
             for _ in range(_REPEATS):
                 plans = decode_plans(served.geometry, rows=num_rows, context=context, steps=steps)
                 for plan in plans:
-                    _add_saves(plan, saved)
+                    if saved:
+                        Moves(saves=[(page, page - 1) for page in range(1, saved + 1)]).write(plan)
                 one = replay(served.runner, plans, generation=generations.next())
                 wall_ms.append(1e3 * one.seconds / steps)
         tokens[saved] = one.tokens()
@@ -71,8 +71,3 @@ def _beside_steps(day: Day, served: Served) -> None:
         day.record.table("Decode steps beside saves", columns, rows, Kind.MEASURED)
     same = all(found == tokens[0] for found in tokens.values())
     day.record.check("saves change no token", same, f"{sum(map(len, tokens[0]))} tokens")
-
-
-def _add_saves(plan: pb.StepPlan, count: int) -> None:
-    if count:
-        Moves(saves=[(page, page - 1) for page in range(1, count + 1)]).write(plan)
