@@ -7,6 +7,7 @@ killed leaves what was done. Exit code 1 if a part failed or was stopped. `make 
 import argparse
 import sys
 import time
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,9 @@ def _run(name: str, request: Request, report: Report, left: float, making: BaseC
     if left <= 0:
         report.update(name, "not begun: the time was over", 0.0, {})
         return
-
-    def on_change(outcome: str, seconds: float, content: dict[str, Any]) -> None:
-        report.update(name, outcome, seconds, content)
-
     # A CPU compiles a kernel in half a minute, once; the limits are a GPU's.
     limit = left if request.device == "cpu" else min(part.limit_seconds, left)
-    run_part(making, part, request, limit, on_change)
+    run_part(making, part, request, limit, partial(report.update, name))
     print(f"== {name}: {report.parts[name]['outcome']}, {report.parts[name]['seconds']} s", flush=True)
 
 

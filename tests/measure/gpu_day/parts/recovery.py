@@ -58,19 +58,16 @@ def run(day: Day) -> None:
     """The bundled model first, because it decides; then the pauses."""
     count = 12 if day.tiny else _STREAMS
     requests = workloads.bundled(count, output=24 if day.tiny else 400)
-    _on_one(
-        day, "bundled model", BUNDLED_MODEL, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True
-    )
-    _on_standby(
-        day, "bundled model", BUNDLED_MODEL, requests, _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED, must_equal=True
-    )
+    sizes = _TINY_BUNDLED if day.tiny else _LARGE_BUNDLED
+    for disturb in (_on_one, _on_standby):
+        disturb(day, "bundled model", BUNDLED_MODEL, requests, sizes, must_equal=True)
     if day.tiny:
         return
     folder = str(checkpoint(day, "Qwen3-0.6B"))
     large = workloads.equal_lengths(_STREAMS, prompt=300, output=1000, vocabulary=150_000)
     if day.seconds_left() > 2 * _LEAST_SECONDS_LEFT:
-        _on_one(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
-        _on_standby(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
+        for disturb in (_on_one, _on_standby):
+            disturb(day, "Qwen3-0.6B", folder, large, _LARGE, must_equal=False)
     else:
         day.record.note("Qwen3-0.6B was left out: the time was over")
 
