@@ -36,10 +36,6 @@ class Watched:
             assert self.child.end is None
             self.lines += self.child.take()
 
-    def until_line(self, text: str) -> str:
-        self.until(lambda: any(text in line for line in self.lines))
-        return next(line for line in self.lines if text in line)
-
     def until_end(self) -> int:
         self.until(lambda: self.child.end is not None)
         assert self.child.end is not None
@@ -100,7 +96,7 @@ def test_the_end_is_seen_although_another_process_holds_the_output(start: Start)
 def test_a_signal_reaches_the_process_alone_and_a_kill_what_it_started(start: Start) -> None:
     other = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); signal.pause()"
     one = start(f"subprocess.Popen([sys.executable, '-c', {other!r}]); signal.pause()")
-    one.until_line("child")
+    one.until(lambda: "child" in one.lines)
     [other_process] = psutil.Process(one.child.pid).children()
     one.child.signal(signal.SIGCONT)
     assert other_process.is_running()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from signal import SIGHUP, SIGINT, SIGTERM
+from typing import Any
 
 import pytest
 
@@ -87,11 +88,14 @@ print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
 """
 
 
-def start(before: str = "", after: str = "signal.pause()", command: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    before: str = "", after: str = "signal.pause()", command: tuple[str, ...] = (), **options: Any
+) -> subprocess.Popen[str]:
     """A program in a session without a terminal."""
     return subprocess.Popen(
         [*command, sys.executable, "-c", START.format(before=before, after=after)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=child_environment(),
+        **options,
     )  # fmt: skip
 
 
@@ -117,10 +121,7 @@ def test_a_terminal_that_is_closed_asks_for_a_stop() -> None:
     before = f"import fcntl, termios; fcntl.ioctl({theirs}, termios.TIOCSCTTY, 0); {heard}"
     after = "requests = stopping.StopRequests(); requests.listen(lambda: print(requests.asked.name, flush=True))"
     waits = "print('listens', flush=True); signal.pause()"
-    program = subprocess.Popen(
-        [sys.executable, "-c", START.format(before=before, after=f"{after}; {waits}")],
-        stdout=subprocess.PIPE, text=True, start_new_session=True, pass_fds=[theirs], env=child_environment(),
-    )  # fmt: skip
+    program = start(before, f"{after}; {waits}", pass_fds=[theirs])
     os.close(theirs)
     assert [line_of(program), line_of(program)] == ["False", "listens"]
     os.close(ours)

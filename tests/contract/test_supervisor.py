@@ -140,9 +140,8 @@ def test_the_last_line_is_told_before_the_end_and_the_end_before_the_next_start(
 
 
 def test_the_pause_depends_on_how_long_the_process_took_to_serve_and_served() -> None:
-    bench = Bench()
+    bench = begun()
     pauses: list[float | None] = []
-    bench.one.look()
     for starts, serves in ((4.0, 3.9), (4.0, 4.0), (4.0, 2.0)):
         bench.now += starts
         bench.life.say("serves")
@@ -246,8 +245,7 @@ def test_a_process_that_is_the_last_one_is_not_replaced() -> None:
 
 
 def test_who_says_in_each_look_that_a_process_is_the_last_one_is_woken_once() -> None:
-    bench, woken = Bench(), list[None]()
-    bench.one.look()
+    bench, woken = begun(), list[None]()
     bench.one.wake = lambda: woken.append(None)
     for _ in range(5):
         bench.one.start_no_more()
