@@ -99,10 +99,8 @@ class Service:
         self.client.wait_ready(TIMEOUT_SECONDS)
 
     def worker(self, num_pages: int) -> Child:
-        arguments = ["gpu_worker", *self._flags, "--num-pages", str(num_pages)]
-        child = Child(f"worker of {num_pages} pages", arguments, environment={"OMP_NUM_THREADS": "1"})
-        self._rig.children.append(child)
-        return child
+        arguments = ("gpu_worker", *self._flags, "--num-pages", str(num_pages))
+        return self._rig.start(f"worker of {num_pages} pages", *arguments, environment={"OMP_NUM_THREADS": "1"})
 
     def succeed(self, successor: Child) -> None:
         """Kills the worker that serves; `successor` serves alone from now on."""

@@ -51,31 +51,20 @@ def serve(
     config: PreTrainedConfig,
     *,
     dtype: str = "",
-    max_rows: int,
-    max_length: int,
-    token_budget: int,
-    num_pages: int | None = None,
-    host_pool_bytes: int = 0,
     graphs: bool | None = None,
+    **sizes: int,
 ) -> Served:
     """A warm runner. dtype: the day's by default. Without `num_pages` the pool has pages for every row, if they fit.
 
-    graphs: None is what a worker does, which captures on a GPU alone.
+    graphs: None is what a worker does, which captures on a GPU alone. sizes: settings of a worker.
     """
     device, torch_dtype = torch.device(day.device), getattr(torch, dtype or day.dtype)
     facts = examine(config, dtype=torch_dtype, packs=can_pack(device, torch_dtype))
     model, layers = random_model(config, facts, device, torch_dtype), facts.layers
     if device.type == "cuda":
         check_cuda_shapes(layers, torch_dtype)
-    settings = WorkerSettings(
-        device=day.device,
-        max_rows=max_rows,
-        max_length=max_length,
-        token_budget=token_budget,
-        num_pages=num_pages,
-        host_pool_bytes=host_pool_bytes,
-    )
-    pin(model, max_length)
+    settings = WorkerSettings(device=day.device, **sizes)
+    pin(model, settings.max_length)
     geometry = plan_memory(settings, facts.costs, device).geometry
     captures = not day.on_cpu if graphs is None else graphs
     runner = _runner(model, layers, geometry, device, torch_dtype, graphs=captures)
@@ -120,22 +109,18 @@ def _runner(
     return runner_of(model, layers, geometry, device=device, dtype=dtype, graphs=backend, fused=True)
 
 
-def cold_runner(
-    day: Day, config: PreTrainedConfig, *, num_pages: int, max_rows: int, max_length: int, page_size: int
-) -> Runner:
-    """An eager runner that is not warm: a kernel compiles at its first call."""
+def cold_runner(day: Day, config: PreTrainedConfig, *, max_rows: int, **sizes: int) -> Runner:
+    """An eager runner of this geometry that is not warm: a kernel compiles at its first call."""
     device, dtype = torch.device(day.device), getattr(torch, day.dtype)
     facts = examine(config, dtype=dtype, packs=can_pack(device, dtype))
     model = random_model(config, facts, device, dtype)
     chunk_align = default_chunk_align(on_cpu=day.on_cpu)
     geometry = Geometry(
-        page_size=page_size,
-        num_pages=num_pages,
         max_rows=max_rows,
-        max_length=max_length,
         token_budget=max_rows + chunk_align,
         chunk_align=chunk_align,
         vocab_size=config.vocab_size,
+        **sizes,
     )
     return _runner(model, facts.layers, geometry, device, dtype, graphs=False)
 

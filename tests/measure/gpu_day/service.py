@@ -49,17 +49,11 @@ class Service:
 
     def launch_worker(self, environment: dict[str, str] | None = None, **more_flags: Any) -> Child:
         """Starts a worker without waiting for it."""
-        given = {name.replace("_", "-"): value for name, value in {**self._flags, **more_flags}.items()}
+        given = {"model": self._model, "runtime-dir": self.rig.runtime_dir, "device": self._day.device}
+        given |= {"exit-with-parent": True} | ({"threads": 1} if self._day.on_cpu else {})
+        given |= {name.replace("_", "-"): value for name, value in {**self._flags, **more_flags}.items()}
         flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
-        arguments = ["--model", str(self._model), "--runtime-dir", str(self.rig.runtime_dir)]
-        arguments += [
-            "--device",
-            self._day.device,
-            *flags,
-            "--exit-with-parent",
-            *(["--threads", "1"] if self._day.on_cpu else []),
-        ]
-        return self.rig.start("worker", "gpu_worker", *arguments, environment=environment)
+        return self.rig.start("worker", "gpu_worker", *flags, environment=environment)
 
     def start_worker(self) -> Child:
         """Starts a worker and waits until it has joined."""

@@ -4,7 +4,6 @@ Owns one process per engine and run, placed by the parent. Each peer tries both 
 short round, and the faster one is measured.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,18 +110,18 @@ def run(model: str, workload: str, threads: int, *, engine: str) -> EngineResult
     transformers_logging.disable_progress_bar()
     load = Workload.load(Path(workload))
     run_all, attentions = ENGINES[engine]
-    probe = load.first_round(_PROBE_TOKENS)
+    probe, warm_up = load.first_round(_PROBE_TOKENS), load.first_round(2)
     probed: dict[str, float] = {}
     for attention in attentions:
         loaded = _load(model, attention)
-        run_all(loaded, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
+        run_all(loaded, warm_up)
         # CPU time, so that other load on the machine does not decide.
         begun = time.process_time()
         run_all(loaded, probe)
         probed[attention] = time.process_time() - begun
     attention = min(probed, key=probed.__getitem__)
     loaded = _load(model, attention)
-    run_all(loaded, dataclasses.replace(probe, output_lengths=[2] * len(probe.prompts)))
+    run_all(loaded, warm_up)
     cpu = time.process_time()
     tokens, times = run_all(loaded, load)
     cpu = time.process_time() - cpu
