@@ -1,9 +1,7 @@
 """Measures decode attention on a CPU against its roofline: `python -m tests.measure.attention`.
 
-The roofline of a call is the larger of two times: reading the visible keys and values at the bandwidth of memory, and
-their products at the rate of large matrix products; both are measured in the same run, with as many threads. A call is
-the whole attention operator of one layer: it writes the step's keys and values too. Layers take turns, so that keys and
-values come from memory, as in a model. Owns the cases, the rounds, the bar and the report.
+The roofline (tests/measure/README.md) is measured in the same run, with as many threads. A call is the whole attention
+operator of one layer: it writes the step's keys and values too. Owns the cases, the rounds, the bar and the report.
 """
 
 import os

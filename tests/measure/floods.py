@@ -1,8 +1,7 @@
 """Health beside hostile callers: `python -m tests.measure.floods [--json] [--seconds S] [--rounds N] [PART ...]`.
 
-One service with a content-checking worker, and another caller's `Check` every 20 ms while one attacker (`flood_client`)
-opens 3,000 watches with names of 20 KB that never end, opens and resets calls as fast as it can, or sends 10,000 calls
-at once. Each part runs beside the part without an attack in the same round. Owns the order, the figures and the report.
+One service with a content-checking worker, another caller's `Check`, and one attacker (`flood_client`). Each part runs
+beside the part without an attack in the same round. Owns the order, the figures and the report.
 """
 
 import contextlib

@@ -1,12 +1,9 @@
 """Measures what hostile constraints cost others: `python -m tests.measure.hostile_constraints [--rounds N]`.
 
-A service with two tenants and the checking worker, with steps of 10 ms. The polite tenant has 16 streams, and once a
-second it sends a valid grammar that is new to the service. In every second part the hostile tenant sends ten
-requests per second, each with another grammar within all limits that needs minutes for its first mask. Prints the gaps
-between the tokens of the 16 streams in both parts, their ratio, and how long the polite tenant's new grammars waited
-beside the hostile ones. Before that, a trial process alone: the seconds until a hostile grammar's verdict as a multiple
-of the limit of CPU time, and the next grammar's milliseconds in the process that follows, as in one that runs already.
-The exit code is 1 if a bar is missed.
+A service with two tenants and the checking worker. The polite tenant has 16 streams, and once a second it sends a valid
+grammar that is new to the service. In every second part the hostile tenant sends ten requests per second, each with
+another grammar within all limits that needs minutes for its first mask. Before that, a trial process alone: a hostile
+grammar's verdict, and the next grammar in the process that follows, as in one that runs already.
 """
 
 import asyncio

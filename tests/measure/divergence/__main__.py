@@ -1,14 +1,8 @@
 """Measures how often sampled text differs from the same request run alone: `python -m tests.measure.divergence`.
 
-The bundled model runs behind the whole service at temperature 0.8 with penalties and a seed per prompt, in float32 and
-in bfloat16, with torch's operators and with the C++ kernels of a CPU. Every round sends the same requests: one after
-another, again, batched, with a worker kill in the middle, and with a pool so small that requests are preempted; then
-the requests that ran alone are compared between the kernels. Floating-point sums differ between batches, chunks and
-kernels, so a nearly tied sample may change; after it the text differs. Up to that token the difference of the logprobs
-is measured.
-
-A last part compares the greedy text of bfloat16 with that of float32, with the model of `make bench` too. Owns the
-command and the order of its parts.
+Every round sends the same requests: one after another, again, batched, with a worker kill in the middle, and with a
+pool so small that requests are preempted. Floating-point sums differ between batches, chunks and kernels, so a nearly
+tied sample may change; after it the text differs. Owns the command and the order of its parts.
 """
 
 import argparse

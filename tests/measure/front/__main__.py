@@ -1,13 +1,9 @@
 """Measures the front: `python -m tests.measure.front [--json] [--quick] [--parts fast door memory]`.
 
 A worker without a model answers every plan at once (`tests/rigs/instant_worker.py`), so that what remains is the
-core, the front ends, the wire and the client; all of them share two cores. Part `fast`: 256 streams as fast as they
-go. Part `steady`: 256 streams of 400 steps per second, 102,400 tokens per second. Part `paced`: 32 streams of 20
-steps per second. Each runs twice: as it is, for speed and CPU; then with a clock in core and front end
-(`probed_service.py`), for the time that tokens wait there. Part `door`: the loads of `steady` and `paced` with TLS
-and tokens and without, in turn. Part `metrics`: `steady` with a metrics page and without, in turn. Part `memory`:
-10,000 open streams, compared with as many empty calls of a gRPC server that does nothing. Owns the order, the bars
-and the report.
+core, the front ends, the wire and the client; all of them share two cores. The parts: tests/measure/README.md. A load
+runs twice: as it is, for speed and CPU; then with a clock in core and front end (`probed_service.py`), for the time
+that tokens wait there. Owns the order, the bars and the report.
 """
 
 import argparse

@@ -1,8 +1,6 @@
 """What the gateway costs: `python -m tests.measure.gateway [--json] [--rounds N] [cpu] [ttft] [attack]`.
 
-All have a fake service, so that nothing else is measured. `cpu`: its CPU time per message of one token. `ttft`: the
-time to the first token through the gateway and by gRPC, in turns, beside 256 slow streams through the gateway.
-`attack`: streams and new calls of a caller with a token, with and without callers that have none and send all they can.
+All have a fake service, so that nothing else is measured. Each is a module, which says what it measures.
 """
 
 from tests.measure.gateway import attack, cpu, ttft

@@ -1,9 +1,7 @@
 """A polite tenant beside a greedy one: `python -m tests.measure.tenants [--json] [--rounds N] [--requests N]`.
 
-One service (`tandem serve`, bundled model, CPU, token file with two tenants) serves both. In each round the greedy
-tenant first sends only its share of the rows, and then more, in each way that it has. The bar compares the polite
-tenant's time to the first token with that beside the greedy tenant's share, in the same rounds. Owns the service, the
-order and the report.
+In each round the greedy tenant first sends only its share of the rows, and then more, in each way that it has
+(README.md). Owns the service, the order and the report.
 """
 
 import asyncio
