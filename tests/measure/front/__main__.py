@@ -68,16 +68,6 @@ STEADY = Load(
 PACED = Load(name="paced", num_streams=32, num_tokens=1000, seconds=10.0, step_ms=50.0, cpu_bar=90.0)
 
 
-def worker_flags(num_streams: int, num_tokens: int, step_ms: float) -> list[str]:
-    """Flags of an instant worker that runs all streams at once."""
-    page_size = 128
-    max_length = num_tokens + page_size
-    num_pages = 2 + num_streams * (2 + num_tokens // page_size)
-    sizes = {"page-size": page_size, "max-length": max_length, "num-pages": num_pages, "max-rows": num_streams}
-    words = [f"--{name}={value}" for name, value in sizes.items()]
-    return [*words, f"--token-budget={16 * num_streams}", f"--step-ms={step_ms}"]
-
-
 def run(
     load: Load, num_front_ends: int, *, is_probed: bool, door: Door | None = None, more_flags: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -87,10 +77,8 @@ def run(
     """
     with Rig() as rig, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sizes = worker_flags(load.num_streams, load.num_tokens, load.step_ms)
         notes = ["--sent-at", f"{folder}/worker.npy", f"--streams={load.num_streams}", f"--tokens={load.num_tokens}"]
-        where = ["--runtime-dir", str(rig.runtime_dir)]
-        worker = rig.start("worker", "tests.rigs.instant_worker", *where, *sizes, *notes)
+        worker = memory.instant_worker(rig, load.num_streams, load.num_tokens, load.step_ms, *notes)
         program = ("tests.measure.front.probed_service", name) if is_probed else ("scheduler_svc",)
         flags = ["--frontends", str(num_front_ends), "--log-level", "warning"]
         scheduler = rig.scheduler(*flags, *(door.service_flags if door else ()), *more_flags, program=program)

@@ -27,6 +27,17 @@ _WARM_STREAMS = 50
 _NUM_TOKENS = 100
 
 
+def instant_worker(rig: Rig, num_streams: int, num_tokens: int, step_ms: float, *flags: str) -> Child:
+    """Starts a worker without a model that runs all streams at once."""
+    page_size = 128
+    num_pages = 2 + num_streams * (2 + num_tokens // page_size)
+    sizes = {"page-size": page_size, "max-length": num_tokens + page_size, "num-pages": num_pages}
+    sizes |= {"max-rows": num_streams, "token-budget": 16 * num_streams}
+    words = [f"--{name}={value}" for name, value in sizes.items()]
+    where = ("--runtime-dir", str(rig.runtime_dir))
+    return rig.start("worker", "tests.rigs.instant_worker", *where, *words, f"--step-ms={step_ms}", *flags)
+
+
 def _hold(rig: Rig, address: str, num_streams: int, until: str) -> Child:
     asked = {"address": address, "streams": num_streams, "tokens": _NUM_TOKENS, "until": until}
     client = rig.start("hold", *call.words("front.client.hold", **asked))
@@ -51,10 +62,7 @@ def measure(num_streams: int) -> tuple[dict[str, Any], list[Bar]]:
             child.kill()
     with Rig() as rig:
         num_rows = num_streams + _WARM_STREAMS
-        sizes = ["--page-size=128", "--max-length=256", f"--num-pages={2 * num_rows + 2}", f"--max-rows={num_rows}"]
-        pace = [f"--token-budget={16 * num_rows}", f"--step-ms={1e3 * STEP_SECONDS}"]
-        where = ["--runtime-dir", str(rig.runtime_dir)]
-        rig.start("worker", "tests.rigs.instant_worker", *where, *sizes, *pace)
+        instant_worker(rig, num_rows, _NUM_TOKENS, 1e3 * STEP_SECONDS)
         flags = [f"--max-streams={num_rows}", f"--max-waiting={num_rows}", "--log-level=warning"]
         scheduler = rig.scheduler(*flags)
         rig.caller(scheduler).wait_serving()
