@@ -232,9 +232,8 @@ class Ranks(Supervised):
 
     async def keep(self) -> None:
         from gpu_worker.group.launch import Meeting, ranks_of_host
-        from tandem_contract.child import python
 
-        await self._keep_all(ranks_of_host(self.num_processes, python("rank"), Meeting()))
+        await self._keep_all(ranks_of_host(self.num_processes, child.python("rank"), Meeting()))
 
 
 MACHINES: dict[str, type[Machine]] = {

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,14 @@ def test_workers_connect_below_the_absolute_path(tmp_path: Path, monkeypatch: py
 
 
 def test_the_first_reader_creates_the_key_and_others_read_it(tmp_path: Path) -> None:
-    keys: list[bytes] = []
     begin = threading.Barrier(8)
 
-    def read() -> None:
+    def read(_: int) -> bytes:
         begin.wait()
-        keys.append(KeyFile(tmp_path).read())
+        return KeyFile(tmp_path).read()
 
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(read, range(8)))
     assert len(keys) == 8
     assert set(keys) == {(tmp_path / KEY_NAME).read_bytes()}
     assert len(keys[0]) == 32
