@@ -197,7 +197,6 @@ def all_cases(dtypes: Sequence[str], *, quick: bool) -> Iterator[tuple[Case, boo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures. Returns 1 if a case of the C++ kernel misses the bar."""
     measurement = Measurement("attention")
     measurement.flag("--quick", action="store_true", help="one page size, five rounds")
     measurement.flag("--torch", choices=("some", "all", "none"), default="some", help="cases of torch's operators")

@@ -1,8 +1,7 @@
 """Measures what a request that makes its steps fail costs its batchmates: `python -m tests.measure.failing_steps`.
 
-Real processes: the service with its front end, and a content-checking worker on which each step that computes a certain
-token fails. While 31 streams run, such requests are sent one after the other. The service finds each by bisection and
-refuses it when it is sent again. Owns the order of requests, the gaps between tokens, the bar and the report.
+On the content-checking worker each step that computes a certain token fails. The service finds such a request by
+bisection and refuses it when it is sent again. Owns the order of requests, the gaps between tokens and the report.
 """
 
 import asyncio

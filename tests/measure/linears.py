@@ -1,8 +1,8 @@
 """Measures linear layers on a CPU against their limit and their peers: `python -m tests.measure.linears`.
 
 The limit is the larger of two times: reading W, x and y at the bandwidth of memory, and the multiply-adds at the rate
-of the cores; both are measured in the same run. The peers are oneDNN with prepacked weights and torch's plain layer.
-Every layer has copies that exceed the caches, as the layers of a model do. Owns the rounds, the bars and the report.
+of the cores; both are measured in the same run. Every layer has copies that exceed the caches, as the layers of a model
+do. Owns the rounds, the bars and the report.
 """
 
 import itertools
@@ -158,7 +158,6 @@ def row(each: Figures) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the figures. Returns 1 if a step of the benchmarks' model misses a bar."""
     measurement = Measurement("linears")
     measurement.flag("--quick", action="store_true", help="the model's layers, two numbers of rows, two rounds")
     measurement.flag("--rows", type=int, nargs="+")

@@ -132,7 +132,6 @@ def measure(num_exchanges: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main() -> int:
-    """Returns the exit code: 1 if CURVE costs more than the bar."""
     measurement = Measurement("links")
     measurement.flag("--exchanges", type=int, default=200, metavar="N", help="of each round (default: 200)")
     args = measurement.begin()

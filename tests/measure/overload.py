@@ -1,9 +1,8 @@
 """Sends ten times the service's capacity: `python -m tests.measure.overload [--json] [--seconds S]`.
 
-A content-checking worker with 16 rows and steps of 10 ms completes at most 48 requests of 32 tokens per second. Part
-one sends 45 per second, part two 500; both parts run with one front end and then with two. Callers are processes of
-their own (`overload_client`): one sends the requests, the other polls health and load. The bars are for a quiet machine
-with a core for each process. Owns the order, the figures and the report.
+A content-checking worker with 16 rows and steps of 10 ms completes at most 48 requests of 32 tokens per second. Callers
+are processes of their own (`overload_client`): one sends the requests, the other polls health and load. Owns the order,
+the figures and the report.
 """
 
 import csv

@@ -1,8 +1,7 @@
 """Measures how fast prompts are computed on a CPU, against their bound: `python -m tests.measure.prompts`.
 
-The bound of a prompt is the time of its matrix products, measured in the same run, plus the time that its attention
-would take at the rate of these products. A prompt runs in steps of the worker's token budget, as the worker runs them
-for one request. Owns the rounds, the bound and the report.
+A prompt runs in steps of the worker's token budget, as the worker runs them for one request. Owns the rounds, the bound
+(tests/measure/README.md) and the report.
 """
 
 import argparse

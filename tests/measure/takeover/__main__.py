@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from tests.measure.harness import Bar, Measurement, spread, words
-from tests.measure.takeover.rounds import KNOWN_TOKENS, NUM_STREAMS, service, takeover
+from tests.measure.takeover.rounds import NUM_STREAMS, service, takeover
 
 # Seconds from the kill: the median of the first token of any stream, and of the last stream.
 BAR_FIRST, BAR_LAST = 0.3, 1.0
@@ -32,7 +32,6 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "kills": len(found),
         "streams": NUM_STREAMS,
-        "known_tokens_per_stream": KNOWN_TOKENS,
         **{name: spread([one[name] for one in found]) for name in FIGURES},
         "texts_that_differ": sum(
             text != first for one in found[1:] for text, first in zip(one["texts"], found[0]["texts"], strict=True)
