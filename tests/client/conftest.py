@@ -1,5 +1,7 @@
 """A fake service for each test, a client of it, and fake programs."""
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,16 @@ from tandem_client import Client, async_client, sync_client
 from tests.client import fake_programs
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.client.proxied import Proxied
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a coroutine test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

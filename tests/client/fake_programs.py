@@ -6,7 +6,8 @@ The code may use `say(line)`, `stay()`, `life` (the number of earlier starts) an
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +71,8 @@ class Output(Display):
     def __init__(self, service: FakeService) -> None:
         super().__init__(line_writer(None))
         self.lines: list[str] = []
+        # The exit code and the cause, at the end.
+        self.end = (-1, "")
         self._service = service
         self._pids: dict[str, int] = {}
         self._more = asyncio.Event()
@@ -106,25 +109,19 @@ def pid_in(line: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
-Play = Callable[[Output], Awaitable[None]]
-
-
-def run_serve(service: FakeService, play: Play | None = None, *, standbys: int = 0) -> tuple[int, str, Output]:
-    """Serves the fakes in this process until the play ends or a fake ends for good; returns code, cause and lines."""
-
-    async def run() -> tuple[int, str, Output]:
-        output = Output(service)
-        # Pauses that are too short to notice.
-        quick = partial(Policy, first_pause_seconds=0.01, last_pause_seconds=0.01)
-        pair = ServicePair(
-            scheduler_flags=["--of-scheduler"], worker_flags=["--of-worker"], standbys=standbys,
-            scheduler_policy=quick(max_ends=5, on_zero=OnZero.WANTED), worker_policy=quick(on_zero=OnZero.AGAIN),
-            settings=SETTINGS[SCHEDULER], on_line=output.show, on_end=output.ended, say=output.say,
-        )  # fmt: skip
-        running = asyncio.create_task(serving.serve(pair, output, SETTINGS))
-        if play is not None:
-            await play(output)
-            os.kill(os.getpid(), signal.SIGINT)
-        return *await asyncio.wait_for(running, WAIT_SECONDS), output
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def serving_fakes(service: FakeService, *, standbys: int = 0, interrupts: bool = True) -> AsyncIterator[Output]:
+    """Serves the fakes in this process until the body ends; without `interrupts`, until a fake ends for good."""
+    output = Output(service)
+    # Pauses that are too short to notice.
+    quick = partial(Policy, first_pause_seconds=0.01, last_pause_seconds=0.01)
+    pair = ServicePair(
+        scheduler_flags=["--of-scheduler"], worker_flags=["--of-worker"], standbys=standbys,
+        scheduler_policy=quick(max_ends=5, on_zero=OnZero.WANTED), worker_policy=quick(on_zero=OnZero.AGAIN),
+        settings=SETTINGS[SCHEDULER], on_line=output.show, on_end=output.ended, say=output.say,
+    )  # fmt: skip
+    running = asyncio.create_task(serving.serve(pair, output, SETTINGS))
+    yield output
+    if interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+    output.end = await asyncio.wait_for(running, WAIT_SECONDS)

@@ -1,6 +1,5 @@
 """A client that was closed, and one that a fork brought into a child: every call says so, at once."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -131,34 +130,31 @@ def test_a_child_is_told_that_the_client_is_its_parents(service: FakeService, ho
     assert (done.returncode, done.stdout) == (0, "child True 2\nparent True\n"), done.stderr
 
 
-def test_a_client_of_a_loop_is_told_too(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_of_a_loop_is_told_too(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of the process alone is another one here: gRPC itself may crash in a child of such a process."""
 
     async def begun(call: Callable[[Any], Any], client: AsyncClient) -> None:
         made = call(client)
         await (anext(made) if hasattr(made, "__aiter__") else made)
 
-    async def run() -> None:
-        unused, client = AsyncClient(service.address), AsyncClient(service.address)
-        stream = client.generate("a")
-        assert (await anext(stream)).text == "Ré"
-        own, child = os.getpid(), os.getpid() + 1
-        monkeypatch.setattr(os, "getpid", lambda: child)
-        for call in CALLS.values():
-            with pytest.raises(errors.ClientForked, match=f"was made in process {own}, and this is its child {child};"):
-                await begun(call, client)
-        with pytest.raises(errors.ClientForked, match="make a new client after the fork"):
-            await anext(stream)
-        stream.close()
-        await client.close()
-        said = f"process {child} is a child of {own}, which used an AsyncClient before the fork, and gRPC does not work"
-        with pytest.raises(errors.ClientForked, match=said):
-            await unused.health()
-        with pytest.raises(errors.ClientForked, match=said):
-            Client(service.address)
-        monkeypatch.undo()
-        # Nothing of it touched the parent's connection.
-        assert [delta.text async for delta in stream] == ["turn"]
-        await client.close()
-
-    asyncio.run(run())
+    unused, client = AsyncClient(service.address), AsyncClient(service.address)
+    stream = client.generate("a")
+    assert (await anext(stream)).text == "Ré"
+    own, child = os.getpid(), os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    for call in CALLS.values():
+        with pytest.raises(errors.ClientForked, match=f"was made in process {own}, and this is its child {child};"):
+            await begun(call, client)
+    with pytest.raises(errors.ClientForked, match="make a new client after the fork"):
+        await anext(stream)
+    stream.close()
+    await client.close()
+    said = f"process {child} is a child of {own}, which used an AsyncClient before the fork, and gRPC does not work"
+    with pytest.raises(errors.ClientForked, match=said):
+        await unused.health()
+    with pytest.raises(errors.ClientForked, match=said):
+        Client(service.address)
+    monkeypatch.undo()
+    # Nothing of it touched the parent's connection.
+    assert [delta.text async for delta in stream] == ["turn"]
+    await client.close()

@@ -15,7 +15,7 @@ from tandem_client.gateway.service import Service
 from tandem_client.peer import is_plaintext
 from tandem_client.services.gateway import gateway_flags
 from tandem_client.services.probe import Probe
-from tests.client.fake_programs import READY, STAYS, Output, Programs, run_serve
+from tests.client.fake_programs import READY, STAYS, Programs, serving_fakes
 from tests.client.fake_service import FakeService
 from tests.client.gateway.conftest import start_gateway
 
@@ -68,19 +68,16 @@ def wildcard(request: pytest.FixtureRequest) -> Iterator[tuple[FakeService, str]
     service.stop()
 
 
-def test_a_supervised_service_at_a_wildcard_becomes_ready(
+async def test_a_supervised_service_at_a_wildcard_becomes_ready(
     wildcard: tuple[FakeService, str], programs: Programs, proxy: HttpProxy
 ) -> None:
     """And after the death of its worker again."""
     service, address = wildcard
     line = f"2026-11-22 02:12:58.026 core INFO frontend listening on {address}"
     programs(scheduler=f"say({line!r})\n{STAYS}", worker=STAYS)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         await output.until(READY)
-
-    code, cause, _ = run_serve(service, play)
-    assert (code, cause, proxy.num_connections) == (0, "", 0)
+    assert (output.end, proxy.num_connections) == ((0, ""), 0)
 
 
 def test_client_and_gateway_call_a_wildcard_at_loopback(wildcard: tuple[FakeService, str], proxy: HttpProxy) -> None:

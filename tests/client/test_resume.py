@@ -170,24 +170,20 @@ def test_a_dropped_stream_is_aborted_before_its_client_closes(service: FakeServi
     assert service.aborted == ["mine"]
 
 
-def test_a_cancelled_task_aborts_its_request(service: FakeService) -> None:
+async def test_a_cancelled_task_aborts_its_request(service: FakeService) -> None:
     service.behaviour = fake.endless
+    async with AsyncClient(service.address) as client:
+        has_begun = asyncio.Event()
 
-    async def main() -> None:
-        async with AsyncClient(service.address) as client:
-            has_begun = asyncio.Event()
+        async def read() -> None:
+            async for _ in client.generate("hi", request_id="mine", resume=True):
+                has_begun.set()
 
-            async def read() -> None:
-                async for _ in client.generate("hi", request_id="mine", resume=True):
-                    has_begun.set()
-
-            task = asyncio.create_task(read())
-            await has_begun.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
+        task = asyncio.create_task(read())
+        await has_begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert service.aborted == ["mine"]
 
 

@@ -1,6 +1,5 @@
 """`Client.resume`: a program continues a stream that another one began. Both clients do the same."""
 
-import asyncio
 import gc
 import itertools
 from typing import Any
@@ -105,19 +104,16 @@ def test_a_resumed_stream_that_is_lost_continues_if_asked(service: FakeService, 
         read(service, connect, offsets=OFFSETS)
 
 
-def test_leaving_a_resumed_stream_aborts_its_request(service: FakeService) -> None:
-    async def leave_async() -> None:
-        async with AsyncClient(service.address) as client:
-            async for _ in client.resume("third", SECRET):
-                break
-
+async def test_leaving_a_resumed_stream_aborts_its_request(service: FakeService) -> None:
     service.resumption = fake_service.endless
     with Client(service.address) as client:
         for _ in client.resume("first", SECRET):
             break
         next(client.resume("second", SECRET))
         gc.collect()
-    asyncio.run(leave_async())
+    async with AsyncClient(service.address) as client:
+        async for _ in client.resume("third", SECRET):
+            break
     assert service.aborted == ["first", "second", "third"]
 
 

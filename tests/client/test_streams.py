@@ -206,20 +206,16 @@ async def async_close_while_read(stream: AsyncGenerateStream) -> None:
 @pytest.mark.parametrize(
     "leave", [async_break, async_drop, async_with, async_aclose, async_cancel, async_close_while_read]
 )
-def test_leaving_an_async_stream_ends_the_call(
+async def test_leaving_an_async_stream_ends_the_call(
     service: FakeService, leave: Callable[[AsyncGenerateStream], Awaitable[None]]
 ) -> None:
     service.behaviour = fake.endless
-
-    async def run() -> None:
-        async with AsyncClient(service.address) as client:
-            # This frame must not hold a reference, so that the one in `leave` is the last.
-            await leave(client.generate("hi"))
-            gc.collect()
-            # The client is still open, because closing it would end every call anyway.
-            assert await asyncio.to_thread(service.endings[0].wait)
-
-    asyncio.run(run())
+    async with AsyncClient(service.address) as client:
+        # This frame must not hold a reference, so that the one in `leave` is the last.
+        await leave(client.generate("hi"))
+        gc.collect()
+        # The client is still open, because closing it would end every call anyway.
+        assert await asyncio.to_thread(service.endings[0].wait)
 
 
 def test_a_stream_can_be_closed_after_its_loop_has_ended(service: FakeService) -> None:

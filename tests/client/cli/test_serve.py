@@ -20,12 +20,11 @@ from tandem_client.services import pair
 from tests.client.fake_programs import (
     READY,
     STAYS,
-    Output,
     Programs,
     environment,
     listens,
     pid_in,
-    run_serve,
+    serving_fakes,
     write_programs,
 )
 from tests.client.fake_service import WAIT_SECONDS, FakeService
@@ -35,33 +34,29 @@ from tests.rigs.processes import popen
 from tests.rigs.terminal import CTRL_C, Terminal
 
 
-def test_ready_is_the_last_line_after_both_programs_serve(service: FakeService, programs: Programs) -> None:
+async def test_ready_is_the_last_line_after_both_programs_serve(service: FakeService, programs: Programs) -> None:
     service.model = "bundled"
     programs(scheduler=listens(service), worker=STAYS)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         last = await output.until(READY)
         assert last == f'own | ready: tandem generate --address {service.address} "Return the"'
         assert output.lines[-1] == last and "a toy of 4 million parameters" in output.lines[-3]
-
-    code, cause, output = run_serve(service, play)
-    assert (code, cause) == (0, "")
+    assert output.end == (0, "")
     assert any(line == "scheduler | flags --exit-with-parent --of-scheduler" for line in output.lines)
     assert any(line == "worker | flags --exit-with-parent --of-worker" for line in output.lines)
 
 
 @pytest.mark.parametrize("victim", ["scheduler", "worker"])
-def test_the_restart_of_a_killed_program_is_printed(service: FakeService, programs: Programs, victim: str) -> None:
+async def test_the_restart_of_a_killed_program_is_printed(
+    service: FakeService, programs: Programs, victim: str
+) -> None:
     programs(scheduler=listens(service), worker=STAYS)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         await output.until(READY)
         os.kill(pid_in(await output.until(f"{victim} | pid")), signal.SIGKILL)
         again = await output.until(READY, times=2)
         assert output.lines[-1] == again
-
-    code, _, output = run_serve(service, play)
-    assert code == 0
+    assert output.end[0] == 0
     assert [line for line in output.lines if "ended by" in line] == [
         f"own | the {victim} was ended by SIGKILL; it starts again in 0.0 s"
     ]
@@ -70,12 +65,15 @@ def test_the_restart_of_a_killed_program_is_printed(service: FakeService, progra
 
 
 @pytest.mark.parametrize("last", ["", "gpu_worker: the phase; a hint"])
-def test_a_fatal_signal_is_told_without_pythons_stacks(service: FakeService, programs: Programs, last: str) -> None:
+async def test_a_fatal_signal_is_told_without_pythons_stacks(
+    service: FakeService, programs: Programs, last: str
+) -> None:
     programs(scheduler=listens(service), worker=fatal_signal(last))
-    code, cause, output = run_serve(service)
+    async with serving_fakes(service, interrupts=False) as output:
+        pass
     assert any(line.startswith('worker |   File "') for line in output.lines)
     told = last or "Fatal Python error: Segmentation fault"
-    assert (code, cause) == (1, f"the worker was ended by SIGSEGV before it served: {told}")
+    assert output.end == (1, f"the worker was ended by SIGSEGV before it served: {told}")
 
 
 def not_serving(pid: int) -> control_pb2.GetLoadResponse:
@@ -88,7 +86,7 @@ def not_serving(pid: int) -> control_pb2.GetLoadResponse:
     )
 
 
-def test_ready_is_said_only_while_requests_are_computed(
+async def test_ready_is_said_only_while_requests_are_computed(
     service: FakeService, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No program ends, and the health check of a moment ago said SERVING."""
@@ -96,8 +94,7 @@ def test_ready_is_said_only_while_requests_are_computed(
     monkeypatch.setattr(pair, "_TELL_SECONDS", 0.01)
     programs(scheduler=listens(service), worker=STAYS)
     service.load = not_serving(0)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         pid = pid_in(await output.until("worker | pid"))
         service.load = not_serving(pid)
         await output.until("own | not serving: worker w-1 cannot load weights 'v2': no such folder")
@@ -108,8 +105,7 @@ def test_ready_is_said_only_while_requests_are_computed(
         await output.until("own | not serving: ", times=2)
         service.load = None
         await output.until(READY, times=2)
-
-    assert run_serve(service, play)[0] == 0
+    assert output.end[0] == 0
 
 
 # The status 2 is that of wrong settings.
@@ -117,69 +113,64 @@ def test_ready_is_said_only_while_requests_are_computed(
     ("status", "code", "words"), [(1, 1, " before it served"), (2, 2, ""), (3, 1, " before it served")]
 )
 @pytest.mark.parametrize("ends", ["scheduler", "worker"])
-def test_serve_ends_with_the_cause_of_a_program_that_never_served(
+async def test_serve_ends_with_the_cause_of_a_program_that_never_served(
     service: FakeService, programs: Programs, ends: str, status: int, code: int, words: str
 ) -> None:
     """Meanwhile another service answers at the address."""
     life = f"say('2026-11-22 02:12:58.026 {ends} ERROR the cause'); sys.exit({status})"
     programs(**{"scheduler": listens(service), "worker": STAYS, ends: life})
-    found, cause, output = run_serve(service)
-    assert (found, cause) == (code, f"the {ends} ended with exit code {status}{words}: the cause")
+    async with serving_fakes(service, interrupts=False) as output:
+        pass
+    assert output.end == (code, f"the {ends} ended with exit code {status}{words}: the cause")
     assert not any(READY in line for line in output.lines)
 
 
-def test_a_crash_loop_of_the_scheduler_ends_serve_with_the_cause(service: FakeService, programs: Programs) -> None:
+async def test_a_crash_loop_of_the_scheduler_ends_serve_with_the_cause(
+    service: FakeService, programs: Programs
+) -> None:
     programs(scheduler=listens(service, "say(f'cause {life}'); sys.exit(1)"), worker=STAYS)
-    code, cause, output = run_serve(service)
-    assert code == 1
-    assert cause == "the scheduler ended with exit code 1, 5 times within 60 s; it is not started again: cause 4"
+    async with serving_fakes(service, interrupts=False) as output:
+        pass
+    cause = "the scheduler ended with exit code 1, 5 times within 60 s; it is not started again: cause 4"
+    assert output.end == (1, cause)
     assert any("stopping all programs; tandem serve ends with exit code 1" in line for line in output.lines)
     assert sum("scheduler | pid" in line for line in output.lines) == 5
 
 
-def test_a_worker_that_has_served_is_restarted_without_a_limit(service: FakeService, programs: Programs) -> None:
+async def test_a_worker_that_has_served_is_restarted_without_a_limit(service: FakeService, programs: Programs) -> None:
     worker = f"if life == 0 or life == 8:\n    {STAYS}\nsys.exit(1)"
     programs(scheduler=listens(service), worker=worker)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         await output.until(READY)
         os.kill(pid_in(await output.until("worker | pid")), signal.SIGKILL)
         await output.until(READY, times=2)
-
-    code, _, output = run_serve(service, play)
-    assert (code, sum("worker | pid" in line for line in output.lines)) == (0, 9)
+    assert (output.end[0], sum("worker | pid" in line for line in output.lines)) == (0, 9)
 
 
-def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeService, programs: Programs) -> None:
+async def test_a_second_interrupt_kills_a_program_that_does_not_stop(service: FakeService, programs: Programs) -> None:
     programs(scheduler=listens(service, "say('up'); signal.sigwait([signal.SIGHUP])"), worker=STAYS)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         await output.until("scheduler | up")
         os.kill(os.getpid(), signal.SIGINT)
         await output.until("SIGTERM again ends them at once")
-
-    code, cause, output = run_serve(service, play)
     # A program that was just started may print another line after this one.
-    assert (code, cause) == (0, "")
+    assert output.end == (0, "")
     assert "own | stopping now: all requests end" in output.lines
 
 
-def test_a_drained_scheduler_ends_the_service_and_a_drained_worker_is_replaced(
+async def test_a_drained_scheduler_ends_the_service_and_a_drained_worker_is_replaced(
     service: FakeService, programs: Programs
 ) -> None:
     drained = "signal.sigwait([signal.SIGTERM]); sys.exit(0)"
     programs(scheduler=listens(service, drained), worker=STAYS)
-
-    async def play(output: Output) -> None:
+    async with serving_fakes(service) as output:
         await output.until(READY)
         # The fakes end with status 0, as programs do that were drained.
         os.kill(pid_in(await output.until("worker | pid")), signal.SIGTERM)
         await output.until(READY, times=2)
         os.kill(pid_in(await output.until("scheduler | pid")), signal.SIGTERM)
         await output.until("the service was drained")
-
-    code, cause, output = run_serve(service, play)
-    assert (code, cause) == (0, "")
+    assert output.end == (0, "")
     assert sum("scheduler | pid" in line for line in output.lines) == 1
     assert "own | the worker ended with exit code 0; it starts again at once" in output.lines
 

@@ -50,14 +50,10 @@ def test_one_prompt_is_sampled_with_a_seed_and_the_others_are_greedy() -> None:
     assert all(question.options["max_new_tokens"] == 16 for question in questions)
 
 
-def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
+async def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
     console, played = Console(width=160, record=True, file=io.StringIO()), Round(completions=asked(8))
-
-    async def run() -> None:
-        async with AsyncClient(service.address) as client:
-            await asyncio.gather(play(client, Teller(console), played), played.wait_for(8 * 3))
-
-    asyncio.run(run())
+    async with AsyncClient(service.address) as client:
+        await asyncio.gather(play(client, Teller(console), played), played.wait_for(8 * 3))
     assert played.num_tokens == 8 * 3
     assert {one.text for one in played.completions} == {"Réturn"}
     line = "round 1: 8 completions, 24 tokens in .* steps, at most 0 of 0 pages used"
@@ -66,39 +62,33 @@ def test_a_round_collects_and_prints_its_streams(service: FakeService) -> None:
     assert console.export_text().count("yes") == 7
 
 
-def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
+async def test_a_round_ends_with_its_first_failure(service: FakeService) -> None:
     def one_fails(request: inference_pb2.GenerateRequest, ending: Ending) -> fake_service.Messages:
         fails = fake_service.refusing(grpc.StatusCode.INTERNAL, "broken")
         return (fails if request.sampling.HasField("seed") else fake_service.endless)(request, ending)
 
-    async def run() -> None:
-        async with AsyncClient(service.address) as client:
-            with pytest.raises(Internal, match="broken"):
-                await play(client, Teller(Console(file=io.StringIO())), Round(completions=asked(8)))
-            assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
-
     service.behaviour = one_fails
-    asyncio.run(run())
+    async with AsyncClient(service.address) as client:
+        with pytest.raises(Internal, match="broken"):
+            await play(client, Teller(Console(file=io.StringIO())), Round(completions=asked(8)))
+        assert await asyncio.to_thread(lambda: all(ending.wait() for ending in service.endings))
 
 
-def test_tokens_wake_a_waiting_task() -> None:
-    async def wait() -> int:
-        playing = Round(completions=asked(8))
+async def test_tokens_wake_a_waiting_task() -> None:
+    playing = Round(completions=asked(8))
 
-        async def come(*token_ids: int) -> None:
-            async with playing._arrived:
-                playing.completions[0].token_ids += token_ids
-                playing._arrived.notify_all()
+    async def come(*token_ids: int) -> None:
+        async with playing._arrived:
+            playing.completions[0].token_ids += token_ids
+            playing._arrived.notify_all()
 
-        waiting = asyncio.create_task(playing.wait_for(3))
-        await come(1, 2)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await come(3)
-        await waiting
-        return playing.num_tokens
-
-    assert asyncio.run(wait()) == 3
+    waiting = asyncio.create_task(playing.wait_for(3))
+    await come(1, 2)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await come(3)
+    await waiting
+    assert playing.num_tokens == 3
 
 
 def test_one_line_replaces_line_breaks_with_blanks() -> None:
@@ -106,18 +96,14 @@ def test_one_line_replaces_line_breaks_with_blanks() -> None:
     assert one_line("") == ""
 
 
-def test_a_child_process_that_ends_raises_an_error_with_its_last_line() -> None:
+async def test_a_child_process_that_ends_raises_an_error_with_its_last_line() -> None:
     console = Console(width=1000, record=True, file=io.StringIO())
-
-    async def start() -> None:
-        # Neither program starts with this flag.
-        wrong = ["--no-such-flag"]
-        services = Services(Teller(console), scheduler_flags=wrong, worker_flags=wrong, settings=SETTINGS[SCHEDULER])
-        try:
-            with pytest.raises(ServiceEnded, match=r"ended with exit code 2: .*no-such-flag"):
-                await services.start()
-        finally:
-            await services.stop()
-
-    asyncio.run(start())
+    # Neither program starts with this flag.
+    wrong = ["--no-such-flag"]
+    services = Services(Teller(console), scheduler_flags=wrong, worker_flags=wrong, settings=SETTINGS[SCHEDULER])
+    try:
+        with pytest.raises(ServiceEnded, match=r"ended with exit code 2: .*no-such-flag"):
+            await services.start()
+    finally:
+        await services.stop()
     assert "no-such-flag" in console.export_text()

@@ -343,7 +343,7 @@ def test_a_reader_that_is_slow_gets_everything(impatient: Fronted) -> None:
     assert len(json.loads(text)["choices"][0]["text"]) == 20_000_000
 
 
-def test_no_ping_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_ping_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ping that is due just when the stream ends is not sent."""
     sent, ticks, has_pinged, sleep = list[tuple[int, bytes]](), list[float](), asyncio.Event(), asyncio.sleep
 
@@ -355,16 +355,13 @@ def test_no_ping_follows_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) ->
         ticks.append(seconds)
         await sleep(0)
 
-    async def scenario() -> None:
-        stream = EventStream(send)
-        keeping = asyncio.create_task(stream.keep_alive(15.0))
-        await has_pinged.wait()
-        keeping.cancel()
-        await stream.close(b"last")
-        await stream.ping()
-
     monkeypatch.setattr(asyncio, "sleep", tick)
-    asyncio.run(scenario())
+    stream = EventStream(send)
+    keeping = asyncio.create_task(stream.keep_alive(15.0))
+    await has_pinged.wait()
+    keeping.cancel()
+    await stream.close(b"last")
+    await stream.ping()
     # Silence counts in thirds of the time.
     assert sent[0] == (3, b": ping\n\n") and {*ticks} == {5.0}
     assert [body for _, body in sent[1:]] == [b"last"]
@@ -393,36 +390,29 @@ class Call:
 
 
 @pytest.mark.parametrize("end", ["whole", "error", "left"])
-def test_nothing_of_a_stream_stays_behind_it(end: str) -> None:
+async def test_nothing_of_a_stream_stays_behind_it(end: str) -> None:
     """However it ends. What sends its pings would otherwise live as long as the gateway."""
     call, last = Call(HttpError(500, "it broke") if end == "error" else None, waits=end == "left"), list[bytes]()
     service, seats = Noting(), Seats(Meter(), max_connections=1)
     service.inference.Generate = lambda request, metadata: call  # pyright: ignore[reportUnknownLambdaType]
+    has_begun, requests = asyncio.Event(), iter([{"type": "http.request", "body": STREAM}])
 
-    async def scenario() -> set[asyncio.Task[Any]]:
-        has_begun, requests = (
-            asyncio.Event(),
-            iter([{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]),
-        )
+    async def receive() -> Any:
+        if (request := next(requests, None)) is not None:
+            return request
+        await (has_begun if end == "left" else asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
-        async def receive() -> Any:
-            if (request := next(requests, None)) is not None:
-                return request
-            await (has_begun if end == "left" else asyncio.Event()).wait()
-            return {"type": "http.disconnect"}
+    async def send(message: MutableMapping[str, Any]) -> None:
+        has_begun.set()
+        last.append(message.get("body", b""))
 
-        async def send(message: MutableMapping[str, Any]) -> None:
-            has_begun.set()
-            last.append(message.get("body", b""))
-
-        app: Any = App(PROGRAM.read([], {}), service, Meter(), Open(), seats)  # pyright: ignore[reportArgumentType]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
-        headers = [(b"content-type", b"application/json")]
-        await app({**scope, "headers": headers, "state": {SEAT: seats.take("a")}}, receive, send)
-        await asyncio.sleep(0)
-        return asyncio.all_tasks() - {asyncio.current_task()}
-
-    assert asyncio.run(scenario()) == set()
+    app: Any = App(PROGRAM.read([], {}), service, Meter(), Open(), seats)  # pyright: ignore[reportArgumentType]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    headers = [(b"content-type", b"application/json")]
+    await app({**scope, "headers": headers, "state": {SEAT: seats.take("a")}}, receive, send)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     ends = {"whole": b"[DONE]", "error": b"it broke", "left": b"because it stops"}
     assert ends[end] in last[-1]
 

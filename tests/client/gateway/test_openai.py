@@ -365,17 +365,14 @@ def test_leaving_a_stream_and_a_timeout_of_the_client_cancel_the_call(fronted: F
     assert fronted.service.endings[-1].wait()
 
 
-def test_the_asynchronous_client(fronted: Fronted) -> None:
-    async def several() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{fronted.url}/v1", api_key="k") as client:
+async def test_the_asynchronous_client(fronted: Fronted) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{fronted.url}/v1", api_key="k") as client:
 
-            async def one() -> str:
-                stream = await client.completions.create(model="", prompt="a", stream=True)
-                return "".join([chunk.choices[0].text async for chunk in stream])
+        async def one() -> str:
+            stream = await client.completions.create(model="", prompt="a", stream=True)
+            return "".join([chunk.choices[0].text async for chunk in stream])
 
-            return list(await asyncio.gather(*(one() for _ in range(8))))
-
-    assert asyncio.run(several()) == ["Réturn"] * 8
+        assert await asyncio.gather(*(one() for _ in range(8))) == ["Réturn"] * 8
 
 
 def test_whole_unicode_passes(fronted: Fronted) -> None:

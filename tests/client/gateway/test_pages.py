@@ -1,6 +1,5 @@
 """Web pages of other sites: what a browser lets them read by --cors-origins, and what none of them may send."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -117,7 +116,7 @@ HEADS = [
     ("parser", "origins", "head", "allowed", "status"),
     [(*row, status) for row in HEADS for status in (LATE, LONG_HEAD) if row[0] is HttpToolsProtocol or status == LATE],
 )
-def test_a_page_reads_why_its_headers_were_not_taken(
+async def test_a_page_reads_why_its_headers_were_not_taken(
     parser: type[Any], origins: str, head: str, allowed: str | None, status: str
 ) -> None:
     """If they were not complete, and its origin was among those that came."""
@@ -125,17 +124,14 @@ def test_a_page_reads_why_its_headers_were_not_taken(
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError("no head is complete")
 
-    async def scenario() -> bytes:
-        made, wire, _ = connection(parser, app, "--cors-origins", origins)
-        made.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
-        if status == LATE:
-            made._is_late()
-        else:
-            made.data_received(b"y" * MAX_HEADER_BYTES)
-        made.connection_lost(None)
-        return wire.written
-
-    answer, _, body = asyncio.run(scenario()).partition(b"\r\n\r\n")
+    made, wire, _ = connection(parser, app, "--cors-origins", origins)
+    made.data_received(f"POST {PATH} HTTP/1.1\r\nhost: a\r\n{head}".encode())
+    if status == LATE:
+        made._is_late()
+    else:
+        made.data_received(b"y" * MAX_HEADER_BYTES)
+    made.connection_lost(None)
+    answer, _, body = wire.written.partition(b"\r\n\r\n")
     first, *lines = answer.decode().split("\r\n")
     found = dict(line.split(": ", 1) for line in lines)
     assert first == f"HTTP/1.1 {status}" and found["content-length"] == str(len(body))

@@ -1,6 +1,5 @@
 """TLS between the gateway and the service: what goes together, and what is refused at start by the name of its flag."""
 
-import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +70,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         "--address=127.0.0.1:1 --service-ca=CA",
     ],
 )
-def test_flags_that_suit_the_service(services: Services, flags: str) -> None:
-    asyncio.run(check(PROGRAM.read(services.flags(flags), {})))
+async def test_flags_that_suit_the_service(services: Services, flags: str) -> None:
+    await check(PROGRAM.read(services.flags(flags), {}))
 
 
 WRONG = [
@@ -90,9 +89,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "words"), WRONG)
-def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags: str, words: str) -> None:
+async def test_flags_that_do_not_suit_the_service_are_named(services: Services, flags: str, words: str) -> None:
     with pytest.raises(SettingError, match=words):
-        asyncio.run(check(PROGRAM.read(services.flags(flags), {})))
+        await check(PROGRAM.read(services.flags(flags), {}))
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -145,33 +145,29 @@ def test_bodies_that_come_slowly_take_no_place_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("parser", [H11Protocol, HttpToolsProtocol])
-def test_a_body_is_read_when_it_is_asked_for_and_what_follows_it_is_no_header(parser: type[Any]) -> None:
+async def test_a_body_is_read_when_it_is_asked_for_and_what_follows_it_is_no_header(parser: type[Any]) -> None:
     names = list[set[bytes]]()
+    asks = asyncio.Event()
 
-    async def scenario() -> None:
-        asks = asyncio.Event()
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        names.append({name for name, _ in scope["headers"]})
+        await asks.wait()
+        while (await receive())["more_body"]:
+            pass
+        await asyncio.Event().wait()
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            names.append({name for name, _ in scope["headers"]})
-            await asks.wait()
-            while (await receive())["more_body"]:
-                pass
-            await asyncio.Event().wait()
-
-        made, wire, seats = connection(parser, app)
-        made.data_received(f"{POST}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
-        assert not wire.is_read
-        made.data_received(b"0\r\nauthorization: Bearer a\r\n\r\n")
-        await asyncio.sleep(0)
-        assert not wire.is_read
-        asks.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert wire.is_read
-        made.connection_lost(None)
-        assert seats.take("b") is not None
-
-    asyncio.run(scenario())
+    made, wire, seats = connection(parser, app)
+    made.data_received(f"{POST}transfer-encoding: chunked\r\n\r\n1\r\n{{\r\n".encode())
+    assert not wire.is_read
+    made.data_received(b"0\r\nauthorization: Bearer a\r\n\r\n")
+    await asyncio.sleep(0)
+    assert not wire.is_read
+    asks.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert wire.is_read
+    made.connection_lost(None)
+    assert seats.take("b") is not None
     assert names == [{b"host", b"transfer-encoding"}]
 
 
@@ -224,55 +220,46 @@ def test_an_address_of_ipv6_is_that_of_its_site(host: str, found: str) -> None:
     assert origin(host) == found
 
 
-def test_addresses_take_turns_in_handshakes_and_each_keeps_its_rate() -> None:
-    async def scenario(per_second: int) -> list[str]:
-        turns, order = Turns(per_second), list[str]()
+@pytest.mark.parametrize("per_second", [0, 1])
+async def test_addresses_take_turns_in_handshakes_and_each_keeps_its_rate(per_second: int) -> None:
+    turns, order = Turns(per_second), list[str]()
 
-        async def one(address: str) -> None:
-            await turns.wait(address)
-            order.append(address)
+    async def one(address: str) -> None:
+        await turns.wait(address)
+        order.append(address)
 
-        tasks = [asyncio.create_task(one("a")) for _ in range(50)]
-        tasks.append(asyncio.create_task(one("b")))
-        if not per_second:
-            await asyncio.gather(*tasks)
-            return order
-        await tasks[-1]
-        await asyncio.create_task(one("c"))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return order
-
-    order = asyncio.run(scenario(0))
-    assert order[:2] == ["a", "b"] and len(order) == 51
-    order = asyncio.run(scenario(1))
+    tasks = [asyncio.create_task(one("a")) for _ in range(50)]
+    tasks.append(asyncio.create_task(one("b")))
+    if not per_second:
+        await asyncio.gather(*tasks)
+        assert order[:2] == ["a", "b"] and len(order) == 51
+        return
+    await tasks[-1]
+    await asyncio.create_task(one("c"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     assert order.count("a") < 50 and order[-1] == "c"
 
 
 @pytest.mark.parametrize("num_addresses", [1, 3, 50])
-def test_each_turn_of_the_event_loop_has_one_handshake(num_addresses: int) -> None:
+async def test_each_turn_of_the_event_loop_has_one_handshake(num_addresses: int) -> None:
     """Fewer would hold callers up while streams make the turns long, and more would hold up the streams."""
+    turns, number, given_at = Turns(0), itertools.count(), list[int]()
+    loop, now = asyncio.get_running_loop(), 0
 
-    async def scenario() -> list[int]:
-        turns, number, given_at = Turns(0), itertools.count(), list[int]()
-        loop, now = asyncio.get_running_loop(), 0
+    def count() -> None:
+        nonlocal now
+        now = next(number)
+        if len(given_at) < 50:
+            loop.call_soon(count)
 
-        def count() -> None:
-            nonlocal now
-            now = next(number)
-            if len(given_at) < 50:
-                loop.call_soon(count)
+    async def one(address: str) -> None:
+        await turns.wait(address)
+        given_at.append(now)
 
-        async def one(address: str) -> None:
-            await turns.wait(address)
-            given_at.append(now)
-
-        count()
-        await asyncio.gather(*(one(str(i % num_addresses)) for i in range(50)))
-        return given_at
-
-    given_at = asyncio.run(scenario())
+    count()
+    await asyncio.gather(*(one(str(i % num_addresses)) for i in range(50)))
     assert given_at == [given_at[0] + i for i in range(50)]
 
 
@@ -291,30 +278,26 @@ class Rights:
         return frozenset({"inference"})
 
 
-def test_the_service_is_asked_once_for_a_token_and_refused_ones_push_no_others_out(
+async def test_the_service_is_asked_once_for_a_token_and_refused_ones_push_no_others_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(callers, "KNOWN_SECONDS", 1e9)
     monkeypatch.setattr(callers, "REFUSED_SECONDS", 1e9)
-
-    async def scenario() -> None:
-        service = Rights()
-        known: Any = callers.Callers(service)  # pyright: ignore[reportArgumentType]
-        assert await asyncio.gather(*(known.rights("good") for _ in range(9))) == [{"inference"}] * 9
-        for _ in range(2):
-            with pytest.raises(HttpError, match="no"):
-                await known.rights("bad")
-        assert service.asked == ["Bearer good", "Bearer bad"]
-        for i in range(3000):
-            with contextlib.suppress(HttpError):
-                await known.rights(f"bad {i}")
-        assert await known.rights("good") == {"inference"} and service.asked.count("Bearer good") == 1
-        assert sum(len(each) for each in (known._known, known._refused, known._asked)) <= 1025
-        monkeypatch.setattr(callers, "KNOWN_SECONDS", 0.0)
-        # A token that was known is asked for again when its time is over: it may have been revoked.
-        again: Any = callers.Callers(service)  # pyright: ignore[reportArgumentType]
-        for _ in itertools.repeat(None, 2):
-            await again.rights("good")
-        assert service.asked.count("Bearer good") == 3
-
-    asyncio.run(scenario())
+    service = Rights()
+    known: Any = callers.Callers(service)  # pyright: ignore[reportArgumentType]
+    assert await asyncio.gather(*(known.rights("good") for _ in range(9))) == [{"inference"}] * 9
+    for _ in range(2):
+        with pytest.raises(HttpError, match="no"):
+            await known.rights("bad")
+    assert service.asked == ["Bearer good", "Bearer bad"]
+    for i in range(3000):
+        with contextlib.suppress(HttpError):
+            await known.rights(f"bad {i}")
+    assert await known.rights("good") == {"inference"} and service.asked.count("Bearer good") == 1
+    assert sum(len(each) for each in (known._known, known._refused, known._asked)) <= 1025
+    monkeypatch.setattr(callers, "KNOWN_SECONDS", 0.0)
+    # A token that was known is asked for again when its time is over: it may have been revoked.
+    again: Any = callers.Callers(service)  # pyright: ignore[reportArgumentType]
+    for _ in itertools.repeat(None, 2):
+        await again.rights("good")
+    assert service.asked.count("Bearer good") == 3
