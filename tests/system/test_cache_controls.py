@@ -10,7 +10,7 @@ from tandem.v1 import inference_pb2 as pb
 
 from tests.rigs.processes import Rig
 from tests.rigs.streams import Caller
-from tests.system.asks import Ask
+from tests.system.asks import Ask, answer
 from tests.system.conftest import Served
 
 PAGE_SIZE = 4
@@ -32,10 +32,9 @@ def ask(num_samples: int = 1, **cache: object) -> Ask:
 
 def cached(caller: Caller, asked: Ask) -> int:
     """Generates, checks the output, and returns the number of cached prompt tokens."""
-    transcript = caller.generate(asked.request()).result()
-    asked.check(transcript)
-    assert transcript.summary.usage.prompt_tokens == len(PROMPT)
-    return transcript.summary.usage.cached_prompt_tokens
+    usage = answer(caller, asked).summary.usage
+    assert usage.prompt_tokens == len(PROMPT)
+    return usage.cached_prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_secrets_appear_in_no_file_log_or_answer(rig: Rig, tmp_path: Path) -> No
     service = psutil.Process(scheduler.pid)
     for process in (service, *service.children(), psutil.Process(worker.pid)):
         exposed += [Path(f"/proc/{process.pid}/{what}").read_bytes() for what in ("cmdline", "environ")]
-    exposed += [answer.SerializeToString() for answer in (caller.model_info(), caller.load())]
+    exposed += [one.SerializeToString() for one in (caller.model_info(), caller.load())]
     assert scheduler.terminate() == 0
     assert worker.terminate() in (0, 3)
     found = [path for folder in (files, rig.runtime_dir) for path in folder.rglob("*") if path.is_file()]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.rigs.processes import Child, Rig
 from tests.rigs.streams import Caller
-from tests.system.asks import Ask, random_asks, send
+from tests.system.asks import Ask, answer, random_asks, send
 
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 PACE = ("--step-ms", "2")
@@ -70,10 +70,8 @@ def test_a_prompt_is_routed_to_the_worker_that_cached_it(two: tuple[Child, Child
     prompts = [tuple(range(first, first + 81)) for first in (0, 100)]
     for hits in (0, 80, 80):
         for prompt in prompts:
-            ask = Ask(prompt=prompt, max_new_tokens=3)
-            transcript = caller.generate(ask.request()).result()
-            ask.check(transcript)
-            assert transcript.summary.usage.cached_prompt_tokens == hits
+            usage = answer(caller, Ask(prompt=prompt, max_new_tokens=3)).summary.usage
+            assert usage.cached_prompt_tokens == hits
     caller.wait_idle()
 
 

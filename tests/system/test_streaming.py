@@ -13,8 +13,7 @@ PROMPT = tuple(b"Once upon a time")
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_one_stream_equals_the_oracle(served: Served, temperature: float) -> None:
     ask = Ask(prompt=PROMPT, max_new_tokens=100, temperature=temperature, seed=2**64 - 1, request_id="one")
-    transcript = served.caller.generate(ask.request()).result()
-    ask.check(transcript)
+    transcript = answer(served.caller, ask)
     accepted = transcript.accepted
     assert accepted.request_id == "one"
     assert accepted.max_new_tokens == 100
@@ -68,8 +67,7 @@ def _ends_by_eos() -> Ask:
 def test_eos_ends_the_stream_unless_it_is_ignored(served: Served) -> None:
     ask = _ends_by_eos()
     assert ask.expected().reason == "EOS"
-    transcript = served.caller.generate(ask.request()).result()
-    ask.check(transcript)
+    transcript = answer(served.caller, ask)
     assert transcript.finished.stop_token_id == byte_tokenizer.EOS_ID
     on = Ask(prompt=ask.prompt, max_new_tokens=60, ignore_eos=True)
     assert byte_tokenizer.EOS_ID in on.expected().tokens[:-1]
@@ -85,8 +83,7 @@ def test_a_stop_token_ends_the_stream(served: Served, include_stop: bool) -> Non
     stop = next(token for i, token in enumerate(free) if i > 8 and token not in free[:i] and 32 < token < 127)
     ask = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop, 99), include_stop=include_stop)
     assert ask.expected().reason == "STOP_TOKEN"
-    transcript = served.caller.generate(ask.request()).result()
-    ask.check(transcript)
+    transcript = answer(served.caller, ask)
     assert transcript.finished.stop_token_id == stop
     late = Ask(prompt=PROMPT, max_new_tokens=40, stop_token_ids=(stop,), min_new_tokens=30)
     assert len(late.expected().tokens) >= 30
@@ -119,11 +116,10 @@ def test_higher_priority_runs_first(rig: Rig) -> None:
     blocker = caller.generate(Ask(prompt=PROMPT, max_new_tokens=200).request())
     blocker.wait_tokens(1)
     asks = [Ask(prompt=PROMPT, max_new_tokens=20, priority=priority) for priority in (-5, 0, 1000)]
-    streams = []
+    streams = send(caller, [])
     for number, ask in enumerate(asks):
-        streams.append(caller.generate(ask.request()))
+        streams.send([ask])
         assert streams[-1].wait_accepted().accepted.requests_ahead == number
-    for stream, ask in zip(streams, asks, strict=True):
-        ask.check(stream.result())
+    streams.check()
     queued = [stream.transcript.summary.timing.queue_seconds for stream in streams]
     assert queued[2] < queued[1] < queued[0]

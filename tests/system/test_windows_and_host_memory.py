@@ -2,7 +2,7 @@
 and preempted requests that resume without computing again."""
 
 from tests.rigs.processes import Rig
-from tests.system.asks import Ask, random_asks, send
+from tests.system.asks import Ask, answer, random_asks, send
 
 # 23 pages of 4 tokens; a row with a window of 16 holds two pages of sink tokens and a few more.
 WINDOW = ("--page-size", "4", "--num-pages", "24", "--max-rows", "4", "--max-length", "2000", "--token-budget", "64")
@@ -29,15 +29,10 @@ def test_a_prefix_hit_needs_only_the_pages_inside_the_window(rig: Rig) -> None:
     prompt = tuple(range(81))
     for hit in (0, 80):
         ask = Ask(prompt=prompt, max_new_tokens=4, num_samples=1 + (hit > 0))
-        transcript = caller.generate(ask.request()).result()
-        ask.check(transcript)
-        assert transcript.summary.usage.cached_prompt_tokens == hit
+        assert answer(caller, ask).summary.usage.cached_prompt_tokens == hit
     # A hit needs the sink tokens' pages, too; without them the prompt is computed again.
     caller.flush_cache()
-    ask = Ask(prompt=prompt, max_new_tokens=4)
-    transcript = caller.generate(ask.request()).result()
-    ask.check(transcript)
-    assert transcript.summary.usage.cached_prompt_tokens == 0
+    assert answer(caller, Ask(prompt=prompt, max_new_tokens=4)).summary.usage.cached_prompt_tokens == 0
     caller.wait_idle()
 
 
