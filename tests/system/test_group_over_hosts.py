@@ -7,7 +7,6 @@ one service; each can run alone. The seconds that are printed count from the los
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import psutil
 import pytest
@@ -18,7 +17,7 @@ from tests.rigs.network import Network
 from tests.rigs.processes import Child, Rig
 from tests.rigs.remote import RemoteKeys
 from tests.rigs.waiting import until
-from tests.system.real_service import ROOMY_PAGES, SHAPE, TIMEOUT_SECONDS, Case, bundled_cases, read_cases
+from tests.system.real_service import ROOMY_PAGES, SHAPE, TIMEOUT_SECONDS, bundled_cases, read_cases
 from tests.system.test_worker_group import assert_equal_but_for_ties
 
 _WHY_NOT = network.why_not()
@@ -59,30 +58,21 @@ class TwoHosts:
         return time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The service and the reference's cases."""
-
-    hosts: TwoHosts
-    cases: list[Case]
-
-
 @pytest.fixture(scope="module", params=["here", "there"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    cases = bundled_cases()
+def hosts(request: pytest.FixtureRequest) -> Iterator[TwoHosts]:
     with Network() as net, Rig() as rig:
-        hosts = TwoHosts(rig, net, net.address if request.param == "here" else net.far_address)
-        yield Served(hosts, cases)
-        hosts.client.close()
+        made = TwoHosts(rig, net, net.address if request.param == "here" else net.far_address)
+        yield made
+        made.client.close()
 
 
-def test_ranks_on_two_hosts_compute_the_tokens_of_the_whole_model(served: Served) -> None:
-    [info] = served.hosts.client.load().per_worker
+def test_ranks_on_two_hosts_compute_the_tokens_of_the_whole_model(hosts: TwoHosts) -> None:
+    [info] = hosts.client.load().per_worker
     assert info.device == "2 x cpu"
-    assert {served.hosts.rank(place).environ()["LOCAL_WORLD_SIZE"] for place in ("near", "far")} == {"1"}
-    [follows] = [each for each in served.hosts.launchers.values() if "ready: this rank follows" in each.output()]
+    assert {hosts.rank(place).environ()["LOCAL_WORLD_SIZE"] for place in ("near", "far")} == {"1"}
+    [follows] = [each for each in hosts.launchers.values() if "ready: this rank follows" in each.output()]
     assert "worker rank 1 INFO whole start" in follows.output() and "joined the scheduler" not in follows.output()
-    assert_equal_but_for_ties(served.cases, read_cases(served.hosts.client, served.cases).result())
+    assert_equal_but_for_ties(bundled_cases(), read_cases(hosts.client, bundled_cases()).result())
 
 
 LOSSES: dict[str, Callable[[TwoHosts], None]] = {
@@ -97,8 +87,8 @@ LOSSES: dict[str, Callable[[TwoHosts], None]] = {
 
 @pytest.mark.parametrize("between_steps", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_lost_host_changes_no_stream(served: Served, loss: str, between_steps: bool) -> None:
-    hosts, cases = served.hosts, served.cases[:NUM_STREAMS]
+def test_a_lost_host_changes_no_stream(hosts: TwoHosts, loss: str, between_steps: bool) -> None:
+    cases = bundled_cases()[:NUM_STREAMS]
     hosts.wait_workers(1)
     num_lines = {place: len(launcher.lines) for place, launcher in hosts.launchers.items()}
     reading = None
@@ -126,9 +116,8 @@ def test_a_lost_host_changes_no_stream(served: Served, loss: str, between_steps:
     assert_equal_but_for_ties(cases, reading.result())
 
 
-def test_a_stopped_host_is_waited_for_and_a_stopped_leader_ends_the_group(served: Served) -> None:
+def test_a_stopped_host_is_waited_for_and_a_stopped_leader_ends_the_group(hosts: TwoHosts) -> None:
     """The last test of its service: nothing serves afterwards."""
-    hosts = served.hosts
     hosts.wait_workers(1)
     leader, other = sorted(hosts.launchers, key=lambda place: hosts.rank(place).environ()["RANK"])
     num_lines = len(hosts.launchers[leader].lines)

@@ -4,7 +4,6 @@ Every completion crosses four page boundaries. The tests share one service and r
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,12 @@ from tests.system.real_service import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    service: RealService
-    cases: list[Case]
-
-
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    cases = bundled_cases()
+def served() -> Iterator[RealService]:
     with real_service() as service:
         # The small worker compiles its kernels while the first tests run.
         service.start_small()
-        yield Served(service=service, cases=cases)
+        yield service
 
 
 def different(cases: Sequence[Case], outputs: Sequence[Output]) -> list[str]:
@@ -58,8 +50,8 @@ def assert_equal(cases: Sequence[Case], outputs: Sequence[Output]) -> None:
     assert different(cases, outputs) == []
 
 
-def test_the_reference_outputs_are_long_and_varied(served: Served) -> None:
-    cases = served.cases
+def test_the_reference_outputs_are_long_and_varied() -> None:
+    cases = bundled_cases()
     assert len(cases) == NUM_PROMPTS == 32
     assert all(len(case.tokens) == NEW_TOKENS == 64 for case in cases)
     assert len({tuple(case.tokens) for case in cases}) >= NUM_PROMPTS * 3 // 4
@@ -69,22 +61,22 @@ def test_the_reference_outputs_are_long_and_varied(served: Served) -> None:
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.long)])
-def test_sequential_requests_equal_the_reference(served: Served, every: int) -> None:
-    cases = served.cases[::every]
-    outputs = [served.service.read([case]).result()[0] for case in cases]
+def test_sequential_requests_equal_the_reference(served: RealService, every: int) -> None:
+    cases = bundled_cases()[::every]
+    outputs = [served.read([case]).result()[0] for case in cases]
     assert_equal(cases, outputs)
 
 
 @pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.long)])
-def test_batched_requests_equal_the_reference(served: Served, order: str) -> None:
-    cases = served.cases if order == "forward" else served.cases[::-1]
-    before = served.service.client.load()
-    reading = served.service.read(cases)
+def test_batched_requests_equal_the_reference(served: RealService, order: str) -> None:
+    cases = bundled_cases() if order == "forward" else bundled_cases()[::-1]
+    before = served.client.load()
+    reading = served.read(cases)
     assert_equal(cases, reading.result())
-    after = served.service.client.load()
+    after = served.client.load()
     assert len(cases) > MAX_ROWS
     assert after.steps - before.steps < len(cases) * NEW_TOKENS // 4, "the requests did not run in batches"
-    if after.workers == 1 and after.worker_pid == served.service.roomy.pid:
+    if after.workers == 1 and after.worker_pid == served.roomy.pid:
         assert after.preemptions == before.preemptions
 
 
@@ -100,11 +92,11 @@ SAMPLED: GenerateOptions = {
 }
 
 
-def sampled(served: Served, numbers: Sequence[int], *, num_samples: int) -> list[GenerateStream]:
+def sampled(served: RealService, numbers: Sequence[int], *, num_samples: int) -> list[GenerateStream]:
     """Starts the streams of these cases together and reads them to the end; a case's number is its seed."""
     options: GenerateOptions = {**SAMPLED, "num_samples": num_samples}
     streams = [
-        served.service.client.generate(served.cases[number].prompt_ids, seed=number, timeout=TIMEOUT_SECONDS, **options)
+        served.client.generate(bundled_cases()[number].prompt_ids, seed=number, timeout=TIMEOUT_SECONDS, **options)
         for number in numbers
     ]
     for stream in streams:
@@ -117,7 +109,7 @@ def all_logprobs(logprobs: Sequence[TokenLogprob]) -> list[float]:
     return [value for one in logprobs for value in (one.logprob, *(logprob for _, logprob in one.top))]
 
 
-def test_sampled_text_and_logprobs_agree_alone_and_batched(served: Served) -> None:
+def test_sampled_text_and_logprobs_agree_alone_and_batched(served: RealService) -> None:
     numbers = range(6)
     alone = [sampled(served, [number], num_samples=1)[0] for number in numbers]
     batched = sampled(served, numbers, num_samples=2)
@@ -126,7 +118,7 @@ def test_sampled_text_and_logprobs_agree_alone_and_batched(served: Served) -> No
         assert all_logprobs(several.samples[0].logprobs) == pytest.approx(
             all_logprobs(one.samples[0].logprobs), abs=1e-4
         )
-    for case, stream in zip(served.cases[: len(numbers)], batched, strict=True):
+    for case, stream in zip(bundled_cases()[: len(numbers)], batched, strict=True):
         first, second = stream.samples
         assert first.token_ids != second.token_ids
         assert stream.prompt_info is not None
@@ -137,12 +129,12 @@ def test_sampled_text_and_logprobs_agree_alone_and_batched(served: Served) -> No
             assert entry.logprob <= best[0] <= 0
 
 
-def test_a_worker_kill_changes_no_greedy_token(served: Served) -> None:
-    service, cases = served.service, served.cases[::2]
-    service.start_small().wait_line("joined", TIMEOUT_SECONDS)
-    reading = service.read(cases)
+def test_a_worker_kill_changes_no_greedy_token(served: RealService) -> None:
+    cases = bundled_cases()[::2]
+    served.start_small().wait_line("joined", TIMEOUT_SECONDS)
+    reading = served.read(cases)
     received = reading.wait_tokens(MAX_ROWS * NEW_TOKENS // 2)
-    service.small_serves_alone()
+    served.small_serves_alone()
     outputs = reading.result()
     for before, output in zip(received, outputs, strict=True):
         assert output.tokens[: len(before)] == before
@@ -154,14 +146,13 @@ def test_a_worker_kill_changes_no_greedy_token(served: Served) -> None:
 
 
 @pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.long)])
-def test_a_pool_too_small_for_its_rows_changes_no_greedy_token(served: Served, order: str) -> None:
-    service = served.service
-    service.small_serves_alone()
-    cases = served.cases if order == "forward" else served.cases[::-1]
-    before = service.client.load()
-    outputs = service.read(cases).result()
+def test_a_pool_too_small_for_its_rows_changes_no_greedy_token(served: RealService, order: str) -> None:
+    served.small_serves_alone()
+    cases = bundled_cases() if order == "forward" else bundled_cases()[::-1]
+    before = served.client.load()
+    outputs = served.read(cases).result()
     assert_equal(cases, outputs)
-    after = service.client.load()
+    after = served.client.load()
     assert after.preemptions > before.preemptions
     preempted = [output for output in outputs if output.summary and output.summary.timing.preemptions]
     assert any(output.summary and output.summary.usage.recomputed_tokens for output in preempted)

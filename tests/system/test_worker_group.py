@@ -12,18 +12,17 @@ import psutil
 import pytest
 
 from tests.rigs.processes import Child, Rig, ranks_of
-from tests.system.real_service import NEAR_TIE, TIMEOUT_SECONDS, Case, Output, bundled_cases, real_service
-from tests.system.test_real_model import Served, different
+from tests.system.real_service import NEAR_TIE, TIMEOUT_SECONDS, Case, Output, RealService, bundled_cases, real_service
+from tests.system.test_real_model import different
 
 # Its workers are forked by a process that has imported the compiler, which takes seconds.
 pytestmark = pytest.mark.together("compiler")
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    cases = bundled_cases()
+def served() -> Iterator[RealService]:
     with real_service(flags=["--ranks", "2"]) as service:
-        yield Served(service=service, cases=cases)
+        yield service
 
 
 def assert_equal_but_for_ties(cases: Sequence[Case], outputs: Sequence[Output]) -> None:
@@ -33,16 +32,16 @@ def assert_equal_but_for_ties(cases: Sequence[Case], outputs: Sequence[Output]) 
     print(f"{len(ties)} of {len(cases)} texts differ from a near tie on")
 
 
-def test_two_ranks_compute_the_tokens_of_the_whole_model(served: Served) -> None:
-    [info] = served.service.client.load().per_worker
-    assert (info.pid, info.device) == (served.service.roomy.pid, "2 x cpu")
-    assert len(ranks_of(served.service.roomy)) == 2
-    assert_equal_but_for_ties(served.cases, served.service.read(served.cases).result())
+def test_two_ranks_compute_the_tokens_of_the_whole_model(served: RealService) -> None:
+    [info] = served.client.load().per_worker
+    assert (info.pid, info.device) == (served.roomy.pid, "2 x cpu")
+    assert len(ranks_of(served.roomy)) == 2
+    assert_equal_but_for_ties(bundled_cases(), served.read(bundled_cases()).result())
 
 
-def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
+def test_a_group_on_one_host_listens_on_loopback_only(served: RealService) -> None:
     """Torch's stores listen on all interfaces by default."""
-    launcher = psutil.Process(served.service.roomy.pid)
+    launcher = psutil.Process(served.roomy.pid)
     listening = [
         connection.laddr.ip
         for process in (launcher, *launcher.children(recursive=True))
@@ -62,29 +61,29 @@ def test_a_group_on_one_host_listens_on_loopback_only(served: Served) -> None:
         pytest.param(0, signal.SIGSTOP, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_rank_changes_no_stream(served: Served, rank: int, how: signal.Signals) -> None:
-    reading = served.service.read(served.cases[:12])
+def test_a_lost_rank_changes_no_stream(served: RealService, rank: int, how: signal.Signals) -> None:
+    reading = served.read(bundled_cases()[:12])
     reading.wait_tokens(60)
-    worker = served.service.roomy
+    worker = served.roomy
     before = ranks_of(worker)
     num_lines = len(worker.lines)
     os.kill(before[rank].pid, how)
     begun = time.monotonic()
     worker.wait_line("joined the scheduler", TIMEOUT_SECONDS, after=num_lines)
     print(f"rank {rank}, {how.name}: serving again after {time.monotonic() - begun:.1f} s")
-    assert_equal_but_for_ties(served.cases[:12], reading.result())
+    assert_equal_but_for_ties(bundled_cases()[:12], reading.result())
     assert not {each.pid for each in before} & {each.pid for each in ranks_of(worker)}
 
 
 @pytest.mark.long
-def test_a_rank_that_stops_between_steps_is_noticed(served: Served) -> None:
-    worker = served.service.roomy
+def test_a_rank_that_stops_between_steps_is_noticed(served: RealService) -> None:
+    worker = served.roomy
     num_lines = len(worker.lines)
     os.kill(ranks_of(worker)[1].pid, signal.SIGSTOP)
     begun = time.monotonic()
     worker.wait_line(r"rank 1 of 2 (was silent for 2\.\d s|hangs)", TIMEOUT_SECONDS, after=num_lines)
     print(f"noticed after {time.monotonic() - begun:.1f} s")
-    assert different(served.cases[:1], served.service.read(served.cases[:1]).result()) == []
+    assert different(bundled_cases()[:1], served.read(bundled_cases()[:1]).result()) == []
 
 
 @pytest.mark.long
