@@ -9,9 +9,8 @@ from tests.rigs.faults import Faults
 from tests.rigs.oracle import complete, logprobs
 from tests.rigs.plan_builder import PlanBuilder, int32
 from tests.rigs.sampling import MINUS_INFINITY, Logprob, Settings, logprob_of
+from tests.rigs.test_executor import PROMPT, SHAPE, ok
 
-SHAPE = Shape(page_size=4, num_pages=16, max_rows=4, max_length=40, token_budget=16)
-PROMPT = [7, 1, 2, 3, 4, 5]
 POISON = 280
 # Each differs from the default, and from the one before it, in one field alone.
 GREEDY = [
@@ -52,11 +51,6 @@ def told(message: pb.Logprobs) -> list[Logprob]:
     return [
         Logprob(logprob=own[i].item(), top=tuple(zip(ids[i], tops[i], strict=True))) for i in range(len(own))
     ]  # fmt: skip
-
-
-def ok(result: pb.StepResult) -> list[int]:
-    assert result.status == pb.STEP_STATUS_OK, result.detail
-    return np.frombuffer(result.tokens, "<i4").tolist()
 
 
 def test_every_setting_changes_the_tokens() -> None:
