@@ -17,7 +17,7 @@ from tandem_client.services.gateway import gateway_flags
 from tandem_client.services.probe import Probe
 from tests.client.fake_programs import READY, STAYS, Programs, serving_fakes
 from tests.client.fake_service import FakeService
-from tests.client.gateway.conftest import start_gateway
+from tests.client.gateway.conftest import gateway_with
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 
@@ -87,11 +87,12 @@ def test_client_and_gateway_call_a_wildcard_at_loopback(wildcard: tuple[FakeServ
         assert client.health()
     assert is_plaintext(address)
     assert proxy.num_connections == 0
-    gateway, url = start_gateway("--address", address, "--health-address", address)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{url}/health") as answer:
+    with (
+        gateway_with("--address", address, "--health-address", address) as (_, url),
+        opener.open(f"{url}/health") as answer,
+    ):
         assert answer.status == 200
-    assert gateway.terminate() == 0, gateway.output()
     assert proxy.num_connections == 0
 
 

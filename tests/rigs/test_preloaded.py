@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.client.gateway.conftest import start_gateway
+from tests.client.gateway.conftest import gateway_with
 from tests.rigs.preloaded import Popen, Server, kind_of
 from tests.rigs.processes import REPOSITORY, Child, Rig, child_environment
 from tests.rigs.waiting import until
@@ -129,10 +129,9 @@ def test_a_service_and_its_front_ends_are_forks() -> None:
 
 
 def test_a_gateway_and_its_processes_are_forks() -> None:
-    gateway, _ = start_gateway("--address", "127.0.0.1:1", "--processes", "2")
-    children = psutil.Process(gateway.pid).children()
-    assert len(children) == 2 and all(map(is_fork, (gateway.pid, *(each.pid for each in children))))
-    assert gateway.terminate() == 0, gateway.output()
+    with gateway_with("--address", "127.0.0.1:1", "--processes", "2") as (gateway, _):
+        children = psutil.Process(gateway.pid).children()
+        assert len(children) == 2 and all(map(is_fork, (gateway.pid, *(each.pid for each in children))))
 
 
 def is_fork(pid: int) -> bool:

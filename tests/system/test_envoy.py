@@ -25,7 +25,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem_client import Client
 from tandem_client.types import FinishReason
 from tandem_client.wire.request import AFFINITY_KEY, SERVICE_KEY
-from tests.client.gateway.conftest import start_gateway
+from tests.client.gateway.conftest import gateway_with
 from tests.rigs.envoy import FILE, HOW_TO_INSTALL, Envoy, find_envoy, validated
 from tests.rigs.processes import Child, Rig, SchedulerProcess, child_environment, run
 from tests.rigs.streams import Caller, Stream, code_of, details_of
@@ -285,16 +285,15 @@ def test_other_processes_resume_and_abort_by_the_service_that_a_stream_told(slow
 
 
 def test_a_request_of_the_gateway_is_aborted_by_the_headers_of_its_answer(slow_fleet: Fleet) -> None:
-    gateway, url = start_gateway("--address", slow_fleet.envoy.address)
-    for number in range(4):
-        asked = {"prompt": [number, 2, 3], "max_tokens": LONG.max_new_tokens, "ignore_eos": True, "stream": True}
-        ask = urllib.request.Request(
-            f"{url}/v1/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(ask, timeout=TIMEOUT_SECONDS) as answer:
-            abort(slow_fleet.envoy.address, answer.headers["x-request-id"], answer.headers["x-tandem-service"])
-            assert b'"stop_reason": "aborted"' in answer.read()
-    assert gateway.terminate() == 0, gateway.output()
+    with gateway_with("--address", slow_fleet.envoy.address) as (_, url):
+        for number in range(4):
+            asked = {"prompt": [number, 2, 3], "max_tokens": LONG.max_new_tokens, "ignore_eos": True, "stream": True}
+            ask = urllib.request.Request(
+                f"{url}/v1/completions", json.dumps(asked).encode(), {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(ask, timeout=TIMEOUT_SECONDS) as answer:
+                abort(slow_fleet.envoy.address, answer.headers["x-request-id"], answer.headers["x-tandem-service"])
+                assert b'"stop_reason": "aborted"' in answer.read()
 
 
 def abort(address: str, request_id: str, service: str) -> None:

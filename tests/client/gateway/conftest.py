@@ -26,10 +26,15 @@ class Fronted:
     client: openai.OpenAI
 
 
-def start_gateway(*flags: str) -> tuple[Child, str]:
-    """Starts a gateway on a free port. Returns its process and its URL."""
+@contextmanager
+def gateway_with(*flags: str) -> Iterator[tuple[Child, str]]:
+    """A gateway with these flags on a free port, its process and its URL. It must end in order."""
     gateway = Child("gateway", ["tandem_client.gateway", "--listen", "127.0.0.1:0", "--exit-with-parent", *flags])
-    return gateway, gateway.wait_line(r"gateway listening on (http\S+)$").group(1)
+    try:
+        yield gateway, gateway.wait_line(r"gateway listening on (http\S+)$").group(1)
+        assert gateway.terminate() == 0, gateway.output()
+    finally:
+        gateway.kill()
 
 
 @contextmanager
@@ -37,14 +42,14 @@ def running(*flags: str, **of_service: Any) -> Iterator[Fronted]:
     """A fake service with these attributes, and a gateway before it with these flags, which must end in order."""
     service = ToldService()
     vars(service).update(of_service)
-    gateway, url = start_gateway("--address", service.address, *flags)
     try:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0) as client:
+        with (
+            gateway_with("--address", service.address, *flags) as (gateway, url),
+            openai.OpenAI(base_url=f"{url}/v1", api_key="tandem_key", max_retries=0) as client,
+        ):
             yield Fronted(service=service, gateway=gateway, url=url, client=client)
-        assert gateway.terminate() == 0, gateway.output()
         assert "Traceback" not in gateway.output(), gateway.output()
     finally:
-        gateway.kill()
         service.stop()
 
 

@@ -13,22 +13,18 @@ from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.fake_service import endless
 from tests.client.gateway import plain_http
-from tests.client.gateway.conftest import running, start_gateway
+from tests.client.gateway.conftest import gateway_with, running
 from tests.rigs.processes import run
 
 
 @pytest.mark.parametrize("first", ["1", "2"])
 def test_a_second_gateway_does_not_share_the_address(first: str) -> None:
-    gateway, url = start_gateway("--address", "127.0.0.1:1", "--processes", first)
-    try:
+    with gateway_with("--address", "127.0.0.1:1", "--processes", first) as (_, url):
         address = url.removeprefix("http://")
         for second in ("1", "2"):
             ended = run("tandem_client.gateway", "--listen", address, "--processes", second)
             assert ended.returncode == 2
             assert f"the gateway cannot listen on {address}: Address already in use" in ended.stderr
-        assert gateway.terminate() == 0, gateway.output()
-    finally:
-        gateway.kill()
 
 
 def test_the_help_hides_flags_of_the_children(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ from tandem_client.gateway.server import check
 from tandem_client.gateway.settings import PROGRAM
 from tandem_contract.settings import SettingError
 from tests.client.gateway import plain_http
-from tests.client.gateway.conftest import PAGE, start_gateway
+from tests.client.gateway.conftest import PAGE, gateway_with
 from tests.client.gateway.told_service import ToldService
 from tests.rigs.authorities import Authority, Pair
-from tests.rigs.processes import Child, run
+from tests.rigs.processes import run
 
 NAME = "tandem.test"
 NAMED = f"--service-ca=CA --service-name={NAME}"
@@ -108,30 +108,27 @@ def test_a_page_is_answered_by_a_gateway_that_shows_the_service_its_certificate(
     words = f"--address=MUTUAL --service-ca=CA --service-name={NAME} --service=CLIENT --cors-origins={PAGE}"
     ours = ("--tls-cert", str(services.pair.certificate), "--tls-key", str(services.pair.key))
     trust = Pair(services.authority.certificate, services.pair.key).trust()
-    gateway, url = start_gateway(*services.flags(words), *ours)
-    with httpx.Client(base_url=url, verify=trust, headers={"origin": PAGE}) as page:
+    with (
+        gateway_with(*services.flags(words), *ours) as (_, url),
+        httpx.Client(base_url=url, verify=trust, headers={"origin": PAGE}) as page,
+    ):
         asked = page.options("/v1/models", headers={"access-control-request-method": "GET"})
         answers = [asked, page.get("/v1/models"), page.get("/v1/models/none")]
         other = page.get("/v1/models", headers={"origin": "https://other.example"})
     assert [answer.status_code for answer in answers] == [200, 200, 404]
     assert [answer.headers["access-control-allow-origin"] for answer in answers] == [PAGE] * 3
     assert other.status_code == 200 and "access-control-allow-origin" not in other.headers
-    assert gateway.terminate() == 0, gateway.output()
 
 
 def test_a_service_that_starts_later_with_another_protocol_is_reported(services: Services) -> None:
     first = ToldService()
     first.stop()
-    gateway: Child
-    gateway, url = start_gateway("--address", first.address)
-    try:
+    with gateway_with("--address", first.address) as (gateway, url):
         gateway.wait_line(f"the service at {first.address} does not answer yet")
         later = ToldService(services.pair.of_server(), address=first.address)
         gateway.wait_line("ERROR .*speaks TLS; give --service-ca")
         assert plain_http.get(f"{url}/v1/models").status_code == 503
         later.stop()
-    finally:
-        gateway.kill()
 
 
 def test_both_certificates_follow_their_files(tmp_path: Path) -> None:
@@ -149,8 +146,7 @@ def test_both_certificates_follow_their_files(tmp_path: Path) -> None:
     service = ToldService(pair.of_server())
     ours = ("--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
     theirs = ("--service-ca", str(pair.certificate), "--service-name", "first")
-    gateway, url = start_gateway("--address", service.address, *ours, *theirs)
-    try:
+    with gateway_with("--address", service.address, *ours, *theirs) as (gateway, url):
         assert httpx.get(f"{url}/v1/models", verify=trust).status_code == 200
         pair.key.write_text("nonsense")
         gateway.wait_line("key.pem cannot be used: .*; what was read before stays in force")
@@ -163,6 +159,4 @@ def test_both_certificates_follow_their_files(tmp_path: Path) -> None:
         gateway.wait_line(r"INFO \S+cert.pem was read again", after=seen)
         answers = (httpx.get(f"{url}/v1/models", verify=trust).status_code for _ in range(1000))
         assert 200 in answers
-    finally:
-        gateway.kill()
-        service.stop()
+    service.stop()
