@@ -124,7 +124,7 @@ class TrialProcess:
         """Starts the process, unless it runs, and a child that serves. Raises TrialUnusable."""
         for _ in range(MAX_DEATHS):
             packet = b""
-            # Of a start that was cancelled.
+            # One that a cancelled start has left.
             self._leave_child()
             try:
                 self._connection = self._forks.fork()
