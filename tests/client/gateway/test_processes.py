@@ -15,6 +15,7 @@ from tests.client.fake_service import endless
 from tests.client.gateway import plain_http
 from tests.client.gateway.conftest import gateway_with, running
 from tests.rigs.processes import run
+from tests.rigs.waiting import until
 
 
 @pytest.mark.parametrize("first", ["1", "2"])
@@ -44,13 +45,15 @@ def test_a_dead_process_is_replaced_and_the_counters_are_sums() -> None:
             # A connection each, so that the kernel chooses a process each time.
             assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
         line = 'tandem_gateway_requests_total{endpoint="completions",status="200"} 20'
+        # A request is counted when its answer has been sent.
+        until(lambda: line in plain_http.get(f"{url}/metrics").text)
         assert all(line in plain_http.get(f"{url}/metrics").text for _ in range(6))
         seen = len(gateway.lines)
         os.kill(children[0].pid, signal.SIGKILL)
         gateway.wait_line(r"was ended by SIGKILL; it starts again", after=seen)
         gateway.wait_line(r"gateway listening", after=seen)
         assert plain_http.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
-        assert f"{line[:-2]}21" in plain_http.get(f"{url}/metrics").text
+        until(lambda: f"{line[:-2]}21" in plain_http.get(f"{url}/metrics").text)
     assert not [child for child in children if child.is_running()]
 
 
