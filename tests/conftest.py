@@ -68,6 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
     jobs, cores = config.getoption("--jobs"), config.getoption("--cores")
     if config.getoption("--save-file-seconds"):
         config.pluginmanager.register(_Watch())
+    if cores:
+        try:
+            # Each process that runs tests makes one of its own.
+            with cpu_quota(cores):
+                pass
+        except OSError as error:
+            raise pytest.UsageError(f"--cores: this user may make no control groups here: {error}") from None
     if jobs > 1:
         config.pluginmanager.register(ForkedSuite(jobs, [cpu_quota(cores)] if cores else []))
     elif cores:
