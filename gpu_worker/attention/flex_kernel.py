@@ -119,10 +119,10 @@ class DecodeAttention:
         )
 
     def __call__(
-        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+        self, query_THD: Tensor, sources: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
         """Output [B, H, value dimension] of queries [B, H, key dimension], one for each slot in order; key and value
-        [K, N, D]; sinks [H]. places: None, because every slot has a query."""
+        [K, N, D]; sinks [H]. sources: None, because every slot has a query."""
         grouped = query_THD.shape[0], *self.query.shape[1:3], self.kind.key_dim
         query = self.query
         if self.kind.key_dim < self.kind.head_dim:
@@ -155,11 +155,12 @@ class PrefillAttention:
         )
 
     def __call__(
-        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+        self, query_THD: Tensor, sources: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        """Output [P, H, value dimension] of queries [T, H, key dimension] at `places` int64 [T] along P; key and value
+        """Output [P, H, value dimension] of queries [T, H, key dimension], taken by `sources` int64 [P]; key and value
         [K, N, D]; sinks [H]."""
-        self._written[places] = query_THD
+        assert sources is not None
+        torch.index_select(query_THD, 0, sources, out=self._written)
         query = self.query.transpose(0, 1).unsqueeze(0)
         out = self.kernel(query, key.unsqueeze(0), value.unsqueeze(0), sinks)
         return out.squeeze(0).transpose(0, 1)[..., : self.kind.value_dim]

@@ -43,6 +43,10 @@ class FlexKernels:
         self._q_positions = {
             bucket: torch.full((bucket,), -1, dtype=torch.int32, device=device) for bucket in shapes.prefill_buckets
         }
+        self._sources = {
+            bucket: torch.zeros(bucket, dtype=torch.int64, device=device) for bucket in shapes.prefill_buckets
+        }
+        self._nth_token = torch.arange(shapes.prefill_buckets[-1], device=device)
         self._prefill_masks = {
             bucket: {
                 view.pattern: PrefillMask(
@@ -70,7 +74,7 @@ class FlexKernels:
 
         Requires that the page tables are those of the step.
         """
-        decode = prefill = None
+        decode = prefill = sources = None
         table, num_decode, places = self._tables.pages, 0, inputs.kv_slots[:0]
         if (part := inputs.decode) is not None:
             assert part.last_slot is not None and part.block_end is not None
@@ -84,6 +88,8 @@ class FlexKernels:
             bucket, places = chunks.q_positions.shape[0], chunks.places
             prefill = self.prefill[bucket]
             self._q_positions[bucket].copy_(chunks.q_positions)
+            sources = self._sources[bucket].zero_()
+            sources.index_copy_(0, places, self._nth_token[: places.shape[0]])
             for mask, blocks in zip(self._prefill_masks[bucket].values(), chunks.blocks, strict=True):
                 mask.update(blocks, table, chunks.rows)
         return StepContext(
@@ -93,6 +99,7 @@ class FlexKernels:
             num_decode=num_decode,
             prefill=prefill,
             prefill_places=places,
+            prefill_sources=sources,
         )
 
 

@@ -127,12 +127,13 @@ class PaddedSteps:
     @torch.inference_mode()
     def warm_up(self, shape: StepShape) -> None:
         """Compiles what a step of this shape needs, and captures it. Changes row 0 and page 0 alone."""
-        # The second run measures kernels that the first has loaded.
-        for _ in range(2):
-            self._static(self._blank_inputs(shape))
+        self._static(self._blank_inputs(shape))
+        # The second run measures kernels that the first has loaded; a capture has one of its own.
+        inputs = self._blank_inputs(shape)
         if self.graphs.is_enabled and self._captures(shape):
-            inputs = self._blank_inputs(shape)
             self.graphs.capture(shape, lambda: self._static(inputs))
+        else:
+            self._static(inputs)
 
     def _blank_inputs(self, shape: StepShape) -> StepInputs[Tensor]:
         """Inputs in which every row and token is padding."""

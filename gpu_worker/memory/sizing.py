@@ -31,6 +31,10 @@ DEFAULT_CPU_POOL_BYTES = 1 << 30
 GPU_CONTEXT_BYTES = 512 << 20
 # By how much free memory may differ from one start to the next, as a part of the pool's pages.
 _HELD_SHARE = 0.02
+# Significant bits of the number of pages that fit the memory of a GPU, rounded down. Its kernels are compiled for one
+# number, and free memory differs by some megabytes from start to start: with every page counted a start compiled what
+# the one before had compiled, which took half of it.
+_PAGES_BITS = 8
 
 
 def readable(num_bytes: int) -> str:
@@ -245,8 +249,11 @@ class _Choice:
             automatic //= 1 + self.settings.standbys
         if self.on_cpu and self.settings.keep_free_bytes is None:
             automatic = min(self.room, max(DEFAULT_CPU_POOL_BYTES, self._pool_bytes(2)))
+        fitting = self._fitting(automatic)
+        if not self.on_cpu:
+            fitting -= fitting % (1 << max(0, fitting.bit_length() - _PAGES_BITS))
         # By default no more pages than all rows need at full length.
-        num_pages = min(self.max_rows * self._pages() + 1, self._fitting(automatic))
+        num_pages = min(self.max_rows * self._pages() + 1, fitting)
         self.is_capped = not self.on_cpu and num_pages > self.max_pages
         num_pages, held = min(num_pages, self.max_pages), self.machine.held_pages
         # The same number as the dead worker had, so that its pool can be taken over.

@@ -132,9 +132,11 @@ def decode_step(kernels: FlexKernels) -> StepContext:
 
 
 def mixed_step(kernels: FlexKernels) -> StepContext:
-    slots, places = (torch.zeros(size, dtype=torch.int64, device=CUDA) for size in (32 + 128, 100))
-    prefill = next(iter(kernels.prefill.values()))
-    return replace(decode_step(kernels), kv_slots=slots, prefill=prefill, prefill_places=places)
+    bucket, prefill = next(iter(kernels.prefill.items()))
+    sizes = 32 + 128, 100, bucket
+    slots, places, sources = (torch.zeros(size, dtype=torch.int64, device=CUDA) for size in sizes)
+    step = replace(decode_step(kernels), kv_slots=slots, prefill=prefill, prefill_places=places)
+    return replace(step, prefill_sources=sources)
 
 
 def _of_attention(layers: LayerMap, cache: KvCache, step: StepContext, num_tokens: int) -> dict[str, int]:

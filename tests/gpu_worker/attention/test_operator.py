@@ -19,16 +19,22 @@ class MeanOfPool:
         self.num_places = num_places
 
     def __call__(
-        self, query_THD: Tensor, places: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
+        self, query_THD: Tensor, sources: Tensor | None, key: Tensor, value: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        placed = torch.zeros(self.num_places, HEADS, DIM, device=query_THD.device)
-        placed[: query_THD.shape[0] if places is None else None] = torch.nan
-        placed[torch.arange(self.num_places) if places is None else places] = query_THD
+        if sources is None:
+            placed = torch.zeros(self.num_places, HEADS, DIM, device=query_THD.device)
+            placed[: query_THD.shape[0]] = query_THD
+        else:
+            # Places that the mask hides have a query, too.
+            assert sources.shape == (self.num_places,)
+            placed = query_THD[sources]
         return placed + key.sum() + value.sum()
 
 
 def context_of(num_tokens: int, *, decode: int = 0, places: list[int] | None = None) -> StepContext:
     targets = torch.tensor(places or [], dtype=torch.int64)
+    sources = torch.zeros(NUM_PLACES, dtype=torch.int64)
+    sources[targets] = torch.arange(len(targets))
     return StepContext(
         kv_slots=torch.arange(1, num_tokens + 1),
         write_kv=assign_kv,
@@ -36,6 +42,7 @@ def context_of(num_tokens: int, *, decode: int = 0, places: list[int] | None = N
         num_decode=decode,
         prefill=(MeanOfPool(NUM_PLACES),) if places else None,
         prefill_places=targets,
+        prefill_sources=sources,
     )
 
 

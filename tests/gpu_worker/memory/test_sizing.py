@@ -100,9 +100,21 @@ def test_a_pool_uses_free_memory_except_the_reserve(on_cpu: bool, keep: int | No
     chosen = sizes(40 * GIB, on_cpu=on_cpu, max_rows=256, keep_free_bytes=keep)
     reserve = GPU_RESERVE_BYTES if keep is None else keep
     assert chosen.reserve == reserve
-    # Less than another page is left, beside tables counted for the longest row.
-    page = 2 * MIB if on_cpu else 4 * MIB
-    assert reserve <= 40 * GIB - taken(chosen) < reserve + page + MIB
+    # Less than another page, or on a GPU another 64 of some 9,000, is left, beside tables counted for the longest row.
+    step = 2 * MIB if on_cpu else 64 * 4 * MIB
+    assert reserve <= 40 * GIB - taken(chosen) < reserve + step + MIB
+
+
+@pytest.mark.parametrize("free", [17 * GIB, 18 * GIB, 24 * GIB, 40 * GIB])
+def test_a_little_more_free_memory_mostly_gives_a_gpu_the_same_pages(free: int) -> None:
+    """So a start finds the kernels that the one before compiled, for a part of the pool below a hundredth."""
+    most = {"on_cpu": False, "max_rows": 256, "keep_free_bytes": 0}
+    numbers = [sizes(free + i * MIB, **most).geometry.num_pages for i in range(512)]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) <= 2 + 512 * MIB / (numbers[0] * 4 * MIB / 256)
+    for i, num_pages in enumerate(numbers):
+        chosen = sizes(free + i * MIB, **most)
+        assert 0 <= free + i * MIB - taken(chosen) < max(num_pages // 128, 1) * 4 * MIB + MIB
 
 
 def test_the_default_pool_on_a_cpu_fits_free_memory() -> None:
@@ -424,8 +436,8 @@ def test_captured_graphs_reduce_the_pool_and_not_what_is_kept_free(vocab_size: i
     without, chosen = (sizes(30 * GIB, costs=costs, on_cpu=False, captures=captures) for captures in (False, True))
     assert (without.graphs, chosen.graphs) == (0, graphs)
     assert without.reserve == chosen.reserve == GPU_RESERVE_BYTES
-    page = 4 * MIB
-    assert without.pool - chosen.pool == pytest.approx(graphs, abs=page)
+    # Of some 7,000 pages the number is a multiple of 32.
+    assert without.pool - chosen.pool == pytest.approx(graphs, abs=32 * 4 * MIB)
     assert taken(chosen) + chosen.reserve <= 30 * GIB
     message = refused(30 * GIB, costs=costs, on_cpu=False, captures=True, pool_bytes=29 * GIB)
     assert f", captured graphs {readable(graphs)}, tables" in message
