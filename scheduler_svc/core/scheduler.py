@@ -45,6 +45,9 @@ class Scheduler(Core):
     def __init__(self, config: CoreConfig, organs: Sequence[type[Organ]] = ORGANS) -> None:
         super().__init__(config)
         self.organs = tuple(organ(self) for organ in organs)
+        # A step is a Tick: it costs no call of an organ that does nothing then.
+        self._ticks = tuple(organ.tick for organ in self.organs if type(organ).tick is not Organ.tick)
+        self._wakes = tuple(organ.next_wake for organ in self.organs if type(organ).next_wake is not Organ.next_wake)
         self._handlers: dict[type, Callable[[Any, float], list[fx.Effect]]] = {ev.Tick: self._tick}
         for organ in self.organs:
             for event, handler in organ.handlers:
@@ -65,11 +68,11 @@ class Scheduler(Core):
 
     def next_wake(self) -> float | None:
         """Time on the core's clock of the next Tick if no event arrives before it; None if nothing is due."""
-        times = [organ.next_wake() for organ in self.organs]
-        return min((at for at in times if at is not None), default=None)
+        times = [at for next_wake in self._wakes if (at := next_wake()) is not None]
+        return min(times, default=None)
 
     def _tick(self, event: ev.Tick, now: float) -> list[fx.Effect]:
-        return [effect for organ in self.organs for effect in organ.tick(now)]
+        return [effect for tick in self._ticks for effect in tick(now)]
 
     def _workers_changed(self, now: float) -> list[fx.Effect]:
         """Updates the waits of all requests, and sends front ends the model again if callers see a difference."""

@@ -192,10 +192,12 @@ class Updates(Organ):
         """Asks workers to load, marks lanes, and reports."""
         self._looked_at = now
         lanes, version = list(self._lanes.values()), self._version
-        if self._update is None and all(
-            lane.info.weights_version == version and lane.phases.weights is LanePhase.OPEN for lane in lanes
-        ):
-            return []
+        if self._update is None:
+            for lane in lanes:
+                if lane.info.weights_version != version or lane.phases.weights is not LanePhase.OPEN:
+                    break
+            else:
+                return []
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
         if (update := self._update) is not None:

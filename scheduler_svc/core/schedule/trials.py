@@ -48,10 +48,18 @@ PATIENCE_SECONDS = 10.0
 """A worker with a small model is back within some seconds of its death."""
 
 
+def next_trial(
+    suspects: Suspects, serving: Sequence[Lane], proven: Sequence[Lane], now: float
+) -> tuple[Lane | None, Turn]:
+    """Chooses the lane that must run the current trial, if one must, and the turn of the other lanes."""
+    lane = trial_lane(suspects, serving, now) if len(suspects) else None
+    if lane is None or not is_apart(suspects, lane, proven):
+        return lane, EVERYBODY
+    return lane, Turn(closed=lane)
+
+
 def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane | None:
     """Chooses the lane that must run the current trial, None without a trial or if it must wait."""
-    if not len(suspects):
-        return None
     proven = [lane for lane in serving if lane.phases.may_start]
     trial = suspects.next_trial(lambda request: any(holds(lane, request) for lane in proven))
     if trial is None:
@@ -78,9 +86,9 @@ def trial_lane(suspects: Suspects, serving: Sequence[Lane], now: float) -> Lane 
     return best
 
 
-def is_apart(suspects: Suspects, lane: Lane | None, proven: Sequence[Lane]) -> bool:
+def is_apart(suspects: Suspects, lane: Lane, proven: Sequence[Lane]) -> bool:
     """Returns whether the trial has its lane to itself: not while it only waits for what its members need."""
-    if lane is None or len(proven) < 2 or not suspects.is_repeated():
+    if len(proven) < 2 or not suspects.is_repeated():
         return False
     return any(request.phase is not Phase.WAITING or may_sample(lane, request) for request in suspects.members())
 
