@@ -45,7 +45,6 @@ class Scheduler(Core):
     def __init__(self, config: CoreConfig, organs: Sequence[type[Organ]] = ORGANS) -> None:
         super().__init__(config)
         self.organs = tuple(organ(self) for organ in organs)
-        # A step is a Tick: it costs no call of an organ that does nothing then.
         self._ticks = tuple(organ.tick for organ in self.organs if type(organ).tick is not Organ.tick)
         self._wakes = tuple(organ.next_wake for organ in self.organs if type(organ).next_wake is not Organ.next_wake)
         self._handlers: dict[type, Callable[[Any, float], list[fx.Effect]]] = {ev.Tick: self._tick}

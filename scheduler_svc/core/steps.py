@@ -34,7 +34,7 @@ class Steps(Organ):
         effects: list[fx.Effect] = []
         suspects, serving = self._lanes.suspects, self._lanes.serving
         proven = [lane for lane in serving if lane.phases.may_start]
-        trial_on, turn = trials.next_trial(suspects, serving, proven, now)
+        trial_on, turn = trials.choose(suspects, serving, proven, now)
         placement = Placement(proven, self._lanes.page_index, now=now)
         # Rounds without a plan, in which a lane may leave a request to one that has already looked at it.
         num_idle = 0
@@ -50,8 +50,7 @@ class Steps(Organ):
                 else:
                     plan = self._plan(lane, placement, turn, now)
                 placement.end(lane)
-                if self._core.sources.is_used:
-                    effects += self._core.sources.orders(lane, now)
+                effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))

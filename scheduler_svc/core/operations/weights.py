@@ -192,12 +192,9 @@ class Updates(Organ):
         """Asks workers to load, marks lanes, and reports."""
         self._looked_at = now
         lanes, version = list(self._lanes.values()), self._version
-        if self._update is None:
-            for lane in lanes:
-                if lane.info.weights_version != version or lane.phases.weights is not LanePhase.OPEN:
-                    break
-            else:
-                return []
+        opened = [lane.phases.weights is LanePhase.OPEN and lane.info.weights_version == version for lane in lanes]
+        if self._update is None and all(opened):
+            return []
         effects = self._adopt(lanes)
         lanes = [lane for lane in lanes if lane.phases.stays]
         if (update := self._update) is not None:

@@ -49,8 +49,9 @@ def running_key(request: Request) -> tuple[int, int, int]:
 
     Without a token file there is one tenant, so its queue keys alone give the order.
     """
-    turn = request.turn if request.submit.tenant else 0
-    return (turn, request.virtual_start - request.submit.priority * AGEING_TOKENS, request.handle)
+    submit = request.submit
+    turn = request.turn if submit.tenant else 0
+    return (turn, request.virtual_start - submit.priority * AGEING_TOKENS, request.handle)
 
 
 def trial_key(request: Request) -> QueueKey:

@@ -38,7 +38,7 @@ from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, free_behind_windows, holds
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.rows import Rows
+from scheduler_svc.core.state.rows import Rows, index_of
 
 _NO_ROWS = np.zeros(0, np.int64)
 # Any number of positions that are a chunk.
@@ -80,7 +80,8 @@ def _decide(builder: PlanBuilder) -> tuple[npt.NDArray[np.int64], bool]:
         is_held = builder.queue.is_held
         kept = [row for row in seated.tolist() if is_held(rows.request_at(row)) is turn.is_trial]
         seated = np.array(kept, np.int64)
-    remaining = np.minimum(rows.known[seated] + rows.tokens_in_flight[seated], rows.last[seated]) - rows.planned[seated]
+    at = index_of(seated)
+    remaining = np.minimum(rows.known[at] + rows.tokens_in_flight[at], rows.last[at]) - rows.planned[at]
     if rows.num_awaiting:
         remaining = _without_sampling(rows, seated, remaining, builder.lane.info.chunk_align)
     decoding = seated[remaining == 1]

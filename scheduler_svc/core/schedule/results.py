@@ -23,6 +23,7 @@ from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
 from scheduler_svc.core.schedule.plan_builder import DETACHED
 from scheduler_svc.core.state.lane import Lane, cache_full_pages
 from scheduler_svc.core.state.request import Request
+from scheduler_svc.core.state.rows import RowIndex, index_of
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
@@ -113,11 +114,10 @@ def read_result(
 ) -> StepTokens:
     """Applies a valid result of a successful step."""
     rows, tokens = lane.rows, event.tokens
-    named = record.rows
-    mine = rows.handle[named] == record.handles
+    named, at = record.rows, index_of(record.rows)
+    mine = rows.handle[at] == record.handles
     all_mine = np.count_nonzero(mine) == len(mine)  # a fraction of the time of `mine.all()`
-    seated = named if all_mine else named[mine]
-    rows.confirm(seated, record.ends if all_mine else record.ends[mine])
+    rows.confirm(at if all_mine else named[mine], record.ends if all_mine else record.ends[mine])
     # Live requests that lost their row after the plan was made have one pending plan less.
     for handle in () if all_mine else record.handles[~mine].tolist():
         if (request := queue.by_handle(handle)) is not None:
@@ -126,14 +126,15 @@ def read_result(
     is_usual = not len(event.nonfinite) and event.constraints is None
     if all_mine and not record.prefill_tokens and is_usual and record.num_logprobs is None:
         # The common step: all rows decode, still have the requests of the plan, and have finite logits.
-        return _seated(lane, queue, named, tokens, now)
+        return _seated(lane, queue, named, at, tokens, now)
     outcomes = Outcomes(event)
     sampled_rows, sampled_mine = named[record.sampled], mine[record.sampled]
     good = sampled_mine & outcomes.is_good
     failed = np.flatnonzero(sampled_mine & ~outcomes.is_good)
     prompt_logprobs, not_finite = _prompt_logprobs(queue, record, event.prompt_logprobs)
     is_complete = None if outcomes.is_complete is None else outcomes.is_complete[good]
-    step_tokens = _seated(lane, queue, sampled_rows[good], tokens[good], now, is_complete)
+    good_rows = sampled_rows[good]
+    step_tokens = _seated(lane, queue, good_rows, index_of(good_rows), tokens[good], now, is_complete)
     rows.drop_sampled(sampled_rows[failed])
     endings = step_tokens.endings
     endings += [outcomes.failure(i, rows.request_at(int(sampled_rows[i]))) for i in failed.tolist()]
@@ -155,30 +156,32 @@ def _seated(
     lane: Lane,
     queue: RequestQueue,
     rows_s: npt.NDArray[np.int64],
+    at: RowIndex,
     tokens: Int32Array,
     now: float,
     is_complete: npt.NDArray[np.bool_] | None = None,
 ) -> StepTokens:
-    """Applies the tokens of rows that still have the requests of the plan. `is_complete` is as in `Outcomes`."""
+    """Applies the tokens of rows that still have the requests of the plan. at: their index; `is_complete` as in
+    `Outcomes`."""
     rows = lane.rows
-    verified, known = rows.add_sampled(rows_s, tokens)
+    verified, known = rows.add_sampled(rows_s, at, tokens)
     if rows.num_metered:
-        queue.accounts.made(rows.meter[rows_s], now)
-    offsets = known - rows.prompt[rows_s]
+        queue.accounts.made(rows.meter[at], now)
+    offsets = known - rows.prompt[at]
     offsets -= 1
     if np.count_nonzero(offsets) < len(offsets):
         for request in rows.requests_at(rows_s[offsets == 0]):
             request.first_token_at = now
-    for row in rows_s[verified >= rows.cache_at[rows_s]].tolist():
+    for row in rows_s[verified >= rows.cache_at[at]].tolist():
         cache_full_pages(lane, row)
 
     endings: list[Ending] = []
-    may_end = known == rows.total[rows_s]
+    may_end = known == rows.total[at]
     is_eos = is_any_of(tokens, lane.info.eos_token_ids)
-    may_stop = is_eos | rows.has_stops[rows_s]
+    may_stop = is_eos | rows.has_stops[at]
     if np.count_nonzero(may_stop):
-        is_eos &= ~rows.ignore_eos[rows_s]
-        may_end |= (is_eos | rows.has_stops[rows_s]) & (known > rows.min_known[rows_s])
+        is_eos &= ~rows.ignore_eos[at]
+        may_end |= (is_eos | rows.has_stops[at]) & (known > rows.min_known[at])
     if is_complete is not None:
         may_end |= is_complete
     for i in may_end.nonzero()[0].tolist():

@@ -48,9 +48,7 @@ PATIENCE_SECONDS = 10.0
 """A worker with a small model is back within some seconds of its death."""
 
 
-def next_trial(
-    suspects: Suspects, serving: Sequence[Lane], proven: Sequence[Lane], now: float
-) -> tuple[Lane | None, Turn]:
+def choose(suspects: Suspects, serving: Sequence[Lane], proven: Sequence[Lane], now: float) -> tuple[Lane | None, Turn]:
     """Chooses the lane that must run the current trial, if one must, and the turn of the other lanes."""
     lane = trial_lane(suspects, serving, now) if len(suspects) else None
     if lane is None or not is_apart(suspects, lane, proven):

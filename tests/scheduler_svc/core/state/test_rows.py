@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler_svc.core.state.request import Phase
-from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows
+from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows, index_of
 from tests.scheduler_svc.core.state.test_request import request
 
 MASK = (1 << 64) - 1
@@ -48,7 +48,7 @@ def test_tokens_keep_their_order_across_the_tail() -> None:
     tokens = [(37 * i) % 1000 for i in range(2 * TAIL_TOKENS + 5)]
     for token in tokens:
         rows.tokens_in_flight[row] += 1
-        rows.add_sampled(row, np.array([token], np.int32))
+        rows.add_sampled(row, index_of(row), np.array([token], np.int32))
     known = [1, 2, *tokens]
     for start, end in [
         (0, 2),
