@@ -1,6 +1,9 @@
 """The checksum against the formula of worker.proto in plain integers, and the tail of new tokens."""
 
+from itertools import combinations, permutations
+
 import numpy as np
+import pytest
 
 from scheduler_svc.core.state.request import Phase
 from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows, index_of
@@ -62,3 +65,27 @@ def test_tokens_keep_their_order_across_the_tail() -> None:
     assert subject.tokens_between(0, subject.known).tolist() == known
     for start, end in [(0, 1), (1, 4), (TAIL_TOKENS, TAIL_TOKENS + 9), (0, len(known))]:
         assert subject.tokens_between(start, end).tolist() == known[start:end]
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 40])
+def test_the_checksum_covers_pages_of_many_rows(count: int) -> None:
+    rows, tables = Rows(40), dict[int, tuple[int, list[int]]]()
+    for row in range(1, count + 1):
+        assert seat(rows, [row]) == row
+        tables[row] = (0, [row])
+    for first in (100, 200):
+        rows.append_pages(list(tables), [first + row for row in tables])
+        tables = {row: (0, [*pages, first + row]) for row, (_, pages) in tables.items()}
+        assert rows.checksum == plain_checksum(tables)
+    # A row that is seated again replaces what it contributed.
+    rows.unseat(count)
+    assert seat(rows, [7]) == count
+    assert rows.checksum == plain_checksum(tables | {count: (0, [7])})
+
+
+def test_an_index_names_the_same_rows_in_the_same_order() -> None:
+    numbers = np.arange(100)
+    ranges = [np.arange(first, end) for first in range(6) for end in range(first, 6)]
+    for rows in [*ranges, *map(np.array, permutations(range(1, 6))), *map(np.array, combinations(range(1, 8), 4))]:
+        assert numbers[index_of(rows)].tolist() == rows.tolist()
+    assert index_of(np.arange(3, 9)) == slice(3, 9)
