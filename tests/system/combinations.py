@@ -92,8 +92,8 @@ _NEEDS = {
     Event.FRONT_ENDS: Feature.FRONT_ENDS,
     Event.CERTIFICATE: Feature.TLS,
 }
-# A standby worker must be there; else it may still start.
-_WITH_STANDBY = (Event.FIRST_WORKER, Event.WORKER, Event.STANDBY, Event.NOTHING)
+# A standby worker must be there; else it may still start, and end because it finds no holder.
+_WITH_STANDBY = (Event.FIRST_WORKER, Event.WORKER, Event.HOLDER, Event.STANDBY, Event.NOTHING)
 Features = frozenset[Feature]
 
 

@@ -13,17 +13,18 @@ SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-l
 PACE = ("--step-ms", "2")
 
 
-def worker(rig: Rig) -> Child:
-    """Another serving worker."""
+def worker(rig: Rig, caller: Caller) -> Child:
+    """A second serving worker. One that has only joined is on probation, and gets no request."""
     child = rig.worker(*SHAPE, *PACE)
     child.wait_line("^joined")
+    caller.wait_load(lambda load: load.workers == 2)
     return child
 
 
 def two_of(rig: Rig) -> tuple[Child, Child, Caller]:
     """Two serving workers in the order of their joining, and a caller."""
     _, first, caller = rig.serve(*SHAPE, *PACE)
-    return first, worker(rig), caller
+    return first, worker(rig, caller), caller
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_a_kill_under_sixteen_streams_moves_them_to_the_other_worker(rig: Rig) -
     caller.wait_load(lambda load: load.workers == 1)
     streams.check()
     assert sum(streams.worker_changes()) == theirs
-    again = worker(rig)
+    again = worker(rig, caller)
     asks = long_asks(8, seed=3)
     with rig.slowed():
         streams = send(caller, asks, tokens=3)
