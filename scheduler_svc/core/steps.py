@@ -3,7 +3,6 @@
 If a step fails, its requests become suspects (`suspicion/suspects.py`), as they do if a worker dies.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler_svc.core.core import Organ, handles
@@ -14,7 +13,7 @@ from scheduler_svc.core.messages.plan import Plan, SentPlan
 from scheduler_svc.core.messages.reports import ResetCause
 from scheduler_svc.core.recovery.workers import ran_out_of_memory
 from scheduler_svc.core.schedule import trials
-from scheduler_svc.core.schedule.placement import Placement, by_backlog
+from scheduler_svc.core.schedule.placement import Placement, backlog
 from scheduler_svc.core.schedule.plan_builder import PlanBuilder
 from scheduler_svc.core.schedule.planner import plan_step, probation_plan
 from scheduler_svc.core.schedule.results import is_valid, read_result
@@ -50,7 +49,8 @@ class Steps(Organ):
                 else:
                     plan = self._plan(lane, placement, turn, now)
                 placement.end(lane)
-                effects += self._core.sources.orders(lane, now)
+                if self._core.sources.is_used:
+                    effects += self._core.sources.orders(lane, now)
                 looked.add(lane.number)
                 if plan is not None:
                     effects.append(fx.SendPlan(worker=lane.worker, plan=plan))
@@ -60,12 +60,16 @@ class Steps(Organ):
                 break
         return effects
 
-    def _free_lanes(self, trial_on: Lane | None) -> Iterator[Lane]:
-        """Yields the lanes that may make a plan when it is their turn, shortest backlog first."""
-        for lane in by_backlog(self._lanes.values()):
+    def _free_lanes(self, trial_on: Lane | None) -> list[Lane]:
+        """Returns the lanes that may make a plan, shortest backlog first."""
+        free: list[Lane] = []
+        for lane in self._lanes.values():
             most = 1 if lane is trial_on or lane.phases.on_probation else self._config.plans_in_flight
             if lane.phases.may_plan and len(lane.in_flight) < most:
-                yield lane
+                free.append(lane)
+        if len(free) > 1:
+            free.sort(key=lambda lane: (backlog(lane), lane.number))
+        return free
 
     def _plan(self, lane: Lane, placement: Placement, turn: trials.Turn, now: float) -> Plan | None:
         if not lane.phases.may_start:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, Int64Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, Int64Array, RowIndex
 from scheduler_svc.core.messages.resources import Need
 
 
@@ -155,6 +155,8 @@ class SentPlan:
     """On the core's clock."""
     rows: Int64Array
     """int64[n]: every row of the plan, chunks first, then decode rows."""
+    index: RowIndex
+    """`index_of(rows)`."""
     handles: Int64Array
     """int64[n]: the request in each row."""
     ends: Int32Array

@@ -11,7 +11,7 @@ search for the best lane ends at the first lane whose backlog alone is too long.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from scheduler_svc.core.pages.page_index import PageIndex
@@ -228,9 +228,3 @@ def backlog(lane: Lane) -> int:
     rows = lane.rows
     seated = rows.seated()
     return int((rows.known[seated] - rows.planned[seated]).clip(0).sum()) + ROW_TOKENS * len(seated)
-
-
-def by_backlog(lanes: Iterable[Lane]) -> list[Lane]:
-    """Returns the lanes, shortest backlog first."""
-    ordered = list(lanes)
-    return ordered if len(ordered) < 2 else sorted(ordered, key=lambda lane: (backlog(lane), lane.number))

@@ -104,27 +104,29 @@ class PlanBuilder:
     """Number of tokens that the step may still compute."""
     has_preempted: bool = False
     """Whether a request was preempted because pages were missing, so that nothing is admitted."""
-    starts: list[RowStart] = field(default_factory=list[RowStart])
-    appends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    starts: list[RowStart] = field(init=False)
+    appends: list[tuple[int, int]] = field(init=False)
     """Row, its next page."""
-    chunks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    chunks: list[tuple[int, int]] = field(init=False)
     """Row, number of positions."""
     prefill_tokens: int = 0
     """Number of positions of `chunks`."""
-    fresh: list[int] = field(default_factory=list[int])
+    fresh: list[int] = field(init=False)
     """Rows started in this plan that have a single position left, so they are decode rows."""
-    swap_outs: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    swap_outs: list[tuple[int, int, bytes]] = field(init=False)
     """Page, host page, hash."""
-    copies: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    copies: list[tuple[int, int, int]] = field(init=False)
     """Source page, target page, number of tokens."""
-    swap_ins: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    swap_ins: list[tuple[int, int]] = field(init=False)
     """Host page, page."""
-    cached: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    cached: list[tuple[int, bytes]] = field(init=False)
     """Page, hash: pages that this plan fills and that are in the prefix cache from now on."""
     _logit_rows: int | None = None
 
     def __post_init__(self) -> None:
         self.budget = self.lane.memory.token_budget
+        self.starts, self.appends, self.chunks, self.fresh = [], [], [], []  # a fifth of the time of factories
+        self.swap_outs, self.copies, self.swap_ins, self.cached = [], [], [], []
 
     def logit_rows_left(self) -> int:
         """Returns how many logit rows the step has left for prompt logprobs. Most plans do without them.

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array
+from scheduler_svc.core.messages.arrays import NO_IDS, Int32Array, index_of
 from scheduler_svc.core.messages.config import Policy
 from scheduler_svc.core.messages.events import Submit
 from scheduler_svc.core.messages.plan import NOTHING_MOVES, PageMoves, Plan, SentPlan, WantedPromptLogprobs
@@ -38,9 +38,9 @@ from scheduler_svc.core.schedule.policy import before_sampling, chunk_tokens
 from scheduler_svc.core.state.counters import Counters
 from scheduler_svc.core.state.lane import Lane, free_behind_windows, holds
 from scheduler_svc.core.state.request import Move, Request
-from scheduler_svc.core.state.rows import Rows, index_of
+from scheduler_svc.core.state.rows import Rows
 
-_NO_ROWS = np.zeros(0, np.int64)
+_NO_ROWS, _NO_FLAGS = np.zeros(0, np.int64), np.zeros(0, np.bool_)
 # Any number of positions that are a chunk.
 _A_CHUNK = 2
 
@@ -80,7 +80,7 @@ def _decide(builder: PlanBuilder) -> tuple[npt.NDArray[np.int64], bool]:
         is_held = builder.queue.is_held
         kept = [row for row in seated.tolist() if is_held(rows.request_at(row)) is turn.is_trial]
         seated = np.array(kept, np.int64)
-    at = index_of(seated)
+    at = index_of(seated, is_ascending=True)
     remaining = np.minimum(rows.known[at] + rows.tokens_in_flight[at], rows.last[at]) - rows.planned[at]
     if rows.num_awaiting:
         remaining = _without_sampling(rows, seated, remaining, builder.lane.info.chunk_align)
@@ -194,15 +194,11 @@ def before_head(builder: PlanBuilder, requests: list[Request]) -> tuple[list[Req
     return before, [request for request in requests if request not in before]
 
 
-_NO_FLAGS = np.zeros(0, np.bool_)
-
-
 def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
     """Makes the plan. Besides the builder's chunks, the rows `decode` int64[n] compute one position each."""
     lane, chunks = builder.lane, builder.chunks
     rows = lane.rows
-    chunk_rows = chunk_starts = chunk_counts = NO_IDS
-    chunk_samples = _NO_FLAGS
+    chunk_rows, chunk_starts, chunk_counts, chunk_samples = NO_IDS, NO_IDS, NO_IDS, _NO_FLAGS
     all_rows, counts = decode, rows.ones[: len(decode)]
     sampled = np.arange(len(chunks), len(chunks) + len(decode), dtype=np.int64)
     if chunks:
@@ -212,17 +208,18 @@ def finish_plan(builder: PlanBuilder, decode: npt.NDArray[np.int64]) -> Plan:
         chunk_samples = chunk_starts + chunk_counts == rows.known[chunk_rows]
         all_rows, counts = np.concatenate([chunk_rows, decode]), np.concatenate([chunk_counts, counts])
         sampled = np.concatenate([chunk_samples.nonzero()[0], sampled])
-    ends = rows.plan(all_rows, counts, sampled)
+    at = index_of(all_rows, is_ascending=not chunks and not builder.fresh)
+    ends = rows.plan(all_rows, at, counts, sampled)
     take_over = lane.pages.take_order()
     num_logprobs, wanted = None, ()
     if rows.num_with_logprobs:
         num_logprobs, wanted = _wanted_logprobs(rows, all_rows[sampled], chunks, chunk_starts)
-
     lane.plan_made(
         SentPlan(
             step=lane.step + 1,
             sent_at=builder.now,
             rows=all_rows,
+            index=at,
             handles=rows.handle[all_rows],
             ends=ends,
             sampled=sampled,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.messages.arrays import Int32Array, is_any_of, is_within
+from scheduler_svc.core.messages.arrays import Int32Array, RowIndex, index_of, is_any_of, is_within
 from scheduler_svc.core.messages.effects import Effect, End, Logprobs, PromptLogprobs, StepOutput, TokenLogprobs
 from scheduler_svc.core.messages.events import ConstraintsOfStep, RawLogprobs, StepDone
 from scheduler_svc.core.messages.plan import SentPlan
@@ -23,7 +23,6 @@ from scheduler_svc.core.schedule.endings import Ending, Outcomes, ending_of
 from scheduler_svc.core.schedule.plan_builder import DETACHED
 from scheduler_svc.core.state.lane import Lane, cache_full_pages
 from scheduler_svc.core.state.request import Request
-from scheduler_svc.core.state.rows import RowIndex, index_of
 
 
 def is_valid(event: StepDone, record: SentPlan, vocab_size: int) -> bool:
@@ -114,7 +113,7 @@ def read_result(
 ) -> StepTokens:
     """Applies a valid result of a successful step."""
     rows, tokens = lane.rows, event.tokens
-    named, at = record.rows, index_of(record.rows)
+    named, at = record.rows, record.index
     mine = rows.handle[at] == record.handles
     all_mine = np.count_nonzero(mine) == len(mine)  # a fraction of the time of `mine.all()`
     rows.confirm(at if all_mine else named[mine], record.ends if all_mine else record.ends[mine])

@@ -18,9 +18,9 @@ def sent(*, prompt: int = 0, at: int = 0, rows: int = 0, context: int = 0, moved
     ends = [at + prompt] * (prompt > 0) + [context + 1] * rows
     count = len(ends)
     return SentPlan(
-        step=1, sent_at=0.0, rows=np.arange(count), handles=np.arange(count), ends=np.array(ends, np.int32),
-        sampled=np.arange(count), prefill_tokens=prompt, decode_tokens=rows, num_logprobs=None,
-        wanted_prompt_logprobs=(), cached=(), swapped_out=(), moved_pages=moved,
+        step=1, sent_at=0.0, rows=np.arange(count), index=slice(count), handles=np.arange(count),
+        ends=np.array(ends, np.int32), sampled=np.arange(count), prefill_tokens=prompt, decode_tokens=rows,
+        num_logprobs=None, wanted_prompt_logprobs=(), cached=(), swapped_out=(), moved_pages=moved,
     )  # fmt: skip
 
 

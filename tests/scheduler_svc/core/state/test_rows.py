@@ -5,8 +5,9 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
+from scheduler_svc.core.messages.arrays import index_of
 from scheduler_svc.core.state.request import Phase
-from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows, index_of
+from scheduler_svc.core.state.rows import TAIL_TOKENS, Rows
 from tests.scheduler_svc.core.state.test_request import request
 
 MASK = (1 << 64) - 1
@@ -35,7 +36,7 @@ def test_the_checksum_covers_starts_appends_steps_and_ended_rows() -> None:
     rows = Rows(3)
     assert seat(rows, [5, 2], first_position=1) == 1
     assert rows.checksum == plain_checksum({1: (1, [5, 2])})
-    rows.plan(np.array([1]), np.array([2], np.int32), np.array([], np.int64))
+    rows.plan(np.array([1]), slice(1, 2), np.array([2], np.int32), np.array([], np.int64))
     rows.append_page(1, 7)
     assert rows.checksum == plain_checksum({1: (3, [5, 2, 7])})
     assert seat(rows, [1]) == 2
@@ -86,6 +87,9 @@ def test_the_checksum_covers_pages_of_many_rows(count: int) -> None:
 def test_an_index_names_the_same_rows_in_the_same_order() -> None:
     numbers = np.arange(100)
     ranges = [np.arange(first, end) for first in range(6) for end in range(first, 6)]
-    for rows in [*ranges, *map(np.array, permutations(range(1, 6))), *map(np.array, combinations(range(1, 8), 4))]:
+    ascending = [*ranges, *map(np.array, combinations(range(1, 8), 4))]
+    for rows in ascending:
+        assert numbers[index_of(rows, is_ascending=True)].tolist() == rows.tolist()
+    for rows in [*ascending, *map(np.array, permutations(range(1, 6)))]:
         assert numbers[index_of(rows)].tolist() == rows.tolist()
     assert index_of(np.arange(3, 9)) == slice(3, 9)
