@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ _MODULES = {
     WORKER: "gpu_worker.settings",
     GATEWAY: "tandem_client.gateway.settings",
 }
+# How often a wait looks for a signal.
+_LOOK_MS = 200
 
 Settings = Mapping[str, Any]
 """By name, as JSON has them: a path is a string, a setting without a value None."""
@@ -60,6 +63,8 @@ class SettingsReader:
             ours.close()
             _answer({name: _MODULES[name] for name in names}, theirs.makefile("rw"))
         theirs.close()
+        self._answered = select.poll()
+        self._answered.register(ours, select.POLLIN)
         with ours:
             self._stream = ours.makefile("rw")
 
@@ -70,6 +75,9 @@ class SettingsReader:
         with contextlib.suppress(BrokenPipeError):
             self._stream.write(f"{json.dumps({name: list(words) for name, words in flags.items()})}\n")
             self._stream.flush()
+        # Python handles a signal between two calls: one that comes as a call begins to wait does not end it.
+        while not self._answered.poll(_LOOK_MS):
+            pass
         with contextlib.suppress(ConnectionError):
             line = self._stream.readline()
         answers: dict[str, dict[str, Any]] | str = json.loads(line) if line else "their reader was killed"

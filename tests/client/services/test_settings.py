@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,6 +78,26 @@ def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(reader._pid, signal.SIGKILL)
         with pytest.raises(SettingsRefused, match="their reader was killed"):
             reader.read({SCHEDULER: []})
+
+
+def test_an_interrupt_ends_a_wait_that_it_does_not_wake() -> None:
+    """As one does that comes just before the call: here another thread takes it."""
+    main = threading.main_thread().ident
+
+    def interrupt() -> None:
+        frame = None
+        while frame is None or frame.f_code is not SettingsReader.read.__code__:
+            frame = frame.f_back if frame is not None else sys._current_frames()[main]
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    with SettingsReader(SCHEDULER) as reader:
+        os.kill(reader._pid, signal.SIGSTOP)
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            reader.read({SCHEDULER: []})
+        thread.join()
 
 
 def run(code: str, *arguments: str) -> list[str]:
