@@ -23,15 +23,18 @@ ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("measure", "benchmarks")
 
 Run = dict[str, float]
+# Numbers that say what was measured, not what came out.
+_SIZES = ("rows", "lanes")
 
 
 def figures(printed: str) -> Run:
-    """Returns every number of the lines of JSON by its path; a path begins with the texts of its line."""
+    """Returns every number of the lines of JSON by its path; a path begins with the texts and sizes of its line."""
     found: Run = {}
     for text in printed.splitlines():
         if text.startswith("{"):
             line: dict[str, Any] = json.loads(text)
-            title = ", ".join(str(each) for each in line.values() if isinstance(each, str))
+            sizes = [f"{line.pop(size)} {size}" for size in _SIZES if size in line]
+            title = ", ".join([*(each for each in line.values() if isinstance(each, str)), *sizes])
             for path, value in _numbers(line):
                 # A spread is named by its median.
                 path = path.removesuffix(".median")

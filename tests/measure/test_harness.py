@@ -92,14 +92,17 @@ def test_figures_of_two_checkouts_are_compared_beside_a_control() -> None:
         for each in (
             {"machine": {"load_1min": 9.0}},
             {"load": "greedy", "rows": 4, "spread": {"p10": 1.5}, "met": True, "rounds": [1, 2]},
-            {"load": "greedy", "rows": 8},
+            {"load": "greedy", "rows": 8, "spread": {"p10": 2.5}},
+            {"load": "greedy", "step_us": 3},
+            {"load": "greedy", "step_us": 4},
             "no mapping",
         )
     )
     assert against.figures(f"a warning\n{printed}") == {
-        "greedy: rows": 4.0,
-        "greedy: spread.p10": 1.5,
-        "greedy: rows'": 8.0,
+        "greedy, 4 rows: spread.p10": 1.5,
+        "greedy, 8 rows: spread.p10": 2.5,
+        "greedy: step_us": 3.0,
+        "greedy: step_us'": 4.0,
     }
     before, after, control = ([{"x": 10.0 + i, "y": 1.0, "gone": 0.0} for i in range(2)] for _ in range(3))
     for one in after:
