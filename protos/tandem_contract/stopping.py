@@ -137,7 +137,10 @@ def leave_to_parent() -> None:
 
 @contextmanager
 def kept_from_children() -> Generator[None]:
-    """Processes that this thread starts meanwhile get no signal that asks to stop: they end with this process."""
+    """Processes that this thread starts meanwhile get no signal that asks to stop: they end with this process.
+
+    This one handles it afterwards. In a fork Python would print and forget what a handler raises.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FROM_OUTSIDE, STOP, STOP_NOW))
     try:
         yield

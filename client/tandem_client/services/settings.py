@@ -17,6 +17,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
+from tandem_contract import stopping
+
 if TYPE_CHECKING:
     from tandem_contract.settings import Program
 
@@ -58,7 +60,8 @@ class SettingsReader:
 
     def __init__(self, *names: str) -> None:
         ours, theirs = socket.socketpair()
-        self._pid = os.fork()
+        with stopping.kept_from_children():
+            self._pid = os.fork()
         if self._pid == 0:
             ours.close()
             _answer({name: _MODULES[name] for name in names}, theirs.makefile("rw"))

@@ -31,6 +31,15 @@ sys.addaudithook(report)
 from tandem_client.cli.__main__ import app
 app(["serve", "--device=cpu", "--shared-pool=off", "--port=0", sys.argv[1]])
 """
+AT_FORK = """
+import os, signal
+from tandem_client.services.settings import SettingsReader
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    SettingsReader("scheduler")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
 PROBE = ["--health-listen=127.0.0.1:0"]
 
 
@@ -82,7 +91,7 @@ def test_a_reader_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupt_ends_a_wait_that_it_does_not_wake() -> None:
     """As one does that comes just before the call: here another thread takes it."""
-    main = threading.main_thread().ident
+    main = threading.get_ident()
 
     def interrupt() -> None:
         frame = None
@@ -98,6 +107,10 @@ def test_an_interrupt_ends_a_wait_that_it_does_not_wake() -> None:
         with pytest.raises(KeyboardInterrupt):
             reader.read({SCHEDULER: []})
         thread.join()
+
+
+def test_an_interrupt_in_the_fork_is_not_lost() -> None:
+    assert run(AT_FORK) == ["interrupted"]
 
 
 def run(code: str, *arguments: str) -> list[str]:
