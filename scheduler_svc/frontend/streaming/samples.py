@@ -192,7 +192,7 @@ class SampleSender:
         wants, logprobs = self._request.description, self.sample.logprobs
         if not wants.want_text:
             piece = piece._replace(text="", reasoning="", calls=())
-        token_ids = list[int]() if not wants.want_token_ids else piece.token_ids
+        token_ids = piece.token_ids if wants.want_token_ids else []
         if self._skips:
             token_ids, piece = self._beyond_received(piece, token_ids)
         has_logprobs = logprobs is not None and bool(piece.token_ids)

@@ -247,7 +247,8 @@ class AnswerWriter:
 
     def _content(self, number: int, delta: inference_pb2.Delta, prompt: ShownPrompt | None = None) -> dict[str, Any]:
         """What a delta adds to choice `number`, behind the prompt that it echoes."""
-        wanted, choice, content = self.wanted, self._choices[number], dict[str, Any]()
+        wanted, choice = self.wanted, self._choices[number]
+        content: dict[str, Any] = {}
         tokens = tokens_of(delta.token_ids, delta.logprobs, wanted.num_top or 0) if wanted.num_top is not None else []
         if delta.tool_calls:
             choice.has_calls = True
