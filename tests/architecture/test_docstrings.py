@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture.source import PROGRAMS, ROOT, files
+from tests.architecture.source import PROGRAMS, ROOT, files, parsed
 
 # Names of a moment, and of a duration, for floats. The name of a duration may end with its unit, and then says enough.
 # `now` is on the clock of the caller: in the core, on the core's.
@@ -54,7 +54,7 @@ def annotated(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AnnAssign, ast.st
 
 def vague_times(source: str) -> Iterator[str]:
     """Yields each float time of a file without unit or clock: fields, parameters and results, as `line name`."""
-    lines, module = source.split("\n"), ast.parse(source)
+    lines, module = source.split("\n"), parsed(source)
     class_texts: dict[ast.AST, str] = {}
     for outer in ast.walk(module):
         if isinstance(outer, ast.ClassDef):
@@ -83,7 +83,7 @@ def vague_times(source: str) -> Iterator[str]:
 def without_subject(source: str) -> Iterator[int]:
     """Yields the lines of comments and docstrings, those of fields included, that begin as a genitive."""
     yield from (number for number, line in enumerate(source.split("\n"), 1) if re.search(r"(^|  )\s*# Of ", line))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
         if isinstance(text, str) and text.lstrip().startswith("Of "):
             yield node.lineno
