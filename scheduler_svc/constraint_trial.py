@@ -4,7 +4,8 @@ llguidance may need minutes for a small grammar and cannot be interrupted, so it
 process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child takes one packet and sends one back,
 until the front end closes the socket, or kills it (`frontend/constraints/trials.py`).
 
-A request is a grammar, its answer why that is refused, empty if it is not. The child's first packet has its process
+A request is a grammar, and whether its trial waits for CPU time that nothing else wants. Its answer is why the grammar
+is refused, empty if it is not. The child's first packet has its process
 id, and how slow its machine is. A trial compiles the grammar, computes the first mask, and walks through 64 masks at
 random; the walk of one grammar is always the same.
 """
@@ -39,11 +40,13 @@ NUM_MASKS = 64
 # 0.3 GiB of it are used with a tokenizer of 152,000 tokens.
 MAX_ADDRESS_SPACE = 1 << 30
 _NICE = 10
+# The first bytes of packets: of a trial with a share of the CPU, which is small because of _NICE, and of all others.
+SHARE, ANY = b"!", b" "
 
 
-def packed(text: str) -> bytes:
+def packed(text: str, mark: bytes = ANY) -> bytes:
     """A packet. It begins with a byte of its own, because an empty one would read like the end."""
-    return b" " + text.encode()
+    return mark + text.encode()
 
 
 def unpacked(packet: bytes) -> str:
@@ -115,7 +118,7 @@ def load(given: dict[str, Any]) -> Callable[[socket.socket], None]:
 
 
 def _give_way() -> None:
-    """Lets others go first. Trials use only CPU time that nothing else wants."""
+    """Lets others go first."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # On a busy machine a process under SCHED_IDLE would read the tokenizer for minutes.
@@ -123,9 +126,11 @@ def _give_way() -> None:
 
 
 def _serve(trial: Trial, connection: socket.socket) -> None:
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     connection.send(packed(f"{os.getpid()} {trial.slowness}"))
     while packet := connection.recv(MAX_PACKET):
+        if not packet.startswith(SHARE):
+            # For good: a process without privileges could not leave it again.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         connection.send(packed(trial.refusal(unpacked(packet))[:MAX_ERROR_CHARS]))
 
 

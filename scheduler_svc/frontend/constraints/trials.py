@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler_svc.constraint_trial import MAX_PACKET, packed, unpacked
+from scheduler_svc.constraint_trial import ANY, MAX_PACKET, SHARE, packed, unpacked
 from scheduler_svc.frontend.rpc import status
 from scheduler_svc.frontend.rpc.gate import Bound, Gate
 from tandem_contract.fork_server import ForkServer, cpu_seconds
@@ -22,6 +22,9 @@ from tandem_contract.needed import needed_task
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
+# Wall time after which a trial that has got less than a quarter of it in CPU time begins again, with a share of its own:
+# where others want all of the CPU, 10 s bring a trial that gives way to all of them 10 ms.
+IDLE_SECONDS = 1.0
 # Between two looks at the CPU clock.
 _SLICE_SECONDS = 0.05
 # One death may be another's doing, such as the kernel's when memory is short.
@@ -67,23 +70,28 @@ class TrialProcess:
         self._child = 0
 
     async def judge(self, grammar: str) -> Verdict:
-        """Tries a grammar, again if the process dies. Raises TrialUnusable."""
+        """Tries a grammar, at first with CPU time that nothing else wants. Raises TrialUnusable."""
+        verdict = await self._judge_to_end(grammar, ANY)
+        return await self._judge_to_end(grammar, SHARE) if verdict.is_unknown else verdict
+
+    async def _judge_to_end(self, grammar: str, mark: bytes) -> Verdict:
+        """Tries it again if the process dies."""
         for _ in range(MAX_DEATHS):
             if not self._child:
                 await self._begin()
-            if (verdict := await self._judge(grammar)) is not None:
+            if (verdict := await self._judge(grammar, mark)) is not None:
                 return verdict
             self._leave_child()
         why = f"its trial ended the process that tries it, {MAX_DEATHS} times, perhaps out of memory"
         return Verdict(refusal=why, was_killed=True)
 
-    async def _judge(self, grammar: str) -> Verdict | None:
+    async def _judge(self, grammar: str, mark: bytes) -> Verdict | None:
         """None if the child has ended without a word."""
         assert self._connection is not None
         cpu_before = cpu_seconds(self._child)
         try:
-            await asyncio.get_running_loop().sock_sendall(self._connection, packed(grammar))
-            answer = await self._wait(self._connection, cpu_before)
+            await asyncio.get_running_loop().sock_sendall(self._connection, packed(grammar, mark))
+            answer = await self._wait(self._connection, cpu_before, gives_way=mark == ANY)
         except OSError:
             return None
         except BaseException:
@@ -99,7 +107,7 @@ class TrialProcess:
         self._leave_child()
         self._forks.kill()
 
-    async def _wait(self, connection: socket.socket, cpu_before: float) -> Verdict | bytes:
+    async def _wait(self, connection: socket.socket, cpu_before: float, *, gives_way: bool) -> Verdict | bytes:
         """Returns the child's answer, empty if it has ended, or the verdict if it takes too long."""
         loop = asyncio.get_running_loop()
         answer = asyncio.ensure_future(loop.sock_recv(connection, MAX_PACKET))
@@ -109,7 +117,7 @@ class TrialProcess:
                 used, waited = cpu_seconds(self._child) - cpu_before, loop.time() - begun
                 if used > self._cpu_limit * self.slowness:
                     return Verdict(refusal=f"its trial took {used:.3g} s of CPU time; {words}", was_killed=True)
-                if waited > self._patience:
+                if waited > self._patience or (gives_way and waited > max(IDLE_SECONDS, 4 * used)):
                     got = f"its trial got {used:.2g} s of CPU time in {waited:.0f} s, because the machine is busy"
                     return Verdict(refusal=f"{got}; {words}", was_killed=True, is_unknown=True)
             return answer.result()

@@ -41,6 +41,7 @@ def trial() -> Iterator[TrialProcess]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may be busy."""
     monkeypatch.setattr(trials, "START_SECONDS", 600.0)
+    monkeypatch.setattr(trials, "IDLE_SECONDS", 1e9)
 
 
 async def test_grammars_are_judged_and_hostile_ones_killed_in_time(trial: TrialProcess) -> None:
@@ -73,12 +74,12 @@ async def test_a_grammar_that_ends_its_process_twice_is_blamed(
     assert await trial.judge('start: "a"') == Verdict()
     judge, started = trial._judge, 0
 
-    async def killed(grammar: str) -> Verdict | None:
+    async def killed(grammar: str, mark: bytes) -> Verdict | None:
         nonlocal started
         started += 1
         if started <= num_kills:
             kill(trial, victim)
-        return await judge(grammar)
+        return await judge(grammar, mark)
 
     trial._judge = killed
     verdict = await trial.judge('start: "b"')
@@ -113,12 +114,37 @@ def wait_until_gone(process: int) -> None:
     os.close(process)
 
 
-async def test_a_trial_that_gets_no_cpu_time_says_nothing_of_its_grammar(trial: TrialProcess) -> None:
+async def test_a_trial_that_gets_no_spare_cpu_time_begins_again_with_a_share(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await trial.judge('start: "a"') == Verdict()
+    monkeypatch.setattr(trials, "IDLE_SECONDS", 0.2)
+    stopped = trial._child
+    os.kill(stopped, signal.SIGSTOP)
+    assert await trial.judge('start: "b"') == Verdict()
+    assert trial._child != stopped and os.sched_getscheduler(trial._child) == os.SCHED_OTHER
+    monkeypatch.setattr(trials, "IDLE_SECONDS", 1e9)
+    # The next one gives way again.
+    assert await trial.judge('start: "c"') == Verdict()
+    assert os.sched_getscheduler(trial._child) == os.SCHED_IDLE
+
+
+async def test_a_trial_that_gets_no_cpu_time_says_nothing_of_its_grammar(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await trial.judge('start: "a"') == Verdict()
+    begin = trial._begin
+
+    async def begin_stopped() -> None:
+        await begin()
+        os.kill(trial._child, signal.SIGSTOP)
+
     trial._patience = 0.2
     os.kill(trial._child, signal.SIGSTOP)
+    monkeypatch.setattr(trial, "_begin", begin_stopped)
     verdict = await trial.judge('start: "b"')
     assert verdict.is_unknown and verdict.was_killed and "because the machine is busy" in verdict.refusal
+    monkeypatch.setattr(trial, "_begin", begin)
     trial._patience = 1e9
     assert await trial.judge('start: "b"') == Verdict()
 
