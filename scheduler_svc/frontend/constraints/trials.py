@@ -22,8 +22,8 @@ from tandem_contract.needed import needed_task
 
 # Wall time after which nothing is known about the grammar, because the machine is busy.
 PATIENCE_SECONDS = 10.0
-# Wall time after which a trial that has got less than a quarter of it in CPU time begins again, with a share of its own:
-# where others want all of the CPU, 10 s bring a trial that gives way to all of them 10 ms.
+# Wall time after which a trial that has got less than a quarter of it in CPU time begins again, with a share of its
+# own: where others want all of the CPU, 10 s bring a trial that gives way to all of them 10 ms.
 IDLE_SECONDS = 1.0
 # Between two looks at the CPU clock.
 _SLICE_SECONDS = 0.05
