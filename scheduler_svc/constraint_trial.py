@@ -5,9 +5,9 @@ process reads the tokenizer once (`tandem_contract/fork_server.py`). Its child t
 until the front end closes the socket, or kills it (`frontend/constraints/trials.py`).
 
 A request is a grammar, and whether its trial waits for CPU time that nothing else wants. Its answer is why the grammar
-is refused, empty if it is not. The child's first packet has its process
-id, and how slow its machine is. A trial compiles the grammar, computes the first mask, and walks through 64 masks at
-random; the walk of one grammar is always the same.
+is refused, empty if it is not. The child's first packet has its process id, and how slow its machine is. A trial
+compiles the grammar, computes the first mask, and walks through 64 masks at random; the walk of one grammar is always
+the same.
 """
 
 import scheduler_svc.import_path  # noqa: F401  # pyright: ignore[reportUnusedImport]
