@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_worker.checkpoint.folder import ModelRefused, find_weights, opened_weights, resolve_folder
 from tests.gpu_worker.saved_model import changed
+from tests.rigs.descriptors import open_descriptors
 
 INDEX = "model.safetensors.index.json"
 
@@ -167,7 +168,7 @@ def test_a_link_that_changes_after_the_check_changes_nothing(saved: Path, tmp_pa
 
 
 def test_what_is_no_weights_file_is_refused_and_every_file_is_closed(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     for name, make, why in (
         ("pipe", lambda folder: os.mkfifo(folder / "model.safetensors"), "is not a file"),
         ("folder", lambda folder: (folder / "model.safetensors").mkdir(), "is not a file"),
@@ -178,4 +179,4 @@ def test_what_is_no_weights_file_is_refused_and_every_file_is_closed(tmp_path: P
         make(tmp_path / name)
         with pytest.raises(ModelRefused, match=why):
             opened_weights(str(tmp_path / name), [str(tmp_path)]).__enter__()
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before

@@ -1,7 +1,6 @@
 """The driver's calls: their binary interface against cuda.h, errors as sentences, and what each call leaves behind."""
 
 import ctypes
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from gpu_worker.shared_pool import cuda_driver as calls
 from gpu_worker.shared_pool.cuda_driver import CudaError, DeviceMemoryUsedUp, Driver
 from gpu_worker.shared_pool.cuda_region import DeviceRegion, bytes_at, check_exportable, mapped_at_new_addresses
 from tests.gpu_worker.cuda_memory.fake_libcuda import GRANULARITY, INVALID_VALUE, FakeCard, FakeLibcuda
+from tests.rigs.descriptors import open_descriptors
 
 CPU = torch.device("cpu")
 HEADERS = sorted(Path("/usr/local").glob("cuda*/include/cuda.h"))
@@ -44,10 +44,6 @@ def library() -> FakeLibcuda:
     return FakeLibcuda(FakeCard())
 
 
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.skipif(not HEADERS or shutil.which("gcc") is None, reason="needs cuda.h and gcc")
 def test_structures_and_constants_are_those_of_the_header(tmp_path: Path) -> None:
     source, program = tmp_path / "probe.c", tmp_path / "probe"
@@ -65,16 +61,16 @@ def test_structures_and_constants_are_those_of_the_header(tmp_path: Path) -> Non
 
 
 def test_memory_keeps_its_content_while_only_a_descriptor_is_left(library: FakeLibcuda) -> None:
-    before = num_descriptors()
+    before = open_descriptors()
     check_exportable(Driver(library, 0), CPU)
-    assert library.is_empty() and num_descriptors() == before and library.card.used() == 0
+    assert library.is_empty() and open_descriptors() == before and library.card.used() == 0
 
 
 @pytest.mark.parametrize(
     "name", [name for name in calls.CALLS if name not in ("cuInit", "cuDeviceGet", "cuDeviceGetUuid_v2")]
 )
 def test_each_call_that_fails_is_named_and_leaves_nothing_behind(library: FakeLibcuda, name: str) -> None:
-    driver, before = Driver(library, 0), num_descriptors()
+    driver, before = Driver(library, 0), open_descriptors()
     library.fails[name] = calls.OUT_OF_MEMORY
     with pytest.raises(DeviceMemoryUsedUp) as error:
         check_exportable(driver, CPU)
@@ -84,7 +80,7 @@ def test_each_call_that_fails_is_named_and_leaves_nothing_behind(library: FakeLi
     library.fails.clear()
     # What cannot be given back stays.
     if name not in ("cuMemUnmap", "cuMemRelease", "cuMemAddressFree"):
-        assert library.is_empty() and num_descriptors() == before
+        assert library.is_empty() and open_descriptors() == before
     library.end()
 
 

@@ -15,6 +15,7 @@ import pytest
 from gpu_worker import holder as server
 from gpu_worker.shared_pool.messages import HolderClient, HolderError, holder_socket, new_socket
 from tests.gpu_worker.holder.user import NUM_PAGES
+from tests.rigs.descriptors import open_descriptors
 from tests.rigs.processes import Child, Rig
 
 NUM_BYTES = 2 << 20
@@ -178,12 +179,12 @@ def test_a_dead_process_s_device_memory_is_granted_with_its_header(
         holding.client.take(user.pool_id, NUM_BYTES, 4 << 30)
     with pytest.raises(HolderError, match="the holder's answer has 2 descriptors; 1 are needed"):
         holding.client.take(user.pool_id, NUM_BYTES)
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     header, memory = holding.client.take(user.pool_id, NUM_BYTES, DEVICE_BYTES)
     assert int.from_bytes(os.pread(header, 8, 0), "little") == user.pid and os.pread(memory, 9, 0) == b"pages"
     os.close(header)
     os.close(memory)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     holding.client.give_back(user.pool_id)
     assert not holding.has_open(path) and holding.memories() == 0
 

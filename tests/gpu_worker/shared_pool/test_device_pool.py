@@ -4,7 +4,6 @@ Without a GPU the driver is `fake_libcuda.py`; on one (`--device cuda`) the driv
 are the real ones, within one process. `test_take_over.py` has what every pool has.
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -19,6 +18,7 @@ from tests.gpu_worker.plans import Moves, TinyCore
 from tests.gpu_worker.rig import Rig
 from tests.gpu_worker.shared_pool.machines import PAGE, PROMPT, Card, assert_undisturbed, order_of, served, taking
 from tests.gpu_worker.shared_pool.test_take_over import assert_serves
+from tests.rigs.descriptors import open_descriptors
 
 
 def pool_of(rig: Rig) -> DevicePool:
@@ -134,13 +134,13 @@ def test_memory_that_cannot_be_mapped_leaves_the_own_pool(card: Card, name: str)
     first, second = card.rig(is_whole=True), card.rig()
     core, own = served(first), second.runner.pool.pool_id
     card.dies(first)
-    mapped, before = dict(pool_of(second)._region.mapped), set(os.listdir("/proc/self/fd"))
+    mapped, before = dict(pool_of(second)._region.mapped), open_descriptors()
     card.libraries[1].fails[name] = 1
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OUT_OF_SYNC
     assert outcome.detail.startswith(f"the pool of a dead worker cannot be mapped: {name} failed with"), outcome.detail
     assert (outcome.pool_id, pool_of(second)._region.mapped) == (own, mapped)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     # It serves with a pool of its own.
     card.libraries[1].fails.clear()
     assert_serves(second, core)
@@ -154,11 +154,11 @@ def test_no_handle_and_no_descriptor_is_left(card: Card) -> None:
     assert not card.libraries[0].handles and not card.libraries[1].handles
     card.libraries[0].end()
     card.dies(first)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = len(open_descriptors())
     _, outcome = taking(second, core, 3, order_of(first))
     assert outcome.status == pb.STEP_STATUS_OK and not card.libraries[1].handles
     # The second worker's own header is gone.
-    assert len(os.listdir("/proc/self/fd")) == descriptors - 1
+    assert len(open_descriptors()) == descriptors - 1
     assert card.fake.used() == sum(pool_of(second)._region.mapped.values())
     pool_of(second)._region.clear()
     card.holder.close()

@@ -17,6 +17,7 @@ import pytest
 from scheduler_svc.processes import frontends
 from scheduler_svc.processes.address import ListenError
 from scheduler_svc.processes.frontends import FrontendFailed, FrontendProcesses, FrontEndSettings
+from tests.rigs.descriptors import open_descriptors
 from tests.rigs.processes import forking
 from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
@@ -223,12 +224,12 @@ def test_a_front_end_that_never_listens_ends_the_service_with_its_cause(bench: B
 
 
 def test_settings_that_fit_no_pipe_are_refused_at_once(bench: Bench) -> None:
-    before = os.listdir("/dev/fd")
+    before = open_descriptors()
     said = r"^the front end cannot be started: [\d,]+ bytes of settings do not fit a pipe$"
     with pytest.raises(FrontendFailed, match=said):
         bench.of(1, response_template=Path("x" * (1 << 20))).watch(restart=True)
     # The held address.
-    assert len(os.listdir("/dev/fd")) == len(before) + 1
+    assert len(open_descriptors()) == len(before) + 1
 
 
 def test_each_front_end_inherits_the_secret(bench: Bench, tmp_path: Path) -> None:

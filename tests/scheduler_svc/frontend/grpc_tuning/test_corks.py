@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning.sockets import MAX_HELD, Connection, Corks
+from tests.rigs.descriptors import open_descriptors
 from tests.scheduler_svc.frontend.grpc_tuning import test_peers
 
 
@@ -78,14 +78,14 @@ async def test_a_single_call_is_not_corked() -> None:
 async def test_the_last_call_sends_and_closes_the_duplicate() -> None:
     with connected() as (server, client, context):
         corks = Corks()
-        num_files = len(os.listdir("/proc/self/fd"))
+        num_files = len(open_descriptors())
         calls = [corks.join(context) for _ in range(3)]
-        assert len(os.listdir("/proc/self/fd")) == num_files + 1
+        assert len(open_descriptors()) == num_files + 1
         calls[0].hold()
         server.send(b"a")
         for call in calls:
             corks.leave(call)
-        assert read(client) == b"a" and len(os.listdir("/proc/self/fd")) == num_files
+        assert read(client) == b"a" and len(open_descriptors()) == num_files
         # The turn of the message ends after the call.
         await asyncio.sleep(0)
         server.close()

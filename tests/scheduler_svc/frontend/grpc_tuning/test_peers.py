@@ -1,13 +1,13 @@
 """The host, the network and the socket of a peer, on real TCP sockets."""
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from scheduler_svc.frontend.grpc_tuning.sockets import listeners, network_of, sockets_to
+from tests.rigs.descriptors import open_descriptors
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ WITHOUT_SOCKET = ["ipv4:127.0.0.1:1", "unix:", "unix:/run/a", "ipv6:%5B::1%5D:1"
 def test_the_sockets_of_several_peers_are_found_in_one_pass_and_the_listener_by_its_port(host: str):
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(connected(host)) for _ in range(3)]
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         found = sockets_to([peer for *_, peer in made[:2]])
         assert set(found) == {peer for *_, peer in made[:2]}
         for _, server, _, peer in made[:2]:
@@ -38,7 +38,7 @@ def test_the_sockets_of_several_peers_are_found_in_one_pass_and_the_listener_by_
         with listener:
             assert listener.getsockname() == made[0][0].getsockname()
         # Nothing that was looked at stays open.
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("peer", WITHOUT_SOCKET)
@@ -67,8 +67,8 @@ def test_whom_a_peer_belongs_to(peer: str, network: str):
 
 def test_a_connection_with_duplicates_is_found_once_and_nothing_stays_open():
     with connected() as (_, server, _, peer), server.dup():
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         with sockets_to([peer])[peer] as found:
             assert found.getpeername() == server.getpeername()
-            assert len(os.listdir("/proc/self/fd")) == before + 1
-        assert len(os.listdir("/proc/self/fd")) == before
+            assert len(open_descriptors()) == len(before) + 1
+        assert open_descriptors() == before
