@@ -13,6 +13,9 @@ from tandem_client import Client
 from tests.rigs.tokenizer_folders import token
 from tests.system.real_service import BUNDLED, SMALL_PAGES, TIMEOUT_SECONDS, real_service
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 # The first ids of the bundled model that have no token.
 WORD, SPECIAL, LEFT, NAMED = range(4102, 4106)
 ADDED = {WORD: token("zanzibar"), SPECIAL: token("<note>", special=True), LEFT: token("[left]", lstrip=True)}

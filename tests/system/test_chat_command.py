@@ -24,6 +24,9 @@ from tests.rigs.waiting import TIMEOUT_SECONDS
 from tests.system.conftest import Served
 from tests.system.real_service import SHAPE
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 TEMPLATE = """\
 {% for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""

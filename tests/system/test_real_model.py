@@ -25,6 +25,9 @@ from tests.system.real_service import (
     real_service,
 )
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[RealService]:

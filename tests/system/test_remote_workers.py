@@ -23,6 +23,9 @@ from tests.rigs.streams import Caller
 from tests.rigs.waiting import until
 from tests.system.asks import Ask, Sent, random_asks, send
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 SHAPE = ("--page-size", "4", "--num-pages", "1024", "--max-rows", "16", "--max-length", "1024", "--token-budget", "128")
 SLOW = ("--step-ms", "2")
 # The real worker's link around the executor of the checking one.

@@ -17,6 +17,9 @@ from tests.rigs.processes import Child, Rig, SchedulerProcess
 from tests.system.real_service import TIMEOUT_SECONDS, Output, Reading, prompts
 from tests.system.test_scheduler_loss import journal_flags, restarted
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 PAGE_SIZE, NUM_STREAMS, NEW_TOKENS = 16, 8, 200
 # A step decodes one token per row, or a prompt; a row may have IN_FLIGHT tokens on their way. The label of a page goes
 # with a later plan than the one that filled it.
