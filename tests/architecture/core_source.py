@@ -70,7 +70,7 @@ class Value(NamedTuple):
     roots: frozenset[str] = frozenset()
     is_fresh: bool = False
     owner: str = ""
-    """Of a container that is not fresh: the class and attribute that it is stored in, `module:Class.attribute`."""
+    """The class and attribute that a container is stored in, `module:Class.attribute`, unless it is fresh."""
 
     def part(self, kind: Type, owner: str = "") -> "Value":
         """Something that is reached through this value."""
@@ -179,8 +179,8 @@ class Program:
         for module in self.modules.values():
             self._import(module)
         self.fields: dict[tuple[str, str], tuple[Type, str, set[Def]]] = {}
-        """Of attributes without an annotation, by class and name: the type, the class and attribute that had the object
-        before, and the functions that these depend on."""
+        """What is known of attributes without an annotation, by class and name: the type, the class and attribute that
+        had the object before, and the functions that these depend on."""
         self.read_fields: set[tuple[str, str]] = set()
         """Those that need not be read again."""
         # What does not change from reading to reading.

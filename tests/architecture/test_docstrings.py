@@ -94,6 +94,11 @@ def test_docstrings_and_comments_have_a_subject() -> None:
     assert found == []
 
 
+def test_docstrings_of_the_tests_have_a_subject() -> None:
+    texts = [(path, (ROOT / path).read_text()) for path in files("tests")]
+    assert [str(path) for path, text in texts if re.search(r'^\s*"""Of ', text, re.M)] == []
+
+
 def test_times_say_unit_and_clock() -> None:
     found = [f"{path}:{time}" for path in files(*PROGRAMS) for time in vague_times((ROOT / path).read_text())]
     assert found == []

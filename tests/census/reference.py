@@ -99,7 +99,7 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def errors_by_position(ours: Tensor, exact: Tensor) -> Tensor:
-    """Of [n, size]: the norm of each difference relative to that of the exact values, [n]."""
+    """Returns the norm of each difference relative to that of the exact values: [n], for two [n, size]."""
     return (ours - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 

@@ -36,7 +36,7 @@ class Row:
 
 
 def text(python: Mapping[str, Any] | str, http: Mapping[str, Any] | str) -> Row:
-    """Of a completion: the client's keywords, and the fields of the body."""
+    """A completion: the client's keywords, and the fields of the body."""
     return Row(
         http if isinstance(http, str) else ("/v1/completions", {"prompt": "a", **http}),
         python if isinstance(python, str) else lambda: generate_request("a", **python),
@@ -54,7 +54,7 @@ def same(**values: Any) -> Row:
 
 
 def asks(path: str, body: dict[str, Any], rpc: Callable[..., calls.Rpc[Any]], *args: Any, **options: Any) -> Row:
-    """Of a call with one answer."""
+    """A call with one answer."""
     return Row((path, body), lambda: made(rpc(*args, **options)))
 
 
@@ -99,7 +99,7 @@ def chat_body(python: dict[str, Any], http: dict[str, Any]) -> dict[str, Any]:
 
 
 def generates(python: dict[str, Any], http: dict[str, Any] | str, _: str) -> Row:
-    """Of a chat that is answered."""
+    """A chat that is answered."""
     return Row(
         http if isinstance(http, str) else ("/v1/chat/completions", chat_body(python, http)),
         lambda: generate_request(None, **{"chat": [USER], **python}),
@@ -107,7 +107,7 @@ def generates(python: dict[str, Any], http: dict[str, Any] | str, _: str) -> Row
 
 
 def renders(python: dict[str, Any], http: dict[str, Any] | str, why: str) -> Row:
-    """Of a chat of which only the ids are asked for."""
+    """A chat of which only the ids are asked for."""
     options = {name: value for name, value in python.items() if name != "chat"}
     return Row(
         why or ("/tokenize", chat_body(python, cast(dict[str, Any], http))),

@@ -58,7 +58,7 @@ class Sequence_:
 
     @property
     def plan_fields(self) -> dict[str, float]:
-        """Of `sampling`, what a plan has fields of its own for."""
+        """The part of `sampling` that a plan has fields of its own for."""
         return {name: value for name, value in self.sampling.items() if name in PLAN_FIELDS}
 
     def params(self) -> SamplingParams:

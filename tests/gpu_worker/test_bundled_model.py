@@ -221,14 +221,13 @@ def test_training_continues_identically_from_a_checkpoint(tmp_path: Path) -> Non
             optimizer.step()
             optimizer.zero_grad()
 
-    recipe = Recipe()
     # Muon multiplies in bfloat16, which takes seconds for the recipe's own sizes on a CPU without it.
     config = Qwen3Config(
         vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, tie_word_embeddings=True,
     )  # fmt: skip
     whole, resumed = Qwen3ForCausalLM(config), Qwen3ForCausalLM(config)
-    whole_optimizers, resumed_optimizers = (build_optimizers(m, recipe) for m in (whole, resumed))
+    whole_optimizers, resumed_optimizers = (build_optimizers(m, Recipe()) for m in (whole, resumed))
     step(whole, whole_optimizers, 0)
     save_checkpoint(tmp_path / "checkpoint.safetensors", whole, whole_optimizers, 1)
     assert load_checkpoint(tmp_path / "checkpoint.safetensors", resumed, resumed_optimizers) == 1

@@ -27,7 +27,7 @@ _NUM_STREAMS, _NUM_TOKENS, _WARM_UP = 32, 500, 20
 
 
 def _first_token_ms(caller: Caller, rng: random.Random) -> float:
-    """Of one request of 30 tokens."""
+    """The time to the first token of one request of 30 tokens, in milliseconds."""
     request = Ask(prompt=tuple(rng.choices(range(200), k=30)), max_new_tokens=2).request()
     began = time.perf_counter()
     stream = caller.generate(request)

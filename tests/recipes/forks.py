@@ -28,12 +28,12 @@ class _Outcomes:
         self.found[name] = max(self.found.get(name, "skipped"), report.outcome, key=self._ORDER.index)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Of a test's set-up, call and end."""
+        """Notes a test's set-up, call or end."""
         if report.when == "call" or report.outcome != "passed":
             self._note(report)
 
     def pytest_collectreport(self, report: Any) -> None:
-        """Of a file's import."""
+        """Notes the import of a file."""
         if report.outcome == "failed":
             self._note(report)
 

@@ -10,7 +10,7 @@ import os
 def open_descriptors() -> set[int]:
     """Returns their numbers once all garbage is collected, so that two results differ by what happened in between."""
     gc.collect()
-    # The first is that of the listing.
+    # The number of the listing itself may differ from call to call.
     listing = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return set(map(int, os.listdir(listing))) - {listing}

@@ -21,7 +21,7 @@ DEATHS_EVERY = 4
 """Every such seed also runs over several lives of the scheduler, with this part of its operations."""
 
 SEEDS_WITH_ADAPTERS = (0, 1)
-"""Of every four seeds: their requests need a second kind of resource, too."""
+"""The seeds, of every four, whose requests need a second kind of resource, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ def test_streams_survive_three_deaths_of_the_scheduler(rig: Rig) -> None:
 
 @pytest.mark.long
 def test_streams_survive_100_random_deaths(rig: Rig) -> None:
-    """Of schedulers, front ends and workers. Streams follow each other, so that there are always 12."""
+    """Schedulers, front ends and workers die. Streams follow each other, so that there are always 12."""
     seed = int(os.environ.get("TANDEM_TEST_SEED", "1"))
     rng, count = random.Random(seed), Counter[str]()
     scheduler, worker, _ = rig.serve(*SHAPE, scheduler_flags=journal_flags(rig, "--frontends", "2"))

@@ -51,7 +51,7 @@ def test_a_text_prompt_equals_its_tokens(served: Served) -> None:
 
 
 def test_prompts_and_outputs_at_edges_equal_the_oracle(served: Served) -> None:
-    """Of pages of 4 tokens, steps of 64, a sequence of 512, and a single new token."""
+    """The edges are those of pages of 4 tokens, steps of 64, a sequence of 512, and a single new token."""
     lengths = (1, 3, 4, 5, 8, 15, 16, 17, 64, 65, 128)
     asks = [Ask(prompt=tuple(b"x" * length), max_new_tokens=9) for length in lengths]
     asks += [Ask(prompt=PROMPT[:length], max_new_tokens=1) for length in (1, 4, 7)]

@@ -97,7 +97,7 @@ def test_the_table_has_what_a_tokenizer_json_alone_does_not(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", TABLE)
 def test_streams_have_the_whole_text(name: str, tmp_path: Path) -> None:
-    """Of ordinary prompts; what a decoder replaces in a text that was sent stays."""
+    """The prompts are ordinary; what a decoder replaces in a text that was sent stays."""
     ours = served(TABLE[name].write(tmp_path / "m")).tokenizer
     assert ours is not None
 

@@ -48,7 +48,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """Of the accepted ones, those that end within the length."""
+        """The part of the accepted ones that ends within the length."""
         return self.num_ended / (self.num_ended + self.num_unfinished + len(self.failed))
 
 

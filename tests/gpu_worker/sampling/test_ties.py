@@ -124,7 +124,7 @@ def test_outputs_and_prompts_of_a_model_with_equal_tokens(
 
 
 def _assert_ordered(found: TokenLogprobs) -> None:
-    """Of the groups of equal tokens the first ones are whole, and the last one begins with its smallest ids."""
+    """The first groups of equal tokens are whole, and the last one begins with its smallest ids."""
     for ids, logprobs in zip(found.top_token_ids.tolist(), found.top_logprobs.tolist(), strict=True):
         of_group = {token % 9: logprob for token, logprob in zip(ids, logprobs, strict=True)}
         tokens = [token for token in range(VOCAB_SIZE) if token % 9 in of_group]

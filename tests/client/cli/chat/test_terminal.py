@@ -66,7 +66,7 @@ def saying(*texts: str) -> Callable[[pb.GenerateRequest, Ending], Messages]:
 
 
 def sent(service: FakeService) -> list[list[tuple[str, str]]]:
-    """Of each request, the roles and the texts of its messages."""
+    """The roles and the texts of the messages of each request."""
     requests = [request for request in service.requests if isinstance(request, pb.GenerateRequest)]
     return [[(each.role, "\n".join(each.content)) for each in request.chat.messages] for request in requests]
 

@@ -24,7 +24,7 @@ from tests.scheduler_svc.frontend.fake_core import Service, model_state, service
 
 METHODS = [method for service in (methods.INFERENCE, methods.CONTROL, methods.HEALTH) for method in service.methods]
 SIZES = Sizes(prompt_tokens=511, text_chars=2560, length=512, top_k=274, samples=4, logprobs=5)
-"""Of the front end under test; max_length 512 and at most 5 characters a token."""
+"""Those of the front end under test; max_length 512 and at most 5 characters a token."""
 STATE = model_state()
 STATE.chat_template = "{{ messages[0].content }}"
 # Fields that have no limit of their own, besides flags and messages.

@@ -153,7 +153,7 @@ def test_a_recorder_that_fails_is_off(
 
 
 def test_a_fatal_signal_leaves_the_stacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of processes that one forks, each with a folder of its own."""
+    """One process forks those that get the signals; each has a folder of its own."""
     numbers = [int(number) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)] + [0]
     code = f"""
 import os, pathlib
