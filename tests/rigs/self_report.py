@@ -51,6 +51,10 @@ if __name__ == "__main__":
             pass
         case "raises":
             raise ValueError("as ordered")
+        case "says why":
+            sys.exit("the last line")
+        case "leaves a thread":
+            threading.Thread(target=lambda: (threading.main_thread().join(), print("the last line"))).start()
         case "waits":
             print("waits")
             signal.pause()

@@ -8,6 +8,9 @@ import pytest
 
 from tests.system.combinations import Feature, Features, Service, covering, events_of, pairs
 
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
+
 
 def _named(features: Features) -> str:
     return "+".join(sorted(features))

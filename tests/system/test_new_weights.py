@@ -14,8 +14,8 @@ from tandem_client.types import Summary, UpdateState, Waiting, WaitReason, Weigh
 from tests.rigs.processes import Child, Rig
 from tests.system.real_service import BUNDLED, NEAR_TIE, TIMEOUT_SECONDS, Case, reference
 
-# Its workers are forked by a process that has imported the compiler, which takes seconds.
-pytestmark = pytest.mark.together("compiler")
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
 
 PROMPTS = ["Return the", "def main(", "The list of", "import "]
 NEW_TOKENS = 48

@@ -31,8 +31,8 @@ from tests.rigs.processes import Child, Rig
 from tests.system.real_service import TIMEOUT_SECONDS, real_service
 from tests.system.test_gateway import gateway
 
-# Its workers are forked by a process that has imported the compiler, which takes seconds.
-pytestmark = pytest.mark.together("compiler")
+# Its workers are forked by a process that has imported torch, which takes seconds.
+pytestmark = pytest.mark.together("torch")
 
 _WORKER = ("--page-size=16", "--max-rows=16", "--max-length=512", "--token-budget=128", "--num-pages=512")
 WEATHER: dict[str, Any] = {
