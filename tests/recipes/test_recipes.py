@@ -1,6 +1,6 @@
 """Each recipe of "Changing it" is followed on a copy of the tree: its files are those that change, its tests notice.
 
-In the suite each recipe is followed once, with its first notice and its quickest tests; `make recipes` runs all.
+`make test-pages` follows each recipe once, with its first notice and its quickest tests; `make recipes` runs all tests.
 """
 
 from collections.abc import Iterator
@@ -58,6 +58,7 @@ def test_the_page_names_the_files_that_change(recipe: Recipe) -> None:
     assert recipe.texts().keys() == {step.file for step in recipe.steps}
 
 
+@pytest.mark.pages
 @each_recipe
 def test_a_recipe_is_followed(recipe: Recipe, runs: Runs, tmp_path: Path) -> None:
     follow(recipe, runs, tmp_path / "tree", recipe.notices[:1], recipe.quick)
