@@ -9,6 +9,9 @@ way if its variables are other than the forking process's, and tests of imports 
 Programs that start others have children ready, which become the first of them.
 """
 
+from tests.rigs.forked_end import after_exit_functions
+
+# isort: split
 import argparse
 import atexit
 import ctypes
@@ -438,48 +441,10 @@ def _run(program: str, arguments: list[str]) -> None:
     if program.startswith(f"{_CLIENT}."):
         # The package, which has been imported, begins with this.
         importlib.import_module(f"{_CLIENT}{_IMPORT_PATH}")
-    # What is registered first runs last.
-    end = _End()
-    atexit.register(end)
-    with end:
+    with after_exit_functions():
         runpy._run_module_as_main(program)
         # Its return value, the names of the module, must not become the exit code.
         sys.exit()
-
-
-class _End:
-    """The end of a process whose exit functions have run, with its exit code.
-
-    The interpreter would take all modules down, those that were imported before the fork too, which writes to the
-    memory that they share: 0.05 s of CPU, and 0.3 s with torch.
-    """
-
-    def __init__(self) -> None:
-        # None: the interpreter's own end.
-        self._exit_code: int | None = None
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, *trace: object) -> None:
-        match error:
-            case SystemExit(code=None):
-                self._exit_code = 0
-            case SystemExit(code=int(code)):
-                self._exit_code = code
-            case SystemExit() | Exception():
-                self._exit_code = 1
-            case _:
-                # An interrupt, which ends the process by its signal.
-                pass
-
-    def __call__(self) -> None:
-        if self._exit_code is None:
-            return
-        # What cannot be written changes the exit code of the interpreter.
-        with suppress(OSError, ValueError):
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(self._exit_code)
 
 
 def _prepare_children(program: str, arguments: list[str]) -> None:
