@@ -2,12 +2,14 @@
 
 import atexit
 import json
+import logging
 import os
 import random
 import resource
 import signal
 import sys
 import threading
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,11 @@ if __name__ == "__main__":
             sys.exit("the last line")
         case "leaves a thread":
             threading.Thread(target=lambda: (threading.main_thread().join(), print("the last line"))).start()
+        case "logs":
+            # logging, which a forking process has imported, writes it when the program ends.
+            handler = MemoryHandler(100, logging.CRITICAL, target=logging.StreamHandler(sys.stdout))
+            logging.getLogger().addHandler(handler)
+            logging.error("the last line")
         case "waits":
             print("waits")
             signal.pause()

@@ -78,7 +78,7 @@ def test_two_forks_draw_other_random_numbers(starts: list[Start]) -> None:
     ("how", "code"),
     [
         *[("returns", 0), ("0", 0), ("3", 3), ("300", 300 % 256), ("-1", 255)],
-        *[("raises", 1), ("says why", 1), ("leaves a thread", 0)],
+        *[("raises", 1), ("says why", 1), ("leaves a thread", 0), ("logs", 0)],
     ],
 )
 def test_it_ends_with_the_code_and_the_last_lines_of_a_start(starts: list[Start], how: str, code: int) -> None:
@@ -87,7 +87,7 @@ def test_it_ends_with_the_code_and_the_last_lines_of_a_start(starts: list[Start]
         output, _ = process.communicate()
         assert process.returncode == code
         assert ("Traceback" in output) == (how == "raises")
-        assert output.endswith("the last line\n") == (how in {"says why", "leaves a thread"})
+        assert output.endswith("the last line\n") == (how in {"says why", "leaves a thread", "logs"})
 
 
 def test_nobody_else_closes_its_files_at_its_end(starts: list[Start]) -> None:
