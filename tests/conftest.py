@@ -98,10 +98,12 @@ def kept_process() -> Iterator[None]:
 
 
 def _give_back_variables() -> None:
-    kept = preloaded.environment
-    for name in os.environ.keys() - kept.keys() - {_CURRENT_TEST}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in kept.items() if name != _CURRENT_TEST})
+    kept, found = preloaded.environment, dict(os.environ)
+    for name in {*kept, *found} - {_CURRENT_TEST}:
+        if name not in kept:
+            del os.environ[name]
+        elif found.get(name) != kept[name]:
+            os.environ[name] = kept[name]
 
 
 @pytest.hookimpl(trylast=True)

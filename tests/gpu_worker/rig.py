@@ -17,6 +17,7 @@ from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig,
 from gpu_worker.attention.layers import LayerMap
 from gpu_worker.attention.paged import ATTENTION_NAME, register
 from gpu_worker.backends import runner_of
+from gpu_worker.checkpoint.linear import Groups
 from gpu_worker.checkpoint.loading import prepare
 from gpu_worker.compatibility.check_model import check_model, meta_model_of
 from gpu_worker.cpu.graphs import cpu_graphs
@@ -118,6 +119,20 @@ def config_of(spec: RigSpec) -> PreTrainedConfig:
     )
 
 
+# By class and content of the config: to examine a model takes half of what a rig takes, and few configs make all rigs.
+_FACTS: dict[tuple[type, str], tuple[LayerMap, Groups]] = {}
+
+
+def facts_of(config: PreTrainedConfig) -> tuple[LayerMap, Groups]:
+    """The attention layers of this model, and its linear layers that share an input."""
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in _FACTS:
+        # Only shapes are read, and grouped experts run on the meta device in bfloat16 alone.
+        meta_model = meta_model_of(config, dtype=torch.bfloat16)
+        _FACTS[key] = check_model(meta_model), shared_inputs(meta_model)
+    return _FACTS[key]
+
+
 class Rig:
     def __init__(
         self,
@@ -142,10 +157,7 @@ class Rig:
         self.eager = eager_model(config_of(spec), seed=7).to(device=device, dtype=spec.dtype)
         served = copy.deepcopy(self.eager)
         served.set_attn_implementation(ATTENTION_NAME)
-        # Only shapes are read, and grouped experts run on the meta device in bfloat16 alone.
-        meta_model = meta_model_of(config_of(spec), dtype=torch.bfloat16)
-        layers = check_model(meta_model)
-        merged = shared_inputs(meta_model)
+        layers, merged = facts_of(config_of(spec))
         self.served = served = prepare(served, device=device, dtype=spec.dtype, merged=merged)
         layers = layers if spec.bound is None else layers.bounded(*spec.bound)
         if spec.graphs and device.type == "cpu":

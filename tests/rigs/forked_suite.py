@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-# What a process asks for; it sends its reports as dictionaries, and the number of each test that has ended.
+# What a process asks for. Of each test that has ended it sends the number and the reports, as dictionaries.
 _MORE = "more"
 
 
@@ -105,11 +105,11 @@ class ForkedSuite:
                 given = self._waiting.popleft() if self._waiting else []
                 process.left.extend(given)
                 connection.send(given)
-            case int():
-                assert message == process.left.popleft()
-            case _:
-                report = hook.pytest_report_from_serializable(config=session.config, data=message)
-                hook.pytest_runtest_logreport(report=report)
+            case number, reports:
+                assert number == process.left.popleft()
+                for data in reports:
+                    report = hook.pytest_report_from_serializable(config=session.config, data=data)
+                    hook.pytest_runtest_logreport(report=report)
 
     def _ended(self, session: pytest.Session, process: _Process) -> None:
         _, status = os.waitpid(process.pid, 0)
@@ -126,15 +126,19 @@ class ForkedSuite:
 
 
 class _Reporter:
-    """In place of the terminal's, in a process that runs tests."""
+    """In place of the terminal's, in a process that runs tests: keeps the reports of one test."""
 
-    def __init__(self, config: pytest.Config, connection: Connection, terminal: Any) -> None:
-        self._config, self._connection = config, connection
+    def __init__(self, config: pytest.Config, terminal: Any) -> None:
+        self._config, self._reports = config, list[dict[str, Any]]()
         # What pytest-timeout writes with.
         self._tw = terminal._tw
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._connection.send(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+        self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
+
+    def taken(self) -> list[dict[str, Any]]:
+        taken, self._reports = self._reports, []
+        return taken
 
 
 def _run(
@@ -144,11 +148,11 @@ def _run(
     try:
         # What the first process has to do at its end is not this one's.
         atexit._clear()
-        _separate(session.config, number, connection)
+        reporter = _separate(session.config, number)
         with ExitStack() as stack:
             for limit in limits:
                 stack.enter_context(limit)
-            _run_tests(session, connection)
+            _run_tests(session, connection, reporter)
         status = 0
     except KeyboardInterrupt:
         pass
@@ -164,11 +168,11 @@ def _run(
         os._exit(status)
 
 
-def _separate(config: pytest.Config, number: int, connection: Connection) -> None:
+def _separate(config: pytest.Config, number: int) -> _Reporter:
     """Gives this process its own of what the first one has, where both would write."""
     plugins = config.pluginmanager
-    terminal = plugins.unregister(name="terminalreporter")
-    plugins.register(_Reporter(config, connection, terminal), "terminalreporter")
+    reporter = _Reporter(config, plugins.unregister(name="terminalreporter"))
+    plugins.register(reporter, "terminalreporter")
     capture: Any = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()
@@ -177,9 +181,10 @@ def _separate(config: pytest.Config, number: int, connection: Connection) -> Non
     factory = folders._tmp_path_factory
     factory._basetemp = factory.getbasetemp() / f"process{number}"
     factory._basetemp.mkdir(mode=0o700, exist_ok=True)
+    return reporter
 
 
-def _run_tests(session: pytest.Session, connection: Connection) -> None:
+def _run_tests(session: pytest.Session, connection: Connection, reporter: _Reporter) -> None:
     def numbers() -> Iterator[int]:
         while given := _ask(connection):
             yield from given
@@ -191,7 +196,7 @@ def _run_tests(session: pytest.Session, connection: Connection) -> None:
         following = next(ahead, None)
         item, after = session.items[number], None if following is None else session.items[following]
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-        connection.send(number)
+        connection.send((number, reporter.taken()))
         if session.shouldfail or session.shouldstop:
             return
         number = following

@@ -54,7 +54,8 @@ class FakeCard:
 
     def used(self) -> int:
         """Bytes of memory that this process, or another one, still has a descriptor or a mapping of."""
-        return sum(num_bytes for inode, num_bytes in self._allocations.items() if inode in _held_inodes())
+        held = _held_inodes()
+        return sum(num_bytes for inode, num_bytes in self._allocations.items() if inode in held)
 
 
 def _held_inodes() -> set[int]:

@@ -23,7 +23,7 @@ from tests.rigs.executor import Shape
 from tests.scheduler_svc.core.world import FRONTEND, hashes_of, info_of
 
 SHAPE = Shape(page_size=16, num_pages=600, max_rows=8, max_length=512, token_budget=64)
-NUM_POLITE, MAX_WAITING = 300, 64
+NUM_POLITE, MAX_WAITING = 150, 64
 STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.0001
 # The polite one sends about a tenth of what the worker can do.
 POLITE_GAP, POLITE_PROMPT, POLITE_NEW = 0.06, 8, 4

@@ -88,7 +88,7 @@ def test_one_and_two_lanes_start_the_requests_that_the_reference_starts(
     num_lanes: int, has_window: bool, tenants: int
 ) -> None:
     num_starts = 0
-    for seed in range(3):
+    for seed in range(2):
         seats, _ = play(HollowFleet, seed, num_lanes, has_window=has_window, tenants=tenants)
         with pairwise():
             expected, _ = play(HollowFleet, seed, num_lanes, has_window=has_window, tenants=tenants)
