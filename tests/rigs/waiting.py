@@ -14,7 +14,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = float(os.environ.get("TEST_WAIT_SECONDS", "240"))
 # How long a lost stream may be continued: a worker may need minutes to start. It is the longest that a service allows.
 LINGER_SECONDS = 600.0
-_LOOK_SECONDS = 0.005
+_LOOK_SECONDS = 0.01
 
 
 def until(condition: Callable[[], T], what: str = "") -> T:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,9 @@ def streams(stage: Stage, grpc: str, http: str) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        begun.wait(TIMEOUT_SECONDS)
+        with suppress(threading.BrokenBarrierError):
+            begun.wait(TIMEOUT_SECONDS)
+        assert not failures, failures
         yield
     finally:
         (stage.run / "fast").touch()
@@ -275,7 +277,9 @@ def test_a_signal_to_the_group_of_programs_that_were_started_by_hand_drains_them
     grpc = scheduler.wait_line(_GRPC)[1]
     gateway = stage.start("tandem_client.gateway", "--listen", "127.0.0.1:0", "--address", grpc, group=group)
     http = gateway.wait_line(_HTTP)[1]
-    worker.wait_line(_READY)
+    # The worker's own line does not say that the front end knows of it.
+    with closing(Caller(grpc)) as caller:
+        caller.wait_serving()
     programs = [worker, scheduler, gateway]
     others = psutil.Process(scheduler.pid).children(recursive=True)
     with streams(stage, grpc, http):
