@@ -158,13 +158,23 @@ def test_names_that_run_out_and_names_that_may_repeat(talking: Talking) -> None:
     }  # fmt: skip
     record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}}
     record |= {"minProperties": 2, "maxProperties": 3}
-    for seed, schema in enumerate((score, record)):
-        for asked in ({"response_format": _strict(schema)}, {"tools": [_tool(schema)], "tool_choice": "required"}):
-            answer = talking.chat(seed=seed, max_tokens=120, **asked)
-            calls: list[Any] = answer.message.tool_calls or []
-            texts = [call.function.arguments for call in calls] or [answer.message.content]
-            for text in texts[:-1] if answer.finish_reason == "length" else texts:
-                jsonschema.validate(json.loads(text), schema)
+
+    def ask(seed: int, schema: dict[str, Any], asked: dict[str, Any]) -> None:
+        answer = talking.chat(seed=seed, max_tokens=120, **asked)
+        calls: list[Any] = answer.message.tool_calls or []
+        texts = [call.function.arguments for call in calls] or [answer.message.content]
+        for text in texts[:-1] if answer.finish_reason == "length" else texts:
+            jsonschema.validate(json.loads(text), schema)
+
+    # In the same steps, which is quicker.
+    with ThreadPoolExecutor(4) as pool:
+        answers = [
+            pool.submit(ask, seed, schema, asked)
+            for seed, schema in enumerate((score, record))
+            for asked in ({"response_format": _strict(schema)}, {"tools": [_tool(schema)], "tool_choice": "required"})
+        ]
+        for answer in answers:
+            answer.result(TIMEOUT_SECONDS)
 
 
 def test_an_answer_matches_its_schema_or_calls_a_tool(talking: Talking) -> None:
@@ -399,7 +409,8 @@ def test_kills_change_no_structured_answer(talking: Talking, num_kills: int) -> 
     def read(stream: Any) -> list[int]:
         return [token for delta in stream for token in delta.token_ids]
 
-    undisturbed = [read(ask(i)) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        undisturbed = list(pool.map(lambda i: read(ask(i)), range(8)))
     num_changed = 0
     for _ in range(num_kills):
         workers.append(talking.rig.real_worker(*_WORKER))

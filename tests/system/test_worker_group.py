@@ -36,7 +36,8 @@ def test_two_ranks_compute_the_tokens_of_the_whole_model(served: RealService) ->
     [info] = served.client.load().per_worker
     assert (info.pid, info.device) == (served.roomy.pid, "2 x cpu")
     assert len(ranks_of(served.roomy)) == 2
-    assert_equal_but_for_ties(bundled_cases(), served.read(bundled_cases()).result())
+    cases = bundled_cases()[::2]
+    assert_equal_but_for_ties(cases, served.read(cases).result())
 
 
 def test_a_group_on_one_host_listens_on_loopback_only(served: RealService) -> None:
