@@ -13,7 +13,7 @@ from scheduler_svc.simulator.workload import Synthetic, parse_lengths
 from tests.scheduler_svc.simulator.rig import Flat, arrival, arrivals, setup, simulated
 
 
-def synthetic(count: int = 300, rate: float = 50.0, **changes: object) -> Synthetic:
+def synthetic(count: int = 150, rate: float = 50.0, **changes: object) -> Synthetic:
     lengths = {"inputs": parse_lengths("uniform:8:64"), "outputs": parse_lengths("uniform:1:20")}
     return Synthetic(num_requests=count, own_rate=rate, **{**lengths, **changes})  # pyright: ignore
 
@@ -53,11 +53,11 @@ def test_every_request_gets_the_tokens_of_the_workload() -> None:
     wanted = list(arrivals(workload))
     for ask in (0, 500):
         tally = simulated(setup(ask_tokens=ask), iter(wanted)).tally
-        assert tally.finished == tally.submitted == 300 and tally.live == 0
+        assert tally.finished == tally.submitted == 150 and tally.live == 0
         assert tally.prompt_tokens == sum(len(each.prompt) for each in wanted)
         assert tally.output_tokens == sum(each.output_tokens for each in wanted)
-        assert tally.all_requests.ttft.count == 300
-        assert tally.all_requests.itl.count == tally.output_tokens - 300
+        assert tally.all_requests.ttft.count == 150
+        assert tally.all_requests.itl.count == tally.output_tokens - 150
 
 
 def test_equal_setups_give_equal_figures() -> None:

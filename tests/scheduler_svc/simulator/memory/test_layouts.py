@@ -127,7 +127,7 @@ def figures(layout: Layout) -> object:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@trials(max_examples=100)
+@trials(max_examples=50)
 @given(asked=asked_for, actions=actions)
 def test_counters_equal_those_of_the_extents(name: str, asked: Settings, actions: list[tuple[str, int, list[int]]]):
     trial = Trial(LAYOUTS[name](asked), asked)
