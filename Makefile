@@ -231,7 +231,7 @@ $(KERNELS_INSTALLED): .ci/kernel-constraints.txt
 	@$(KERNELS_PYTHON) .ci/install.py venv $(KERNELS_VENV)
 	@echo "installing the CUDA build of torch (2.6 GB) into $(KERNELS_VENV), once"
 	@$(KERNELS_VENV)/bin/pip install --disable-pip-version-check --no-input -c $< \
-	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest
+	    torch transformers numpy protobuf googleapis-common-protos psutil pydantic pytest pyzmq
 	@touch $@
 
 test-kernels: $(KERNELS_INSTALLED) $(STUBS) ## Compile the kernels of CUDA cards and interpret them, without a GPU
