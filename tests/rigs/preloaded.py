@@ -6,7 +6,8 @@ interpreter's, or a signal's. It differs where modules read variables at their i
 it has imported and does not use, and at its end, which takes no modules down; so a program is started in the ordinary
 way if its variables are other than the forking process's, and tests of imports and of whole ends start it themselves.
 
-Programs that start others have children ready, which become the first of them.
+Programs that start others have children ready, which become the first of them. One process that forks is forked from
+another that has imported what both need.
 """
 
 from tests.rigs.forked_end import after_exit_functions
@@ -42,67 +43,61 @@ _IMPORT_PATH = ".import_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """One process that forks. `modules`: what its programs import, at once and later. `variables`: what they set before
-    they import. `late`: variables that these modules read when they run; PYTHONPATH is one if the programs themselves
-    are always those of this checkout.
+    """One process that forks. `base`: the kind that it is forked from, if it is not started. `modules`: what its
+    programs import, at once and later. `variables`: what they set before they import. `late`: variables that these
+    modules read when they run; PYTHONPATH is one if the programs themselves are always those of this checkout.
     """
 
+    base: str | None = None
     programs: tuple[str, ...]
     modules: tuple[str, ...]
     late: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
 
 
-_OF_SERVICE = (
-    "scheduler_svc.__main__",
-    "scheduler_svc.frontend.__main__",
-    "scheduler_svc.frontend.server",
-    "tests.rigs.preloaded_chat",
-    "tandem_client.gateway.__main__",
-    "tandem_client.gateway.server",
-    "gpu_worker.holder",
-    "tests.rigs.checking_worker",
-)
-# Transformers would say that torch is missing.
-_QUIET = ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+_BARE, _TORCH = "without torch", "torch alone"
+_FORKING = "tests.rigs.preloaded"
+# Otherwise gRPC writes to the terminal, and Transformers says that torch is missing.
+_QUIET = (("GRPC_VERBOSITY", "NONE"), ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"))
 _KINDS = {
-    "without torch": _Kind(
+    _BARE: _Kind(
         programs=(
             *(_SERVICE, "gpu_worker.holder", "scheduler_svc.recording.replay"),
             *("tests.rigs.checking_worker", "tests.rigs.known_secrets", "tests.gpu_worker.holder.user"),
+            _FORKING,
         ),
-        modules=(*_OF_SERVICE, "scheduler_svc.recording.replay"),
-        variables=(_QUIET,),
+        modules=(
+            *("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "scheduler_svc.frontend.server"),
+            *("tests.rigs.preloaded_chat", "tandem_client.gateway.__main__", "tandem_client.gateway.server"),
+            *("gpu_worker.holder", "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
+        ),
+        variables=_QUIET,
     ),
+    _TORCH: _Kind(programs=(_FORKING,), modules=("torch", "transformers", "gpu_worker.__main__")),
     "with torch": _Kind(
+        base=_TORCH,
         programs=(_WORKER, "tests.rigs.reference_tokens"),
         modules=(
-            "gpu_worker.__main__",
-            "tests.rigs.preloaded_torch",
-            "gpu_worker.startup",
-            "gpu_worker.link.link",
-            "gpu_worker.native.library",
+            *("tests.rigs.preloaded_torch", "gpu_worker.startup"),
+            *("gpu_worker.link.link", "gpu_worker.native.library"),
         ),
     ),
     "with the compiler": _Kind(
+        base=_TORCH,
         programs=(
             *(_WORKER, "tests.rigs.recorded_worker", "tests.rigs.recorded_ranks"),
             *("tests.gpu_worker.sharding.one_trial", "tests.census.ranked"),
         ),
         modules=(
-            "gpu_worker.__main__",
-            "tests.rigs.preloaded_compiler",
-            "gpu_worker.startup",
-            "gpu_worker.link.link",
-            "tests.rigs.graph_recorder",
-            "tests.rigs.padded_shapes",
+            *("tests.rigs.preloaded_compiler", "gpu_worker.startup"),
+            *("gpu_worker.link.link", "tests.rigs.graph_recorder", "tests.rigs.padded_shapes"),
         ),
     ),
     # `tandem serve` starts a service.
     "client": _Kind(
+        base=_BARE,
         programs=(_COMMAND, _GATEWAY),
         modules=(
-            *_OF_SERVICE,
             "tandem_client.cli.__main__",
             *(f"{_COMMANDS}.{name}" for name in ("chat", "generate", "local", "queries", "serve", "token")),
             "tandem_client.cli.chat.loop",
@@ -110,18 +105,14 @@ _KINDS = {
             "uvicorn.protocols.http.httptools_impl",
             "uvloop",
         ),
-        variables=(("GRPC_VERBOSITY", "NONE"), _QUIET),
         late=("COLUMNS", "LINES", "NO_COLOR", "PROMPT_TOOLKIT_NO_CPR", "PYTHONPATH", "TERM", "XDG_STATE_HOME"),
     ),
     "machines": _Kind(
+        base=_BARE,
         programs=("tests.contract.machines",),
         modules=(
-            "tests.contract.machines",
-            "gpu_worker.cluster.fleet",
-            "gpu_worker.group.launch",
-            "scheduler_svc.processes.frontends",
-            "tandem_client.gateway.server",
-            "tandem_client.services.pair",
+            *("tests.contract.machines", "gpu_worker.cluster.fleet", "gpu_worker.group.launch"),
+            *("scheduler_svc.processes.frontends", "tandem_client.services.pair"),
         ),
     ),
 }
@@ -232,22 +223,30 @@ def kind_of(arguments: Sequence[str]) -> str | None:
     return (kinds[-1] if needs_compiler else kinds[0]) if kinds else None
 
 
+def base_of(kind: str) -> str | None:
+    return _KINDS[kind].base
+
+
 class Server:
     """The user's end of the process that forks."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, kind: str = "without torch") -> None:
-        """Forks only for this environment; its programs are those of the folder."""
+    def __init__(
+        self, environment: Mapping[str, str], folder: Path, kind: str = _BARE, base: "Server | None" = None
+    ) -> None:
+        """Forks only for this environment; its programs are those of the folder. `base`: that of `base_of` this kind.
+
+        The process that forks is itself forked from the base, if there is one.
+        """
         self._environment, self._late = dict(environment), (*_READ_LATE, *_KINDS[kind].late)
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.rigs.preloaded", str(theirs.fileno()), kind, _ROOM],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd=folder,
-                env=self._environment,
-                pass_fds=(theirs.fileno(),),
+            command = [sys.executable, "-m", _FORKING, str(theirs.fileno()), kind]
+            options: dict[str, Any] = {"cwd": folder, "env": self._environment, "pass_fds": (theirs.fileno(),)}
+            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+            # A fork has the room of its base.
+            self._process = (
+                subprocess.Popen([*command, _ROOM], **options) if base is None else Popen(base, command, **options)
             )
         atexit.register(self.close)
         assert self._control.recv(1), "the process that forks cannot import"
@@ -316,7 +315,7 @@ def main() -> None:
         is_main = name in kind.programs and not hasattr(module, "__path__")
         if is_main or name.endswith((".__main__", _IMPORT_PATH)):
             del sys.modules[name]
-    assert ("torch" in sys.modules) == (_WORKER in kind.programs)
+    assert ("torch" in sys.modules) == (_TORCH in {sys.argv[2], kind.base})
     assert ("torch._inductor" in sys.modules) == (sys.argv[2] == "with the compiler")
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has no other thread"
     gc.collect()

@@ -56,8 +56,10 @@ may_fork = False
 
 @cache
 def _server(kind: str) -> Server:
+    base = preloaded.base_of(kind)
     # Not with what the test that is the first to need it has changed.
-    return Server(child_environment(preloaded.environment or os.environ), REPOSITORY, kind)
+    environment = child_environment(preloaded.environment or os.environ)
+    return Server(environment, REPOSITORY, kind, None if base is None else _server(base))
 
 
 def server_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Server | None:
