@@ -19,7 +19,7 @@ def markdown(card: Card, lines: Iterable[Line]) -> str:
     """The table of one card. `lines` are those of `measure`, in order."""
     out = [f"# Kernels on {card.name} (sm_{card.sm})", ""]
     out += ["Compiled, not run. `make test-kernels ARGS=--write` writes this file."]
-    for (model, kind), calls in groupby(lines, lambda line: (_title(line), _kind(line))):
+    for (model, kind), calls in groupby(lines, lambda line: (title(line), _kind(line))):
         if f"## {model}" not in out:
             out += ["", f"## {model}"]
         out += ["", f"{kind}:", "", f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
@@ -27,7 +27,7 @@ def markdown(card: Card, lines: Iterable[Line]) -> str:
     return "\n".join(out) + "\n"
 
 
-def _title(line: Line) -> str:
+def title(line: Line) -> str:
     tokens = line["page_size"] * line["num_pages"]
     return f"{line['model']}, {line['num_layers']} layers, {line['num_pages']} pages ({tokens} tokens)"
 

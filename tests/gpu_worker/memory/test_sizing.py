@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from gpu_worker.memory.costs import CPU_RESERVE_BYTES, GPU_RESERVE_BYTES, Costs, PoolTensors
 from gpu_worker.memory.sizing import (
@@ -18,6 +20,8 @@ from gpu_worker.memory.sizing import (
     settable,
 )
 from gpu_worker.settings import WorkerSettings
+from tests.kernels import models, table
+from tests.kernels.cards import CARDS, Card
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # 8 GiB in 16 bits; a token's activations take 100 KiB, its K and V 32 KiB: a page of 64 tokens is 2 MiB.
@@ -527,3 +531,15 @@ def test_the_ledger_says_what_a_shared_pool_takes() -> None:
         chosen, "cuda:0", "bfloat16"
     )
     assert not any("shared" in line for line in ledger(sizes(40 * GIB, on_cpu=False), "cuda:0", "bfloat16"))
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.key)
+def test_the_tables_of_kernels_are_of_the_sizes_chosen_by_default(card: Card) -> None:
+    """The kernels themselves are compiled by `make test-kernels` alone."""
+    name = "Llama-3.2-1B"
+    found = models.fitted(name, card, torch.bfloat16)
+    geometry = found.sizes.geometry
+    line = {"model": name, "num_layers": found.num_layers}
+    line |= {"num_pages": geometry.num_pages, "page_size": geometry.page_size}
+    expected = Path(table.__file__).with_name("expected") / f"{card.key}.md"
+    assert f"## {table.title(line)}" in expected.read_text().splitlines()
