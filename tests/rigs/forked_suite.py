@@ -4,6 +4,9 @@ So modules are imported and tests are collected once, and not once per process. 
 one dies, the test that it ran has failed, and another process takes what it had left. Their reports become the first
 process's own; everything else of pytest is as in one process.
 
+The first process also watches that no test takes longer than pytest-timeout would let it: that plugin starts a thread
+for each test, which takes as long as the shortest tests. The process that is late ends with the lines where it was.
+
 Files with a mark `together` of one name are run by one process, because what they need is started once per process.
 """
 
@@ -11,6 +14,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,6 +27,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+# Seconds between two looks for processes that are late.
+_LOOK_SECONDS = 1.0
 # What a process asks for. Of each test that has ended it sends the number and the reports, as dictionaries.
 _MORE = "more"
 
@@ -35,11 +41,13 @@ def share_of(item: pytest.Item) -> str:
 
 @dataclass(slots=True)
 class _Process:
-    """One that runs tests. `left`: the numbers of those that it was given and has not ended, in order."""
+    """One that runs tests. `left`: the numbers of those that it was given and has not ended, in order. `since`: when it
+    was last heard, in seconds of the monotonic clock."""
 
     pid: int
     number: int
     left: deque[int] = field(default_factory=deque[int])
+    since: float = field(default_factory=time.monotonic)
 
 
 class ForkedSuite:
@@ -64,9 +72,10 @@ class ForkedSuite:
             for number in range(self._jobs):
                 self._start(session, number)
             while self._running:
-                for connection in wait(list(self._running)):
+                for connection in wait(list(self._running), _LOOK_SECONDS):
                     assert isinstance(connection, Connection)
                     self._hear(session, connection)
+                self._end_late(session)
                 if session.shouldfail:
                     raise session.Failed(session.shouldfail)
                 if session.shouldstop:
@@ -98,6 +107,7 @@ class ForkedSuite:
             connection.close()
             self._ended(session, process)
             return
+        process.since = time.monotonic()
         hook = session.config.hook
         match message:
             case str():
@@ -110,6 +120,13 @@ class ForkedSuite:
                 for data in reports:
                     report = hook.pytest_report_from_serializable(config=session.config, data=data)
                     hook.pytest_runtest_logreport(report=report)
+
+    def _end_late(self, session: pytest.Session) -> None:
+        """Has pytest's handler of fatal signals write where the threads are of a process whose test takes too long."""
+        for process in self._running.values():
+            limit = _limit(session.items[process.left[0]]) if process.left else 0
+            if limit and time.monotonic() - process.since > limit:
+                os.kill(process.pid, signal.SIGABRT)
 
     def _ended(self, session: pytest.Session, process: _Process) -> None:
         _, status = os.waitpid(process.pid, 0)
@@ -125,12 +142,18 @@ class ForkedSuite:
         self._start(session, process.number)
 
 
+def _limit(item: pytest.Item) -> float:
+    """The seconds that a test may take; 0: any number. As pytest-timeout is told them."""
+    mark, config = item.get_closest_marker("timeout"), item.config
+    return float(mark.args[0] if mark else config.getoption("timeout") or config.getini("timeout") or 0)
+
+
 class _Reporter:
     """In place of the terminal's, in a process that runs tests: keeps the reports of one test."""
 
     def __init__(self, config: pytest.Config, terminal: Any) -> None:
         self._config, self._reports = config, list[dict[str, Any]]()
-        # What pytest-timeout writes with.
+        # With what pytest shows the two sides of an assertion.
         self._tw = terminal._tw
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -171,6 +194,7 @@ def _run(
 def _separate(config: pytest.Config, number: int) -> _Reporter:
     """Gives this process its own of what the first one has, where both would write."""
     plugins = config.pluginmanager
+    plugins.unregister(name="timeout")
     reporter = _Reporter(config, plugins.unregister(name="terminalreporter"))
     plugins.register(reporter, "terminalreporter")
     capture: Any = plugins.getplugin("capturemanager")

@@ -50,14 +50,14 @@ def test_out(capfd): print(1); assert capfd.readouterr().out == "1\\n"
 }
 
 
-def _run(folder: Path, files: dict[str, str], *flags: str) -> tuple[int, str]:
+def _run(folder: Path, files: dict[str, str], *flags: str, is_late: bool = False) -> tuple[int, str]:
     for name, text in {"conftest.py": _CONFTEST, "pytest.ini": "[pytest]\n", **files}.items():
         (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert not done.stderr
-    return done.returncode, done.stdout
+    assert bool(done.stderr) == is_late
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_every_end_of_a_test_is_reported(tmp_path: Path) -> None:
@@ -87,7 +87,9 @@ def test_an_error_while_collecting_is_one_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_test_that_takes_too_long_ends_its_process_and_shows_where(tmp_path: Path) -> None:
-    waits = "import threading\ndef test_waits(): threading.Event().wait()\ndef test_after(): pass\n"
-    code, output = _run(tmp_path, {"test_one.py": waits}, "--timeout=1", "--timeout-method=thread")
-    assert code == 1 and "1 failed, 1 passed in" in output
-    assert "threading.Event().wait()" in output and "test_waits - the process that ran this test ended with 1" in output
+    waits = "import pytest, threading\n@{}\ndef test_waits(): threading.Event().wait()\ndef test_after(): pass\n"
+    for mark, flags in (("pytest.mark.timeout(1)", ()), ("pytest.mark.skipif(False, reason='')", ("--timeout=1",))):
+        code, output = _run(tmp_path, {"test_one.py": waits.format(mark)}, *flags, is_late=True)
+        assert code == 1 and "1 failed, 1 passed in" in output
+        assert "test_waits - the process that ran this test ended with -6" in output
+        assert re.search(r"test_one\.py\", line 3 in test_waits", output)
