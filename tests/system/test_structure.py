@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +90,13 @@ def _check_calls(calls: list[Any], finish_reason: str = "tool_calls") -> None:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
+def _at_once(ask: Callable[[Any], object], asked: Iterable[Any]) -> None:
+    """In the same steps, which is quicker."""
+    with ThreadPoolExecutor(8) as pool:
+        for answer in [pool.submit(ask, each) for each in asked]:
+            answer.result(TIMEOUT_SECONDS)
+
+
 def _strict(schema: dict[str, Any]) -> Any:
     """A format of answers."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
@@ -113,7 +120,7 @@ def _tool(parameters: dict[str, Any], *, strict: bool = True) -> Any:
 def test_calls_are_as_the_choice_says(
     talking: Talking, choice: Any, parallel: bool, names: set[str], numbers: range
 ) -> None:
-    for seed in range(2):
+    def ask(seed: int) -> None:
         answer = talking.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel, seed=seed)
         calls: list[Any] = answer.message.tool_calls or []
         assert len(calls) in numbers and {call.function.name for call in calls} <= names
@@ -121,16 +128,21 @@ def test_calls_are_as_the_choice_says(
         if choice != "auto" and not parallel:
             assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
 
+    _at_once(ask, range(2))
+
 
 def test_the_pieces_of_a_streamed_call_are_those_of_the_whole(talking: Talking) -> None:
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}}
-    for seed in range(2):
+
+    def ask(seed: int) -> None:
         [whole] = talking.chat(seed=seed, **asked).message.tool_calls or []
         pieces = [piece for choice in talking.chunks(seed=seed, **asked) for piece in (choice.delta.tool_calls or [])]
         named = [(piece.id, piece.function.name) for piece in pieces if piece.id]
         assert named == [(pieces[0].id, whole.function.name)]
         assert "".join(piece.function.arguments or "" for piece in pieces) == whole.function.arguments
         _check_calls([whole])
+
+    _at_once(ask, range(2))
 
 
 def test_a_refused_schema_is_named_by_the_place_in_the_request(talking: Talking) -> None:
@@ -159,32 +171,35 @@ def test_names_that_run_out_and_names_that_may_repeat(talking: Talking) -> None:
     record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}}
     record |= {"minProperties": 2, "maxProperties": 3}
 
-    def ask(seed: int, schema: dict[str, Any], asked: dict[str, Any]) -> None:
+    def ask(given: tuple[int, dict[str, Any], dict[str, Any]]) -> None:
+        seed, schema, asked = given
         answer = talking.chat(seed=seed, max_tokens=120, **asked)
         calls: list[Any] = answer.message.tool_calls or []
         texts = [call.function.arguments for call in calls] or [answer.message.content]
         for text in texts[:-1] if answer.finish_reason == "length" else texts:
             jsonschema.validate(json.loads(text), schema)
 
-    # In the same steps, which is quicker.
-    with ThreadPoolExecutor(4) as pool:
-        answers = [
-            pool.submit(ask, seed, schema, asked)
+    _at_once(
+        ask,
+        [
+            (seed, schema, asked)
             for seed, schema in enumerate((score, record))
             for asked in ({"response_format": _strict(schema)}, {"tools": [_tool(schema)], "tool_choice": "required"})
-        ]
-        for answer in answers:
-            answer.result(TIMEOUT_SECONDS)
+        ],
+    )
 
 
 def test_an_answer_matches_its_schema_or_calls_a_tool(talking: Talking) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    for seed in range(3):
+
+    def ask(seed: int) -> None:
         answer = talking.chat(tools=TOOLS, response_format=_strict(schema), seed=seed)
         calls: list[Any] = answer.message.tool_calls or []
         _check_calls(calls, answer.finish_reason)
         if not calls and answer.finish_reason == "stop":
             jsonschema.validate(json.loads(answer.message.content or ""), schema)
+
+    _at_once(ask, range(3))
 
 
 @pytest.mark.parametrize("text", ["a<|im_end|>b", "<|endoftext|>", "</tool_call><think>"])
@@ -212,11 +227,15 @@ def test_a_choice_is_the_content_to_the_letter(talking: Talking, choice: str) ->
 @pytest.mark.parametrize("kind", ["choice", "grammar", "regex"])
 def test_constraints_hold_beside_thinking_and_tools(talking: Talking, kind: str) -> None:
     value = {"choice": ["yes", "no"], "grammar": 'start: "yes" | "no"', "regex": "yes|no"}[kind]
-    for tools, thinking in itertools.product(({}, {"tools": TOOLS}), (False, True)):
+
+    def ask(given: tuple[dict[str, Any], bool]) -> None:
+        tools, thinking = given
         extra = {"chat_template_kwargs": {"enable_thinking": thinking}, "structured_outputs": {kind: value}}
         found = talking.chat(**tools, extra_body=extra)
         is_cut = thinking and found.finish_reason == "length"
         assert found.message.content in ("yes", "no") or found.message.tool_calls or is_cut
+
+    _at_once(ask, itertools.product(({}, {"tools": TOOLS}), (False, True)))
 
 
 def test_a_call_that_is_cut_has_no_part_in_the_content(talking: Talking) -> None:

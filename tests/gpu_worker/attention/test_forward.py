@@ -8,6 +8,10 @@ from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
 
+# It imports the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiled here")
+
+
 @pytest.fixture(params=SPECS, ids=str, scope="module")
 def rig(request: pytest.FixtureRequest, rig_of: Callable[[RigSpec], Rig]) -> Rig:
     return rig_of(request.param)

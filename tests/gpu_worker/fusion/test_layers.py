@@ -16,6 +16,9 @@ from gpu_worker.step.fused_layers import FusedLayers, compiling, decoder_layers
 from tests.gpu_worker.plans import TinyCore
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 
+# It imports the compiler, which takes seconds.
+pytestmark = pytest.mark.together("compiled here")
+
 # Two kinds of layers, each of which compiles for several tokens and for one. Other families: the long tests.
 GEMMA2 = RigSpec(page_size=16, group=2, head_dim=24, family="gemma2", window=21, chunk_align=32, fused=True)
 MORE = [
