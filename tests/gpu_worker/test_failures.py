@@ -3,7 +3,6 @@
 import builtins
 import errno
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from gpu_worker import startup
 from gpu_worker.failures import explain, is_expected
 from tandem_contract.version import how_to_install
 from tests.gpu_worker.saved_model import changed
+from tests.rigs.processes import run
 from tests.rigs.small_disk import run_on_small_disk
-from tests.rigs.waiting import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.usefixtures("threads_stay")
 
@@ -207,18 +206,18 @@ def test_failed_imports_are_explained(
     )
 
 
+# The worker is forked by a process that has imported torch, which takes seconds.
+@pytest.mark.together("torch")
 def test_corrupt_weights_are_the_last_line_of_the_process(saved: Path, tmp_path: Path) -> None:
     folder = changed(saved, tmp_path / "m")
     weights = (folder / "model.safetensors").read_bytes()
     # The header is complete and wrong, so safetensors itself reports it.
     (folder / "model.safetensors").write_bytes(weights.replace(b'"shape":[40,', b'"shape":[99,'))
     flags = ["--model", str(folder), "--device", "cpu", "--runtime-dir", str(tmp_path / "run")]
-    run = subprocess.run(
-        [sys.executable, "-m", "gpu_worker", *flags], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-    )
-    assert run.returncode == 2
-    assert run.stdout == ""
-    last = run.stderr.splitlines()[-1]
+    ended = run("gpu_worker", *flags)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"gpu_worker: the weights in {folder} cannot be read: ")
     assert last.endswith("; download them again")
 

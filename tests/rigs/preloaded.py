@@ -76,11 +76,13 @@ _KINDS = {
     _TORCH: _Kind(programs=(_FORKING,), modules=("torch", "transformers", "gpu_worker.__main__")),
     "with torch": _Kind(
         base=_TORCH,
-        programs=(_WORKER, "tests.rigs.reference_tokens"),
+        programs=(_WORKER, "tests.rigs.reference_tokens", "tests.gpu_worker.native.crashing_worker"),
         modules=(
             *("tests.rigs.preloaded_torch", "gpu_worker.startup"),
             *("gpu_worker.link.link", "gpu_worker.native.library"),
         ),
+        # Of what builds and keeps kernels.
+        late=("CXX", "PATH", "XDG_CACHE_HOME"),
     ),
     "with the compiler": _Kind(
         base=_TORCH,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import pexpect
@@ -33,15 +34,24 @@ os.execvp(sys.argv[1], sys.argv[1:])
 class Terminal:
     """Starts the program; leaving it kills the program."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, rows: int = 24, columns: int = 80) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        folder: Path | None = None,
+    ) -> None:
         self._master, inner = pty.openpty()
         self.resize(rows, columns)
         options: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), inner), "env": env, "text": True}
+        options["cwd"] = folder
         server = server_of(command[2:], env) if command[:2] == [sys.executable, "-m"] else None
         if server is not None:
             self.program = Popen(server, command, start_new_session=True, **options)
         else:
-            take = [sys.executable, "-S", "-c", _TAKE_TERMINAL]
+            take = [sys.executable, "-P", "-S", "-c", _TAKE_TERMINAL]
             self.program = subprocess.Popen([*take, *command], start_new_session=True, **options)
         os.close(inner)
         self._reader = fdpexpect.fdspawn(self._master, timeout=TIMEOUT_SECONDS, encoding="utf-8")

@@ -1,17 +1,20 @@
-"""What `tandem serve` shows on a terminal, from its start to Ctrl-C, with the bundled model.
+"""What `tandem serve` shows on a terminal, from its start to Ctrl-C, with the bundled model, and what it imports.
 
 One start for all of it, because a start is expensive.
 """
 
+import json
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from tandem_client.services.phases import Phase
 from tests.rigs.processes import child_environment
 from tests.rigs.terminal import CTRL_C, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.system.test_working_directory import environment, ran
 
 BIN = Path(sys.executable).parent
 # Colours, and those of the line that is drawn again and again.
@@ -34,24 +37,38 @@ def pasted(line: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def ask(url: str, body: dict[str, object]) -> str:
+    """The text of the first choice."""
+    headers = {"content-type": "application/json", "authorization": "Bearer none"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(folder: Path, tmp_path: Path) -> None:
+    """Scheduler, front end, trial of a grammar, chat's template, worker, mask server and two gateways import nothing
+    from the working directory."""
+    run = tmp_path / "run"
     command = [
         str(BIN / "tandem"), "serve", "--device=cpu", "--threads=1", "--max-rows=2", "--max-length=512", "--port=0",
-        "--served-name=mine", "--listen=127.0.0.1:0", "--runtime-dir", str(folder),
+        "--served-name=mine", "--listen=127.0.0.1:0", "--gateway=--processes 2", "--runtime-dir", str(run),
     ]  # fmt: skip
-    with Terminal(command, child_environment() | {"TERM": "xterm-256color"}, columns=100) as terminal:
+    with Terminal(command, environment(TERM="xterm-256color"), columns=100, folder=folder) as terminal:
         terminal.expect(r"curl .*\r\n")
         shown = rows(terminal.seen)
         commands = [line.strip() for line in shown if line.startswith("    ")]
         answers = [pasted(line) for line in commands]
+        [url] = {found[0] for line in commands if (found := re.search(r"http://[^/ ]+", line))}
+        asked: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+        chosen = ask(url, {**asked, "structured_outputs": {"choice": ["yes"]}})
         terminal.type(CTRL_C)
         code = terminal.expect_end()
     # Where nothing is compiled, the phase is missing.
     phases = [line[2:].rpartition("  ")[0].strip() for line in shown if line.startswith("✓ ")]
     assert [each for each in phases if each != Phase.COMPILE] == [each for each in Phase if each != Phase.COMPILE]
     assert [line for line in shown if LOG_LINE.search(line)] == []
-    assert shown[1] == f"  the log of all programs is {folder / 'serve.log'}"
+    assert shown[1] == f"  the log of all programs is {run / 'serve.log'}"
     [ready] = [line for line in shown if line.startswith("ready after ")]
     assert re.fullmatch(r"ready after \d+\.\d s; Ctrl-C stops", ready)
     grpc, http = (re.fullmatch(r"  (?:gRPC|HTTP) at (\S+):", line) for line in shown if " at " in line)
@@ -60,10 +77,10 @@ def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(tmp_p
     assert commands[1].startswith(f"curl {http[1]}/v1/completions ")
     assert [answer.returncode for answer in answers] == [0, 0], answers
     assert answers[0].stdout.strip() and '"model":"mine"' in answers[1].stdout.replace(" ", "")
-    assert code == 0
+    assert code == 0 and chosen == "yes" and ran(folder) == "", terminal.seen
     assert [line for line in rows(terminal.seen)[len(shown) :] if not line.startswith("^C")] == []
     assert terminal.seen.count("stopping: ") == 1
-    log = folder / "serve.log"
+    log = run / "serve.log"
     assert log.stat().st_mode & 0o777 == 0o600
     lines = log.read_text().splitlines()
     # The form in which they are printed without a terminal.

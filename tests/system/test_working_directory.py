@@ -1,21 +1,16 @@
 """Files of the working directory with names of libraries: no program and no process that one starts imports them."""
 
 import ast
-import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import PROGRAMS, ROOT, files, module_name, tree
 from tests.rigs.processes import child_environment
-from tests.rigs.waiting import TIMEOUT_SECONDS, until
+from tests.rigs.waiting import TIMEOUT_SECONDS
 
 # Libraries beside the standard one, and the own packages.
 OTHERS = (
@@ -140,20 +135,6 @@ def test_a_program_that_imports_the_client_keeps_its_path(tmp_path: Path) -> Non
         assert done.returncode == 0 and done.stdout, done.stderr
 
 
-def commands(path: Path) -> Sequence[str]:
-    """The lists of words in a file that run a module, as text."""
-    lists = [node.elts for node in ast.walk(tree(path)) if isinstance(node, ast.List | ast.Tuple)]
-    words = [[each.value if isinstance(each, ast.Constant) else None for each in elements] for elements in lists]
-    return [str(found) for found in words if "-m" in found]
-
-
-def test_every_command_of_a_module_has_the_flag() -> None:
-    found = {f"{path}: {command}" for path in files(*PROGRAMS) for command in commands(path)}
-    # Elsewhere commands are made by the first of them.
-    assert {Path(each.partition(":")[0]).name for each in found} == {"child.py", "fork_server.py", "local.py"}
-    assert [each for each in sorted(found) if "'-P', '-m'" not in each] == []
-
-
 PROGRAM = """
 import multiprocessing, sys, types
 if __name__ == "__main__":
@@ -187,36 +168,3 @@ def test_processes_of_libraries_import_nothing_from_the_working_directory(
     done = run(folder, str(program))
     assert ran(folder) == "", done.stderr
     assert done.stdout == "done\n", done.stderr
-
-
-def ask(url: str, body: dict[str, object]) -> str:
-    """The text of the first choice."""
-    headers = {"content-type": "application/json", "authorization": "Bearer none"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
-
-
-def test_a_whole_service_imports_nothing_from_the_working_directory(folder: Path, tmp_path: Path) -> None:
-    """`tandem serve`: scheduler, front end, trial of a grammar, chat's template, worker, mask server, two gateways."""
-    command = [str(Path(sys.executable).with_name("tandem")), "serve", "--http=127.0.0.1:0", "--listen=127.0.0.1:0"]
-    command += [f"--runtime-dir={tmp_path / 'r'}", "--device=cpu", "--gateway=--processes 2"]
-    command += ["--worker=--threads 1 --max-rows 2 --max-length 512"]
-    lines = list[str]()
-    with subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as serving:
-        assert serving.stdout is not None
-        reader = threading.Thread(target=lines.extend, args=(serving.stdout,), daemon=True)
-        reader.start()
-        try:
-            until(lambda: any("ready: " in line for line in lines) or serving.poll() is not None)
-            (url,) = {line.split()[-1] for line in lines if "gateway listening on" in line}
-            asked: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
-            assert ask(url, {**asked, "structured_outputs": {"choice": ["yes"]}}) == "yes"
-        finally:
-            serving.send_signal(signal.SIGINT)
-            serving.wait(TIMEOUT_SECONDS)
-            reader.join(TIMEOUT_SECONDS)
-    assert ran(folder) == "", "".join(lines)

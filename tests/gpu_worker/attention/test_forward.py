@@ -7,7 +7,6 @@ import pytest
 from tests.gpu_worker.rig import Recording, Rig, RigSpec
 from tests.gpu_worker.rig_specs import SPECS
 
-
 # It imports the compiler, which takes seconds.
 pytestmark = pytest.mark.together("compiled here")
 

@@ -1,9 +1,9 @@
-"""A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank FOLDER WHAT`.
+"""A rank of a launcher's test: `python -m tests.gpu_worker.group.one_rank STORE_VARIABLE FOLDER WHAT`.
 
 `refuse`: rank 1 prints a sentence and ends with exit code 2, the others wait. `die`: at the first start rank 1 ends
 with a signal; at the second all ranks end in order. `tidied`: rank 1 also removes the folder of the store, and at the
 second start all refuse without one. `end`: they end in order at the first. `lead`: rank 0 ends when its launcher asks,
-and rank 1 after it.
+and rank 1 after it. `STORE_VARIABLE` is the launcher's, whose import takes longer than all that a rank does.
 """
 
 import os
@@ -13,15 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_worker.group.launch import STORE_VARIABLE
 from tandem_contract.stopping import STOP
 
 
 def main() -> None:
     """See the module's docstring."""
-    folder, what = Path(sys.argv[1]), sys.argv[2]
+    store_variable, folder, what = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     rank = int(os.environ["RANK"])
-    store = Path(os.environ.get(STORE_VARIABLE, ""))
+    store = Path(os.environ.get(store_variable, ""))
     if what == "tidied" and not store.parent.is_dir():
         os._exit(2)
     (folder / f"{rank}-{os.getpid()}").touch()

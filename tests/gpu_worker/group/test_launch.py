@@ -13,16 +13,16 @@ from tests.rigs.waiting import TIMEOUT_SECONDS, until
 
 LAUNCH = """
 import sys
-from gpu_worker.group.launch import Meeting, launch
-raise SystemExit(launch(2, sys.argv[1:], Meeting(), "tests.gpu_worker.group.one_rank"))
+from gpu_worker.group.launch import STORE_VARIABLE, Meeting, launch
+raise SystemExit(launch(2, [STORE_VARIABLE, *sys.argv[1:]], Meeting(), "tests.gpu_worker.group.one_rank"))
 """
 
 # One host of two; both are this one.
 LAUNCH_HALF = """
 import sys
-from gpu_worker.group.launch import Meeting, launch
+from gpu_worker.group.launch import STORE_VARIABLE, Meeting, launch
 meeting = Meeting(num_hosts=2, host="127.0.0.1", port=int(sys.argv[1]), run_id="hosts-x", address="127.0.0.1")
-raise SystemExit(launch(2, sys.argv[2:], meeting, "tests.gpu_worker.group.one_rank"))
+raise SystemExit(launch(2, [STORE_VARIABLE, *sys.argv[2:]], meeting, "tests.gpu_worker.group.one_rank"))
 """
 
 
