@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tandem_client.services.phases import Phase
 from tests.rigs.processes import child_environment
+from tests.rigs.shadowed_folder import environment, ran, shadowed
 from tests.rigs.terminal import CTRL_C, Terminal
 from tests.rigs.waiting import TIMEOUT_SECONDS
-from tests.system.test_working_directory import environment, ran
 
 BIN = Path(sys.executable).parent
 # Colours, and those of the line that is drawn again and again.
@@ -46,15 +46,16 @@ def ask(url: str, body: dict[str, object]) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
-def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(folder: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_phases_then_what_to_paste_and_a_file_has_the_log(tmp_path: Path) -> None:
     """Scheduler, front end, trial of a grammar, chat's template, worker, mask server and two gateways import nothing
     from the working directory."""
-    run = tmp_path / "run"
+    run, folder = tmp_path / "run", tmp_path / "shadowed"
+    folder.mkdir()
     command = [
         str(BIN / "tandem"), "serve", "--device=cpu", "--threads=1", "--max-rows=2", "--max-length=512", "--port=0",
         "--served-name=mine", "--listen=127.0.0.1:0", "--gateway=--processes 2", "--runtime-dir", str(run),
     ]  # fmt: skip
-    with Terminal(command, environment(TERM="xterm-256color"), columns=100, folder=folder) as terminal:
+    with Terminal(command, environment(TERM="xterm-256color"), columns=100, folder=shadowed(folder)) as terminal:
         terminal.expect(r"curl .*\r\n")
         shown = rows(terminal.seen)
         commands = [line.strip() for line in shown if line.startswith("    ")]

@@ -9,21 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.source import PROGRAMS, ROOT, files, module_name, tree
-from tests.rigs.processes import child_environment
+from tests.rigs.shadowed_folder import environment, ran, shadowed
 from tests.rigs.waiting import TIMEOUT_SECONDS
 
-# Libraries beside the standard one, and the own packages.
-OTHERS = (
-    *("grpc", "google", "grpc_health", "zmq", "pydantic", "numpy", "torch", "transformers", "tokenizers"),
-    *("safetensors", "llguidance", "prometheus_client", "h11", "jinja2", "uvicorn", "uvloop", "httptools", "typer"),
-    *("click", "rich", "prompt_toolkit", "tandem_client", "gpu_worker", "scheduler_svc", "tandem", "tandem_contract"),
-)
-SHADOW = """
-import os, sys
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "ran"), "a") as file:
-    print(__name__, *sys.orig_argv, file=file)
-raise ImportError(f"{__name__} of the working directory was imported")
-"""
 MAIN = '__name__ == "__main__"'
 # Every module that is a program, by its file.
 ENTRIES = {
@@ -36,24 +24,7 @@ ENTRIES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a file of each name, which notes the command that imports it."""
-    names = {*sys.stdlib_module_names, *OTHERS} - {*sys.builtin_module_names, "__main__"}
-    for name in names:
-        (tmp_path / f"{name}.py").write_text(SHADOW)
-    return tmp_path
-
-
-def environment(**changed: str) -> dict[str, str]:
-    """PYTHONPATH leads to the packages; an empty entry of it means the working directory."""
-    found = child_environment() | changed
-    found.pop("PYTHONSAFEPATH", None)
-    return found
-
-
-def ran(folder: Path) -> str:
-    """The names of the files that were imported, and by which commands."""
-    file = folder / "ran"
-    return file.read_text() if file.exists() else ""
+    return shadowed(tmp_path)
 
 
 def run(folder: Path, *command: str, **changed: str) -> subprocess.CompletedProcess[str]:
