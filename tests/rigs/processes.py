@@ -77,8 +77,7 @@ def popen(
     """
     options = {"stdin": subprocess.DEVNULL, "cwd": REPOSITORY, "env": child_environment()} | options
     command = [*within, python, "-m", *arguments]
-    is_ours = command[0] == sys.executable and "preexec_fn" not in options
-    server = server_of(arguments, options["env"]) if is_ours else None
+    server = server_of(arguments, options["env"]) if command[0] == sys.executable else None
     return subprocess.Popen(command, **options) if server is None else Popen(server, command, **options)
 
 

@@ -30,6 +30,7 @@ from tests.client.fake_programs import (
 from tests.client.fake_service import WAIT_SECONDS, FakeService
 from tests.rigs.authorities import Authority
 from tests.rigs.fatal_signal import fatal_signal
+from tests.rigs.fifo import Fifo
 from tests.rigs.processes import popen
 from tests.rigs.terminal import CTRL_C, Terminal
 
@@ -192,43 +193,48 @@ def serve_process(folder: Path, *flags: str, **options: Any) -> Iterator[subproc
         process.wait()
 
 
-def holding(folder: Path) -> str:
-    """The code of a program that holds the FIFO `alive` of this folder open until it ends."""
-    if not (folder / "alive").exists():
-        os.mkfifo(folder / "alive")
-    return f"alive = open({str(folder / 'alive')!r}, 'w'); alive.write('x'); alive.flush()\n"
+def holding(alive: Fifo) -> str:
+    """The code of a program that holds the FIFO open until it ends."""
+    return f"alive = open({str(alive.path)!r}, 'w'); alive.write('x'); alive.flush()\n"
+
+
+def saying(fifo: Fifo, code: str) -> str:
+    """The code of a program that writes this value."""
+    return f"open({str(fifo.path)!r}, 'w').write({code})\n"
 
 
 def test_kill_9_of_serve_ends_both_children(service: FakeService, tmp_path: Path) -> None:
-    holds = holding(tmp_path)
-    write_programs(tmp_path, scheduler=holds + listens(service), worker=holds + STAYS)
-    with serve_process(tmp_path, stdout=subprocess.DEVNULL) as process, open(tmp_path / "alive") as alive:
-        assert alive.read(2) == "xx"
-        process.send_signal(signal.SIGKILL)
-        assert alive.read() == ""
+    with Fifo(tmp_path / "alive") as alive:
+        holds = holding(alive)
+        write_programs(tmp_path, scheduler=holds + listens(service), worker=holds + STAYS)
+        with serve_process(tmp_path, stdout=subprocess.DEVNULL) as process:
+            assert alive.read(2) == "xx"
+            process.send_signal(signal.SIGKILL)
+            assert alive.read_to_end() == ""
 
 
 def test_unread_output_does_not_stop_the_children(service: FakeService, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "done")
-    # These are more lines than the pipe and the queue hold.
-    floods = f"for n in range(20_000):\n    say(f'{{n:100}}')\nopen({str(tmp_path / 'done')!r}, 'w').write('done')\n"
-    write_programs(tmp_path, scheduler=listens(service), worker=floods + STAYS)
-    with serve_process(tmp_path) as process:
-        assert (tmp_path / "done").read_text() == "done"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_SECONDS) == 0
-        assert process.stdout is not None
-        assert "worker | pid" in process.stdout.read()
+    with Fifo(tmp_path / "done") as done:
+        # These are more lines than the pipe and the queue hold.
+        floods = f"for n in range(20_000):\n    say(f'{{n:100}}')\n{saying(done, repr('done'))}"
+        write_programs(tmp_path, scheduler=listens(service), worker=floods + STAYS)
+        with serve_process(tmp_path) as process:
+            assert done.read_to_end() == "done"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_SECONDS) == 0
+            assert process.stdout is not None
+            assert "worker | pid" in process.stdout.read()
 
 
 def test_serve_runs_without_a_standard_output(service: FakeService, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "up")
-    up = f"open({str(tmp_path / 'up')!r}, 'w').write('up')\n"
-    write_programs(tmp_path, scheduler=listens(service), worker=up + STAYS)
-    with serve_process(tmp_path, stdout=None, preexec_fn=lambda: os.close(1)) as process:
-        assert (tmp_path / "up").read_text() == "up"
-        process.send_signal(signal.SIGINT)
-        assert (process.wait(WAIT_SECONDS), process.stderr and process.stderr.read()) == (0, "")
+    # Not in a `preexec_fn`, for which Python forks: a test with a gRPC server has threads that do not survive that.
+    closed = ("sh", "-c", 'exec "$@" >&-', "sh")
+    with Fifo(tmp_path / "up") as up:
+        write_programs(tmp_path, scheduler=listens(service), worker=saying(up, repr("up")) + STAYS)
+        with serve_process(tmp_path, within=closed) as process:
+            assert up.read_to_end() == "up"
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(WAIT_SECONDS), process.stderr and process.stderr.read()) == (0, "")
 
 
 def test_the_cause_is_printed_after_the_lines_of_the_children(service: FakeService, tmp_path: Path) -> None:
@@ -365,13 +371,14 @@ def test_a_terminal_shows_what_explains_a_failed_start_once_and_where_the_log_is
 
 
 def test_ctrl_c_while_the_programs_start_ends_them_and_is_said_once(service: FakeService, tmp_path: Path) -> None:
-    holds = holding(tmp_path)
-    write_programs(tmp_path, scheduler=holds + STAYS, worker=holds + STAYS)
-    with on_terminal(tmp_path) as terminal, open(tmp_path / "alive") as alive:
-        assert alive.read(2) == "xx"
-        terminal.type(CTRL_C)
-        code = terminal.expect_end()
-        assert alive.read() == ""
+    with Fifo(tmp_path / "alive") as alive:
+        holds = holding(alive)
+        write_programs(tmp_path, scheduler=holds + STAYS, worker=holds + STAYS)
+        with on_terminal(tmp_path) as terminal:
+            assert alive.read(2) == "xx"
+            terminal.type(CTRL_C)
+            code = terminal.expect_end()
+            assert alive.read_to_end() == ""
     assert (code, terminal.seen.count("stopping")) == (0, 1)
     assert "ready" not in terminal.seen and "error" not in terminal.seen
 
@@ -379,18 +386,17 @@ def test_ctrl_c_while_the_programs_start_ends_them_and_is_said_once(service: Fak
 def test_a_terminal_says_that_a_program_was_restarted_and_that_it_is_ready_again(
     service: FakeService, tmp_path: Path
 ) -> None:
-    # It writes the pid that the service reports as its worker's.
-    worker = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{STAYS}"
-    os.mkfifo(tmp_path / "pid")
-    write_programs(tmp_path, scheduler=listens(service), worker=worker)
-    with on_terminal(tmp_path) as terminal:
-        service.worker_pids = [int((tmp_path / "pid").read_text())]
-        terminal.expect("ready after .*\r\n")
-        os.kill(service.worker_pids[0], signal.SIGKILL)
-        service.worker_pids = [int((tmp_path / "pid").read_text())]
-        terminal.expect("ready again")
-        terminal.type(CTRL_C)
-        assert terminal.expect_end() == 0
+    with Fifo(tmp_path / "pid") as pid:
+        # That which the service reports as its worker's.
+        write_programs(tmp_path, scheduler=listens(service), worker=saying(pid, "str(os.getpid())") + STAYS)
+        with on_terminal(tmp_path) as terminal:
+            service.worker_pids = [int(pid.read_to_end())]
+            terminal.expect("ready after .*\r\n")
+            os.kill(service.worker_pids[0], signal.SIGKILL)
+            service.worker_pids = [int(pid.read_to_end())]
+            terminal.expect("ready again")
+            terminal.type(CTRL_C)
+            assert terminal.expect_end() == 0
     assert "the worker was ended by SIGKILL; it starts again in" in terminal.seen
 
 

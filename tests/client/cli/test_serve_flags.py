@@ -18,6 +18,7 @@ from tandem_client.gateway.settings import PROGRAM as GATEWAY
 from tests.client.fake_programs import STAYS, environment, write_programs
 from tests.client.fake_service import WAIT_SECONDS
 from tests.rigs import processes
+from tests.rigs.fifo import Fifo
 from tests.rigs.processes import popen
 
 PROGRAMS = {"scheduler": SCHEDULER, "worker": WORKER, "gateway": GATEWAY, "holder": HOLDER}
@@ -141,15 +142,14 @@ def test_a_signal_while_settings_are_read_ends_the_reader_and_is_said_once(
 ) -> None:
     """The output ends with the last process that has it."""
     write_programs(tmp_path, scheduler=STAYS, worker=STAYS)
-    fifo = tmp_path / "reading"
-    os.mkfifo(fifo)
     settings = tmp_path / "gpu_worker" / "settings.py"
     settings.unlink()
-    settings.write_text(f"import signal\nopen({str(fifo)!r}, 'w').write('x')\nsignal.pause()\n")
-    ends = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    with popen("tandem_client.cli", "serve", cwd=tmp_path, env=environment(tmp_path), text=True, **ends) as process:
-        assert fifo.read_text() == "x"
-        process.send_signal(number)
-        out, errors = process.communicate(timeout=WAIT_SECONDS)
+    given = {"cwd": tmp_path, "env": environment(tmp_path), **dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)}
+    with Fifo(tmp_path / "reading") as reading:
+        settings.write_text(f"import signal\nopen({str(reading.path)!r}, 'w').write('x')\nsignal.pause()\n")
+        with popen("tandem_client.cli", "serve", text=True, **given) as process:
+            assert reading.read_to_end() == "x"
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, out, errors) == (code, "", said)
     assert not list(tmp_path.glob("*/*.lives"))
