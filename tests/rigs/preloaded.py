@@ -64,12 +64,13 @@ _KINDS = {
         programs=(
             *(_SERVICE, "gpu_worker.holder", "scheduler_svc.recording.replay"),
             *("tests.rigs.checking_worker", "tests.rigs.known_secrets", "tests.gpu_worker.holder.user"),
-            _FORKING,
+            *("gpu_worker.constraints", _FORKING),
         ),
         modules=(
             *("scheduler_svc.__main__", "scheduler_svc.frontend.__main__", "scheduler_svc.frontend.server"),
             *("tests.rigs.preloaded_chat", "tandem_client.gateway.__main__", "tandem_client.gateway.server"),
             *("gpu_worker.holder", "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
+            *("gpu_worker.constraints.__main__", "gpu_worker.constraints.server"),
         ),
         variables=_QUIET,
     ),
