@@ -182,6 +182,7 @@ def _given(popen: subprocess.Popen, arguments: tuple) -> Mapping[str, Any]:
 
 def _order(given: Mapping[str, Any]) -> tuple[_Order, list[int]]:
     """The order, and this process's descriptors for it."""
+    assert given["preexec_fn"] is None, "a process that is forked runs no preexec_fn"
     ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
     streams = [number if end == -1 else end for number, end in enumerate(ends)]
     passed = list(given["pass_fds"])
