@@ -71,6 +71,7 @@ _KINDS = {
             *("tests.rigs.preloaded_chat", "tandem_client.gateway.__main__", "tandem_client.gateway.server"),
             *("gpu_worker.holder", "tests.rigs.checking_worker", "scheduler_svc.recording.replay"),
             *("gpu_worker.constraints.__main__", "gpu_worker.constraints.server"),
+            *("scheduler_svc.metrics.page", "scheduler_svc.metrics.http_server", "encodings.idna"),
         ),
         variables=_QUIET,
     ),
