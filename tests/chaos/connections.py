@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from tests.rigs.streams import Stream
@@ -27,6 +28,7 @@ class Connection:
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._control = control_pb2_grpc.ControlServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         # gRPC cancels a call when its future is dropped.
         self._aborts: deque[Any] = deque(maxlen=256)
 
@@ -54,6 +56,14 @@ class Connection:
             return self._control.GetLoad(control_pb2.GetLoadRequest(), timeout=_ANSWER_SECONDS)
         except grpc.RpcError:
             return None
+
+    def is_served(self) -> bool:
+        """Whether its front end says that a request which arrives now is computed."""
+        try:
+            answer = self._health.Check(health_pb2.HealthCheckRequest(), timeout=_ANSWER_SECONDS)
+        except grpc.RpcError:
+            return False
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     def close(self) -> None:
         self._channel.close()

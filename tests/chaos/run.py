@@ -32,8 +32,6 @@ _TURN_SECONDS = 0.003
 # The load is read this often, for hung workers and for the end of an outage.
 _LOOK_SECONDS = 0.1
 _REPORT_SECONDS = 5.0
-# gRPC connects again at most this long after a front end is back.
-_RECONNECT_SECONDS = 3.0
 _BURST = 200
 _REPLAY_SECONDS = 900.0
 
@@ -72,7 +70,6 @@ class Chaos:
         self._connections = [Connection(self._address) for _ in range(_NUM_CONNECTIONS)]
         self._load = Load(self._connections, loads, options.streams, self.counts, self._clock)
         self._look_at = self._report_at = 0.0
-        self._outage_ends = 0.0
         self._outage_pids: set[int] = set()
 
     def run(self) -> Counter[str]:
@@ -183,11 +180,9 @@ class Chaos:
         self._repeat(self._fleet.settle_hung({worker.pid for worker in load.per_worker}, counts=not is_outage))
         if not is_outage:
             return
-        frontends = self._frontends()
-        if not self._outage_ends and len(frontends - self._outage_pids) == 2 and load.workers:
-            self._outage_ends = now + _RECONNECT_SECONDS
-        if self._outage_ends and now >= self._outage_ends:
-            self._outage_ends = 0.0
+        num_new = len(self._frontends() - self._outage_pids)
+        # Each connection stays with its front end as long as that lives.
+        if num_new == 2 and load.workers and all(connection.is_served() for connection in self._connections):
             self._load.outages.end(now)
 
     def _repeat(self, hangs: list[str]) -> None:
