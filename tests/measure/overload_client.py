@@ -1,28 +1,35 @@
 """The clients of the overload benchmark; they return raw times.
 
 `load` starts requests at given times, whether or not earlier ones have been answered; `probe` polls the service's
-health and load. Each is a process of its own, so that neither waits for the other or for the service.
+health and load. Each is a process of its own, so that neither waits for the other or for the service. `load` writes
+frames itself: with a client of grpc.aio it takes half a core, which the service then lacks on a machine with two.
 """
 
 import asyncio
 import random
+import selectors
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tandem.v1 import control_pb2, control_pb2_grpc, inference_pb2
 
 from tests.measure.machine import cpu_seconds
+from tests.rigs.raw_http2 import DATA, HEADERS, Frame, RawConnection, fields
 
+METHOD = "/tandem.v1.InferenceService/Generate"
 MAX_NEW_TOKENS = 32
 PROMPT_BYTES = 64
 HEALTH_EVERY_SECONDS = 0.02
 LOAD_EVERY_SECONDS = 0.1
 # Number of connections; the system spreads them over front ends that share the address.
-NUM_CHANNELS = 8
+NUM_CONNECTIONS = 8
+# More than all answers of a call.
+WINDOW_BYTES = 1 << 20
+# gRPC's codes as trailers have them, and the one that refusals have when a caller may try again.
+OK, EXHAUSTED, RETRY_HINT = "0", "8", "grpc-retry-pushback-ms"
 # Counted from the start of the last request.
 TIMEOUT_SECONDS = 60.0
 
@@ -48,54 +55,94 @@ def _request(rng: random.Random) -> inference_pb2.GenerateRequest:
     return request
 
 
-async def _generate(stub: Any, request: inference_pb2.GenerateRequest, answers: Answers, origin: float) -> None:
-    begun, num_tokens, is_over = time.perf_counter(), 0, False
-    try:
-        async for message in stub.Generate(request):
-            if message.HasField("delta"):
-                if not num_tokens:
-                    answers.first_tokens.append(time.perf_counter() - begun)
-                num_tokens += len(message.delta.token_ids)
-            is_over = is_over or message.HasField("summary")
-    except grpc.aio.AioRpcError as error:
-        is_hinted = any(key == "grpc-retry-pushback-ms" for key, _ in error.trailing_metadata() or ())
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and is_hinted:
-            answers.refusals.append(time.perf_counter() - begun)
-            return
-        what = f"{error.code().name}: {error.details()}"
+@dataclass(slots=True)
+class _Call:
+    begun: float
+    num_tokens: int = 0
+    is_over: bool = False
+    # The bytes of a message that is not whole yet.
+    received: bytes = b""
+
+
+class _Caller:
+    """A connection and its open calls."""
+
+    def __init__(self, address: str) -> None:
+        self.connection = RawConnection(address, window=WINDOW_BYTES)
+        self.calls: dict[int, _Call] = {}
+
+    def start(self, request: inference_pb2.GenerateRequest) -> None:
+        begun = time.perf_counter()
+        self.calls[self.connection.call(METHOD, request.SerializeToString())] = _Call(begun)
+
+    def read(self, answers: Answers, origin: float) -> None:
+        """Reads once, and notes what has arrived; waits until something has."""
+        for frame in self.connection.arrived():
+            if (call := self.calls.get(frame.stream)) is None:
+                continue
+            if frame.kind == DATA:
+                _take_messages(call, frame.payload, answers)
+            if frame.ends_stream:
+                del self.calls[frame.stream]
+                _take_end(call, frame, answers, origin)
+
+
+def _take_messages(call: _Call, data: bytes, answers: Answers) -> None:
+    call.received += data
+    while len(call.received) >= (whole := 5 + int.from_bytes(call.received[1:5], "big")):
+        message = inference_pb2.GenerateResponse.FromString(call.received[5:whole])
+        call.received = call.received[whole:]
+        if message.HasField("delta"):
+            if not call.num_tokens:
+                answers.first_tokens.append(time.perf_counter() - call.begun)
+            call.num_tokens += len(message.delta.token_ids)
+        call.is_over = call.is_over or message.HasField("summary")
+
+
+def _take_end(call: _Call, frame: Frame, answers: Answers, origin: float) -> None:
+    now, trailers = time.perf_counter(), fields(frame.payload) if frame.kind == HEADERS else {}
+    code = trailers.get("grpc-status", "none")
+    if code == EXHAUSTED and RETRY_HINT in trailers:
+        answers.refusals.append(now - call.begun)
+    elif code == OK and call.is_over and call.num_tokens == MAX_NEW_TOKENS:
+        answers.ended_at.append(now - origin)
     else:
-        if is_over and num_tokens == MAX_NEW_TOKENS:
-            answers.ended_at.append(time.perf_counter() - origin)
-            return
-        what = f"{num_tokens} tokens, ended {is_over}"
-    answers.others[what] = answers.others.get(what, 0) + 1
+        what = f"status {code} {trailers.get('grpc-message', '')}: {call.num_tokens} tokens, ended {call.is_over}"
+        answers.others[what] = answers.others.get(what, 0) + 1
 
 
-async def load(address: str, rate: float, seconds: float) -> Answers:
+def load(address: str, rate: float, seconds: float) -> Answers:
     """Sends exactly `rate` requests per second, each at a random time within its interval."""
-    rng, answers, tasks = random.Random(1), Answers(), set[asyncio.Task[None]]()
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(NUM_CHANNELS)]
-    stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
-    for channel in channels:
-        await channel.channel_ready()
+    rng, answers = random.Random(1), Answers()
+    callers = [_Caller(address) for _ in range(NUM_CONNECTIONS)]
+    # Others round the time that they wait up to a millisecond.
+    selector = selectors.SelectSelector()
+    for caller in callers:
+        selector.register(caller.connection, selectors.EVENT_READ, caller)
+
+    def read_until(due: float, answers: Answers) -> None:
+        while (left := due - time.perf_counter()) > 0:
+            for key, _ in selector.select(left):
+                key.data.read(answers, origin)
+
+    def read_answers(answers: Answers) -> None:
+        end = time.perf_counter() + TIMEOUT_SECONDS
+        while time.perf_counter() < end and any(caller.calls for caller in callers):
+            read_until(time.perf_counter() + LOAD_EVERY_SECONDS, answers)
+
+    origin = time.perf_counter()
     # The first call is not measured.
-    await asyncio.gather(*(_generate(stub, _request(rng), Answers(), 0.0) for stub in stubs))
+    for caller in callers:
+        caller.start(_request(rng))
+    read_answers(Answers())
     cpu, origin = cpu_seconds(), time.perf_counter()
     for idx in range(round(rate * seconds)):
         due = (idx + rng.random()) / rate
-        await asyncio.sleep(max(0.0, origin + due - time.perf_counter()))
+        read_until(origin + due, answers)
         answers.lateness.append(time.perf_counter() - origin - due)
-        task = asyncio.create_task(
-            _generate(stubs[len(answers.lateness) % NUM_CHANNELS], _request(rng), answers, origin)
-        )
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        callers[idx % NUM_CONNECTIONS].start(_request(rng))
     answers.cpu_seconds = cpu_seconds() - cpu
-    if tasks:
-        await asyncio.wait(tasks, timeout=TIMEOUT_SECONDS)
-    for channel in channels:
-        await channel.close()
+    read_answers(answers)
     return answers
 
 
