@@ -26,6 +26,8 @@ class FrontEnds(Organ):
         # Why the queue is full (empty if it is not), why no request is computed, number of workers, and when a request
         # that is refused because the queue is full may be sent again.
         self._sent_status: tuple[str, NotServing | None, int, float] = ("", None, 0, 0.0)
+        # The places that front ends were told of since the queue was full; 0 if it is, or never was.
+        self._told_places = 0
 
     def tick(self, now: float) -> list[Effect]:
         """Sends front ends the status, and callers the reasons why their requests wait."""
@@ -62,7 +64,8 @@ class FrontEnds(Organ):
         """Announces the core's status to every front end, if it changed.
 
         That the queue is full is sent when that begins and ends, because the numbers in it change constantly, and when
-        the estimated time in the queue has changed by RETRY_CHANGE.
+        the estimated time in the queue has changed by RETRY_CHANGE. How many places the queue has is sent when it is no
+        longer full, and again when it has twice as many.
         """
         availability = self._core.availability
         availability.look(now, is_stopping=self._core.is_stopping)
@@ -71,15 +74,22 @@ class FrontEnds(Organ):
         seconds = queue.drain.seconds(queue.num_waiting, queue.waiting_tokens, now) if queue_full else 0.0
         is_same = (bool(queue_full), not_serving, workers) == (bool(before[0]), before[1], before[2])
         is_near = before[3] <= seconds * RETRY_CHANGE and seconds <= before[3] * RETRY_CHANGE
-        if is_same and is_near:
+        places = 0 if queue_full else self._more_places(was_full=bool(before[0]))
+        if is_same and is_near and not places:
             return []
         self._sent_status = (queue_full, not_serving, workers, seconds)
-        effects: list[Effect] = [self._status(frontend, now) for frontend in self._frontends]
+        self._told_places = 0 if queue_full else places or self._told_places
+        effects: list[Effect] = [self._status(frontend, now, places) for frontend in self._frontends]
         if _crashes(not_serving) and not _crashes(before[1]) and not_serving is not None:
             effects.append(Note(message=f"not serving: {not_serving.message}"))
         elif _crashes(before[1]) and not _crashes(not_serving):
             effects.append(Note(message="the crash loop is over"))
         return effects
+
+    def _more_places(self, *, was_full: bool) -> int:
+        """Returns the places of the queue if front ends are to count them; 0 if they need not."""
+        places = self._config.max_waiting - self._queue.num_waiting
+        return places if was_full or (self._told_places and places >= 2 * self._told_places) else 0
 
     def _queue_full(self) -> str:
         """Returns the reason if the queue is full, otherwise an empty string.
@@ -98,7 +108,7 @@ class FrontEnds(Organ):
             return f"{waiting} waiting; the limit is {limit} (max_waiting_tokens)"
         return ""
 
-    def _status(self, frontend: str, now: float) -> CoreStatus:
+    def _status(self, frontend: str, now: float, places: int = 0) -> CoreStatus:
         queue_full, not_serving, workers, seconds = self._sent_status
         return CoreStatus(
             frontend=frontend,
@@ -109,6 +119,7 @@ class FrontEnds(Organ):
             refuses=not_serving is not None and not_serving.reason in _REFUSING,
             workers=workers,
             retry_seconds=seconds,
+            places=places,
         )
 
 

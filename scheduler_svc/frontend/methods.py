@@ -65,6 +65,7 @@ HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 ROOMS = {INFERENCE.name: Room.BULK, CONTROL.name: Room.CONTROL, HEALTH.name: Room.HEALTH}
 # The methods that stream a completion; each of their calls gets a line in the log.
 LOGGED = ("Generate", "Resume")
+MOST_CALLED = "Generate"
 # New requests get the event loop one per turn: each takes about a millisecond without a pause, so if many were ready in
 # one turn, the tokens of every running stream would wait for them. Those that wait hold their messages in memory.
 WAITING = Bound(most=256 << 20, thing="byte of the caller's requests", state="wait to be parsed")
@@ -78,8 +79,11 @@ def add_to_server(
     control: ControlServicer,
     health: HealthServicer,
     log: CallLog,
-) -> None:
-    """Adds the three services. `calls` handles each call, `entrance` lets it in, `log` learns of completions."""
+) -> dict[str, Any]:
+    """Adds the three services. `calls` handles each call, `entrance` lets it in, `log` learns of completions.
+
+    Returns the handlers of the methods that have lines of their own, by `/package.Service/Method`.
+    """
     # The other methods admit every call of up to MAX_SMALL_BYTES.
     admit: dict[str, Callable[[], int]] = {
         "Generate": inference.admit_generate,
@@ -90,13 +94,21 @@ def add_to_server(
         "Abort": lambda: MAX_ABORT_BYTES,
         "Watch": health.admit_watch,
     }
+
+    let_in = {"Generate": inference.readiness.let_in}
+
+    def sizes() -> Sizes:
+        return inference.readiness.sizes
+
+    lines: dict[str, Any] = {}
     for service, servicer in ((INFERENCE, inference), (CONTROL, control), (HEALTH, health)):
-        _add_service(server, calls, entrance, service, servicer, admit, lambda: inference.readiness.sizes, log)
+        lines |= _add_service(server, calls, entrance, service, servicer, admit, let_in, sizes, log)
+    return lines
 
 
 def add_health(server: grpc.aio.Server, calls: Calls, health: HealthServicer) -> None:
     """Adds the health service alone, open for everybody."""
-    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch}, Sizes)
+    _add_service(server, calls, Entrance(needs_tokens=False), HEALTH, health, {"Watch": health.admit_watch}, {}, Sizes)
 
 
 def _add_service(
@@ -105,10 +117,11 @@ def _add_service(
     entrance: Entrance,
     service: Any,
     servicer: Any,
-    admit: dict[str, Callable[[], int]],
+    admit: Mapping[str, Callable[[], int]],
+    let_in: Mapping[str, Callable[[], None]],
     sizes: Callable[[], Sizes],
     log: CallLog | None = None,
-) -> None:
+) -> dict[str, Any]:
     turns = Gate(Bound(most=1), WAITING, lasts_a_turn=True)
     handlers = {
         method.name: calls.handler(
@@ -119,6 +132,7 @@ def _add_service(
                 scan=functools.partial(_scan, Scan(method.input_type), sizes),
                 answer=getattr(servicer, method.name),
                 serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
+                let_in=let_in.get(method.name),
                 turns=turns if service is INFERENCE else None,
                 room=ROOMS[service.name],
                 name=method.name,
@@ -127,12 +141,13 @@ def _add_service(
         )
         for method in service.methods
     }
-    if service is HEALTH:
-        # gRPC has a line of calls for each registered method, so that a probe waits behind no others. It costs every
-        # call of the server some 3 us a method.
-        cast(Any, server).add_registered_method_handlers(service.full_name, handlers)
-    else:
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    lines = {name: handler for name, handler in handlers.items() if service is HEALTH or name == MOST_CALLED}
+    others = {name: handler for name, handler in handlers.items() if name not in lines}
+    # gRPC has a line of calls for each registered method, so that a probe waits behind no others, and an operator
+    # behind no requests. It costs the calls of other methods some 3 us for each.
+    cast(Any, server).add_registered_method_handlers(service.full_name, lines)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, others),))
+    return {f"/{service.full_name}/{name}": handler for name, handler in lines.items()}
 
 
 def _scan(scan: Scan, sizes: Callable[[], Sizes], data: bytes) -> None:

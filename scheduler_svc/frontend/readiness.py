@@ -5,6 +5,11 @@ Knows nothing of requests. The core says whether it computes a request that arri
 Health is that value. A request is refused without a model or the core, while the core says so, and after draining
 began; otherwise it may wait for a worker. A full queue refuses requests too but leaves health as it is.
 
+When the queue is no longer full, the core says how many requests it takes. As many are let in; those beyond are refused
+at once, and not when the core has heard of the first ones, because calls arrive faster than requests are read. A front
+end does not see which of them the core gets, nor when a place becomes free, so it believes the number for a tenth of a
+second, or until the core says something else.
+
 All services of a front end have the same health. An unknown service name is answered and not stored.
 """
 
@@ -26,6 +31,7 @@ from scheduler_svc.frontend.rpc.gate import Bound, Gate, Places
 from scheduler_svc.frontend.sizes import NO_MODEL, Check, Sizes
 from scheduler_svc.frontend.watching import Watch
 
+BELIEVED_SECONDS = 0.1
 MAX_WATCHES = 1000
 # The most health watches of one connection.
 MAX_OWN_WATCHES = 100
@@ -148,6 +154,9 @@ class Readiness:
         """Unix time [s] since when that is so, for any reason."""
         # Closed while no new request is admitted, or none of a tenant. It bounds nothing.
         self.requests = Gate()
+        # The places in the queue for requests that are let in now, and until when on this clock; None: not counted.
+        self._places: Places | None = None
+        self._places_until = 0.0
         self._publish()
 
     @property
@@ -160,7 +169,17 @@ class Readiness:
         self._publish()
 
     def set_core_status(self, core_status: frontend_pb2.CoreStatus) -> None:
-        self._core_status = core_status
+        before, self._core_status = self._core_status, core_status
+        self._places = None
+        if core_status.places:
+            bound = Bound(
+                most=core_status.places,
+                is_shared=False,
+                thing="request",
+                state="are on their way to the queue",
+                retry_seconds=before.retry_seconds or status.QUEUE_FULL_RETRY_SECONDS,
+            )
+            self._places, self._places_until = Places(bound), time.monotonic() + BELIEVED_SECONDS
         if not core_status.not_serving:
             self._why_no_model = LOADING_MODEL
         self._publish()
@@ -172,6 +191,7 @@ class Readiness:
             self.served.tokenizer.threads.close()
         self.served = None
         self._core_status = frontend_pb2.CoreStatus()
+        self._places = None
         self._publish()
 
     def drain(self) -> None:
@@ -189,6 +209,14 @@ class Readiness:
         """The served model, for a new request of the caller. Raises Refusal if none is admitted now."""
         self.requests.check(caller().tenant)
         return self.model()
+
+    def let_in(self) -> None:
+        """Counts a new request, before its message is read. Raises Refusal if the queue has no place for it."""
+        if self._places is not None:
+            if time.monotonic() < self._places_until:
+                self._places.take("")
+            else:
+                self._places = None
 
     def _of_core(self) -> NotServing | None:
         """What the core says; None if it computes."""

@@ -24,6 +24,7 @@ from scheduler_svc.frontend.constraints.door import ConstraintDoor
 from scheduler_svc.frontend.control import ControlServicer, CoreQueries
 from scheduler_svc.frontend.core_link import CoreLink
 from scheduler_svc.frontend.entrance import Entrance
+from scheduler_svc.frontend.grpc_tuning.call_lines import CallLines
 from scheduler_svc.frontend.grpc_tuning.event_loop import patient_threads
 from scheduler_svc.frontend.grpc_tuning.tuning import ON, Tuning
 from scheduler_svc.frontend.readiness import HealthServicer, Readiness
@@ -138,7 +139,7 @@ class FrontEnd:
         self._meter = FrontMeter() if settings.measures else None
         self._constraints = ConstraintDoor(self._meter)
         self._request_log = RequestLog(settings.log_requests, self._meter)
-        self._server = self._make_server(max_connections)
+        self._server, self._own_lines = self._make_server(max_connections)
         # Set when it shall end: with its streams, or after this many seconds.
         self._stop, self._grace_seconds = asyncio.Event(), settings.grace_seconds
         self._core_drains = False
@@ -155,6 +156,8 @@ class FrontEnd:
         """
         bound = self._bind()
         await self._server.start()
+        if self._tuning.lines:
+            CallLines(self._server, self._own_lines)
         if self._probes is not None:
             await self._probes.start()
         link = asyncio.create_task(self._link.run(self._on_message, self._on_lost))
@@ -311,7 +314,8 @@ class FrontEnd:
             report = self._meter.report(self._streams.backlog_bytes)
             self._link.send(frontend_pb2.FrontendToCore(metrics=report))
 
-    def _make_server(self, max_connections: int) -> grpc.aio.Server:
+    def _make_server(self, max_connections: int) -> tuple[grpc.aio.Server, dict[str, Any]]:
+        """Returns the server, and the handlers of the methods that have lines of their own."""
         settings = self._settings
         options = server_options(
             max_message_bytes=settings.max_message_bytes,
@@ -330,8 +334,9 @@ class FrontEnd:
             meter=self._meter,
         )
         control = ControlServicer(self._readiness, self._queries, max_message_bytes=limit)
-        methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, self._request_log)
+        log = self._request_log
+        lines = methods.add_to_server(server, self._calls, self._entrance, inference, control, self._health, log)
         if settings.reflection:
             methods.add_reflection(server, self._calls, self._entrance)
         methods.add_unknown(server, self._calls)
-        return server
+        return server, lines

@@ -92,6 +92,7 @@ LATER: dict[type[Any], frozenset[str]] = {
     fx.PrepareResource: frozenset({"kind"}),
     fx.DropResource: frozenset({"kind"}),
     RowStart: frozenset({"other_needs"}),
+    fx.CoreStatus: frozenset({"places"}),
 }
 """Fields that came after version 6 began. Digests contain them only where they do not have their defaults."""
 

@@ -165,7 +165,9 @@ class Episode:
         # Each of several tenants has places of its own.
         is_full &= not queue.accounts.is_shared
         for frontend in self.core.frontends:
-            assert bool(self._status[frontend].queue_full) == is_full, f"{frontend} has a wrong queue_full"
+            status = self._status[frontend]
+            assert bool(status.queue_full) == is_full, f"{frontend} has a wrong queue_full"
+            assert status.places <= (0 if is_full else config.max_waiting), f"{frontend} counts to {status.places}"
             self.seen["queue full"] += is_full
             self._check_health(self._status[frontend])
 

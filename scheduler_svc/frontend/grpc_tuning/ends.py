@@ -5,8 +5,8 @@ calls.
 released, which resets its HTTP/2 stream, when the two tasks that serve it have ended: the handler's task, and a task
 that waits for gRPC to report the call's end. gRPC's core writes that report into objects that only these tasks hold, so
 the releaser keeps the objects alive until the report has been written. grpc.aio itself keeps references to its newest
-call, and to the first one of Watch and of all methods of other services, so those three are reset later. The names
-below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
+call, and to the first one of Watch and of all methods without a line of their own, so those three are reset later. The
+names below are those of grpcio 1.85.1. With a version that has other names nothing is released, and the log reports it.
 
 **Resets.** A connection may reset fewer than `MAX_RESETS` calls a second; then it is closed and its host barred for a
 time. A call that is reset before its message is read costs this process more than its caller, and gRPC has no bound

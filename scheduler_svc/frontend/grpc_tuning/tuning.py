@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import grpc
 
-from scheduler_svc.frontend.grpc_tuning import ends, event_loop, sockets
+from scheduler_svc.frontend.grpc_tuning import call_lines, ends, event_loop, sockets
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class Tuning:
     corks: bool = True
     wakeups: bool = True
     writes: bool = True
+    lines: bool = True
     release: bool = True
     resets: bool = True
 
@@ -33,6 +34,7 @@ _COSTS = {
     "corks": "each message is a packet of its own",
     "wakeups": "a message takes some 15 us more",
     "writes": "a message takes a task more",
+    "lines": "under overload a refusal waits for those before it, for some 50 ms",
     "release": "a call with an unread answer stays until its connection ends",
     "resets": "connections that reset all their calls are not closed",
 }
@@ -50,6 +52,7 @@ def find() -> Tuning:
         "corks": has_sockets and hasattr(socket, "TCP_CORK"),
         "wakeups": event_loop.QUEUE in inside,
         "writes": hasattr(asyncio.Future, "_asyncio_future_blocking"),
+        "lines": call_lines.can_ask(inside) and hasattr(asyncio.Future, "_asyncio_future_blocking"),
         "release": inside.keys() >= {ends.WAITING_COROUTINE, ends.BATCH},
         "resets": has_sockets and inside.keys() >= set(ends.QUESTIONS),
     }

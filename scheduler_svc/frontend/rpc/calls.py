@@ -152,6 +152,8 @@ class Method:
     # Takes the request and the context. Either writes its answers to the context or returns the only answer.
     answer: Callable[[Any, Any], Awaitable[Any]]
     serialize: Callable[[Any], bytes]
+    # Called when the call was admitted, before its message is read. Raises Refusal if there is no place for it.
+    let_in: Callable[[], None] | None = None
     # Where calls wait for their turn to be parsed, by the bytes of their messages. None: these are small.
     turns: Gate | None = None
     # Which bounds its calls share until their message is read.
@@ -369,6 +371,8 @@ class Calls:
         call.unread = unread, key
         unread.check(key)
         method.admit()
+        if method.let_in is not None:
+            method.let_in()
         try:
             data = await self.rooms[method.room].read(call)
         except (asyncio.CancelledError, grpc.aio.InternalError):

@@ -38,8 +38,29 @@ def test_the_start_and_end_of_a_full_queue_are_announced_once() -> None:
     assert sent[-1] == "2 requests are waiting; the limit is 2 (max_waiting)"
     assert [bool(text) for text in sent if text] == [True]
     world.run()
-    assert [status.queue_full for status in statuses(world)] == [""]
+    # Once for each number of places.
+    assert [(status.queue_full, status.places) for status in statuses(world)] == [("", 1), ("", 2)]
     world.check_all_ended()
+
+
+def test_front_ends_learn_how_many_places_a_queue_has_that_is_no_longer_full() -> None:
+    world = World(SHAPE, config=greedy(max_waiting=8))
+    for i in range(10):
+        world.submit([i], max_new_tokens=8, ignore_eos=True)
+        world.tick()
+    assert statuses(world)[-1].places == 0
+    told, free = list[int](), list[int]()
+    while world.core.queue.num_waiting:
+        world.step(0.01)
+        told += [status.places for status in statuses(world) if not status.queue_full]
+        free.append(8 - world.core.queue.num_waiting)
+    # One row ends after the other. A front end that has counted to what it was told hears of more when they are twice
+    # as many, so it refuses no caller while half of the queue is free.
+    assert told == [1, 2, 4, 8] and set(free) == set(range(9))
+    world.handle(ev.FrontendJoined(frontend="late"))
+    world.submit([0], max_new_tokens=8)
+    world.run()
+    assert not any(status.places for status in statuses(world))
 
 
 def test_the_estimated_time_in_a_full_queue_is_told_and_told_again_when_it_has_changed() -> None:
@@ -59,7 +80,7 @@ def test_the_estimated_time_in_a_full_queue_is_told_and_told_again_when_it_has_c
     assert 5 <= len(told) <= 10
     assert told == sorted(told)
     world.run()
-    assert [status.retry_seconds for status in statuses(world) if not status.queue_full] == [0.0]
+    assert {status.retry_seconds for status in statuses(world) if not status.queue_full} == {0.0}
 
 
 def test_many_waiting_tokens_fill_the_queue() -> None:

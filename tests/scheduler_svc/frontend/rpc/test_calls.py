@@ -15,7 +15,7 @@ from tandem.internal.v1 import frontend_pb2
 from tandem.v1 import control_pb2
 from tandem.v1 import inference_pb2 as pb
 
-from scheduler_svc.frontend import core_link, server
+from scheduler_svc.frontend import core_link, readiness, server
 from scheduler_svc.frontend import validate as validation
 from scheduler_svc.frontend.grpc_tuning import sockets
 from scheduler_svc.frontend.rpc import calls as parsing
@@ -98,6 +98,45 @@ async def test_a_full_queue_says_when_to_try_again(s: Service) -> None:
         await s.core.send(core_status=status)
         await until(lambda seconds=seconds: s.front_end._readiness._core_status.retry_seconds == seconds)
         assert_retry_hint(await failure(s.generate()), seconds)
+
+
+async def queue_has(s: Service, places: int) -> None:
+    """Reports places in a queue that was full. Returns when the front end has stored it."""
+    before = s.front_end._readiness._core_status
+    await s.core.send(core_status=frontend_pb2.CoreStatus(workers=1, places=places))
+    await until(lambda: s.front_end._readiness._core_status is not before)
+
+
+@served((readiness, "BELIEVED_SECONDS", 1000.0))
+async def test_no_more_requests_are_let_in_than_the_queue_has_places(s: Service, reached: list[str]) -> None:
+    await queue_is(s, FULL)
+    await queue_has(s, 2)
+    with raw_caller(s) as caller:
+        for _ in range(2):
+            caller.call(GENERATE, None)
+        await until(lambda: num_waiting(s) == 2)
+        counted = "2 requests are on their way to the queue; the limit is 2"
+        for _ in range(3):
+            await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted, retry=0.5)
+    assert reached == []
+    # Other calls take no place of the queue.
+    await s.model_info()
+    # Those that were let in are not refused by their own number.
+    await queue_has(s, 2)
+    for _ in range(2):
+        await s.start_stream()
+    await fails(s.generate(), Code.RESOURCE_EXHAUSTED, counted)
+    # The core is asked again once it has said something else.
+    await queue_is(s, FULL)
+    await queue_is(s, "")
+    await s.start_stream()
+
+
+@served((readiness, "BELIEVED_SECONDS", 0.0))
+async def test_the_number_of_places_is_believed_for_a_moment_only(s: Service) -> None:
+    await queue_has(s, 1)
+    for _ in range(3):
+        await s.start_stream()
 
 
 async def test_a_rejected_request_builds_no_stop_string_automaton(s: Service, reached: list[str]) -> None:
