@@ -79,17 +79,13 @@ class FrontEnds(Organ):
             return []
         self._sent_status = (queue_full, not_serving, workers, seconds)
         self._told_places = 0 if queue_full else places or self._told_places
-        effects: list[Effect] = [self._status(frontend, now, places) for frontend in self._frontends]
-        if _crashes(not_serving) and not _crashes(before[1]) and not_serving is not None:
-            effects.append(Note(message=f"not serving: {not_serving.message}"))
-        elif _crashes(before[1]) and not _crashes(not_serving):
-            effects.append(Note(message="the crash loop is over"))
-        return effects
+        statuses = [self._status(frontend, now, places) for frontend in self._frontends]
+        return [*statuses, *_crash_notes(before[1], not_serving)]
 
     def _more_places(self, *, was_full: bool) -> int:
-        """Returns the places of the queue if front ends are to count them; 0 if they need not."""
-        places = self._config.max_waiting - self._queue.num_waiting
-        return places if was_full or (self._told_places and places >= 2 * self._told_places) else 0
+        """Returns the places of a queue that is not full if front ends are to count them from now on, otherwise 0."""
+        places, told = self._config.max_waiting - self._queue.num_waiting, self._told_places
+        return places if was_full or (told and places >= 2 * told) else 0
 
     def _queue_full(self) -> str:
         """Returns the reason if the queue is full, otherwise an empty string.
@@ -123,8 +119,12 @@ class FrontEnds(Organ):
         )
 
 
-def _crashes(not_serving: NotServing | None) -> bool:
-    return not_serving is not None and not_serving.reason is WaitReason.CRASH_LOOP
+def _crash_notes(before: NotServing | None, now: NotServing | None) -> list[Effect]:
+    """Returns a note if a crash loop has begun or ended."""
+    did, does = (one is not None and one.reason is WaitReason.CRASH_LOOP for one in (before, now))
+    if does and not did and now is not None:
+        return [Note(message=f"not serving: {now.message}")]
+    return [Note(message="the crash loop is over")] if did and not does else []
 
 
 def model_of(frontend: str, served: Served | None) -> ModelServed:

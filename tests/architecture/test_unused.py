@@ -13,6 +13,7 @@ CALLED_FROM_OUTSIDE = {
     "capture_signals",  # uvicorn.Server
     "aclose",  # contextlib.aclosing
     "emit",  # logging.Handler
+    "resolve_handler",  # gRPC, of what finds a call's handler
     "list_commands",  # click.Command
     "settings_customise_sources",  # pydantic-settings
     "startup",  # uvicorn.Server

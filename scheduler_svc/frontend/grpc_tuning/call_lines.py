@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-# Of each method. A turn that begins all of them takes some milliseconds.
+# A turn of the event loop that begins as many calls takes some milliseconds.
 NUM_ASKED = 16
 
 # The coroutine that begins a call, with its parameters, and the error of a question when the server stops.

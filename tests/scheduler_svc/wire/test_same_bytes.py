@@ -53,6 +53,8 @@ def effects() -> dict[str, Any]:
     found["StepOutput"] = replace(
         found["StepOutput"], ends=(end(3), end(9, fails=True)), logprobs=None, prompt_logprobs=()
     )
+    # Fields that came later are at their defaults.
+    found["CoreStatus"] = replace(found["CoreStatus"], places=0)
     found["Resumed"] = replace(found["Resumed"], ends=(end(5), None))
     found["WorkerAccepted"] = replace(found["WorkerAccepted"], page_root="ab" * 16)
     return found

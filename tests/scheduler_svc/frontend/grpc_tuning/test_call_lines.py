@@ -1,7 +1,6 @@
 """Calls that arrive together begin together, and a server that stops leaves nothing behind."""
 
 import asyncio
-import time
 from contextlib import closing
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from scheduler_svc.frontend.grpc_tuning.call_lines import NUM_ASKED, CallLines
 from scheduler_svc.frontend.grpc_tuning.event_loop import FrontEndLoop
 from scheduler_svc.frontend.grpc_tuning.sockets import network_of
 from tests.rigs.raw_http2 import HEADERS, RawConnection, fields
-from tests.rigs.waiting import TIMEOUT_SECONDS
+from tests.rigs.waiting import until
 
 SERVICE, METHODS = "a.Service", ("Often", "Seldom")
 
@@ -62,10 +61,8 @@ def path(name: str) -> str:
 
 def until_grpc_has(count: int) -> None:
     """Returns when gRPC's threads have so many calls. The event loop does not run meanwhile."""
-    host, until = network_of("ipv4:127.0.0.1:1"), time.monotonic() + TIMEOUT_SECONDS
-    while sum(ends._open_calls(host).values()) < count:
-        assert time.monotonic() < until, f"gRPC has {ends._open_calls(host)}"
-        time.sleep(0.001)
+    host = network_of("ipv4:127.0.0.1:1")
+    until(lambda: sum(ends._open_calls(host).values()) >= count)
 
 
 @pytest.mark.parametrize("has_lines", [True, False])
